@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
@@ -17,15 +18,17 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
+from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
 from flambeau.llm.executor.inputs import InputBuilder
+from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
@@ -45,7 +48,7 @@ class Adapters(Protocol):
 
 
 class Engine:
-    """Generates for many requests at a time. Not thread-safe: one thread makes all calls."""
+    """Generates for many requests at a time. Not thread-safe: one thread makes all calls, except `encode_images`."""
 
     def __init__(
         self,
@@ -58,8 +61,11 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         draft: DraftModel | None = None,
         adapters: Adapters | None = None,
+        images: ImageEncoder | None = None,
+        whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
+        self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
         self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store)
@@ -72,7 +78,11 @@ class Engine:
         self.max_length = min(config.max_model_len or arch.max_length, arch.max_length, capacity)
         eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
         self._inputs = InputProcessor(
-            vocab_size=arch.vocab_size, max_length=self.max_length, tokenizer=tokenizer, eos_ids=eos_ids
+            vocab_size=arch.vocab_size,
+            max_length=self.max_length,
+            tokenizer=tokenizer,
+            eos_ids=eos_ids,
+            vision=images.arch if images is not None else None,
         )
         sampler = Sampler(arch.vocab_size, eos_ids=[*eos_ids], device=device)
         builder = InputBuilder(
@@ -88,6 +98,7 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
+            whole_prompts=whole_prompts,
             restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
@@ -123,22 +134,36 @@ class Engine:
         turn: ChatTurn | None = None,
         tenant: str = "",
         scores_prompt: bool = False,
+        images: Many[EncodedImage] = (),
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice.
 
         With a `turn` of a chat, the text has the markers that its parser needs. Requests of different tenants take
         turns while they wait. With `scores_prompt` the first output of each choice has the log-probabilities of the
-        prompt's tokens.
+        prompt's tokens. `images` are those that the prompt has places for, in its order.
         """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
         number = self._adapter_number(adapter)
         sequences = self._inputs.to_sequences(
-            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn
+            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn, images=images
         )
         for sequence in sequences:
             sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(sequences)
+
+    def encode_images(
+        self, files: Many[ImageFile], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> list[EncodedImage]:
+        """The embeddings of images, for `add`; may be called from another thread, beside the steps.
+
+        Raises InvalidRequest, which names the file that cannot be read. Nothing is returned once it is cancelled.
+        """
+        if not files:
+            return []
+        if self.images is None:
+            raise InvalidRequest(f"{files[0].name} is an image, and this model reads text only", files[0].name)
+        return self.images.encode(files, is_cancelled)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""
@@ -178,7 +203,7 @@ class Engine:
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter; requests may name it from now on. Raises LLMError if it cannot be used."""
         if self._adapters is None:
-            raise LLMError("this engine has no room for adapters: load it with load_engine")
+            raise LLMError("adapters need the engine's own network, loaded with load_engine")
         if self.config.merge_lora:
             raise LLMError(
                 f"the adapter {', '.join(self._adapter_numbers)} is merged into the weights, and no other can be used "
@@ -226,16 +251,20 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         adapter: str = "",
+        images: Many[Many[EncodedImage]] = (),
         **options: Any,
     ) -> list[Completion]:
-        """All choices of all prompts, in order; options are fields of SamplingParams."""
+        """All choices of all prompts, in order; options are fields of SamplingParams.
+
+        `images` are those of each prompt, if prompts have any; see `encode_images`.
+        """
         params = replace(params or SamplingParams(), **options)
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
         try:
-            for name, prompt in zip(names, many, strict=True):
-                self.add(name, self._inputs.encode(prompt), params, adapter=adapter)
+            for name, prompt, own in zip(names, many, images or [()] * len(many), strict=True):
+                self.add(name, self._inputs.encode(prompt), params, adapter=adapter, images=own)
             while any(map(self._scheduler.has_request, names)):
                 for output in self.step():
                     if (completion := completions.get((output.request_id, output.index))) is not None:
@@ -261,19 +290,19 @@ class Engine:
     # ---- about the engine ----
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> nn.Module:
         """The network, or this rank's part of it."""
         return self._backend.model
 
     @property
-    def draft_model(self) -> Transformer | None:
+    def draft_model(self) -> nn.Module | None:
         return self._draft.backend.model if self._draft else None
 
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
         kind = config.speculation or ("draft" if self._draft else None)
-        dtype = self.model.model.embed_tokens.weight.dtype  # embeddings are never quantized
+        dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
         return EngineInfo(
             device=self.device,
             dtype=str(dtype).removeprefix("torch."),

@@ -15,6 +15,7 @@ from flambeau.frontend.openai.responses import (
     ResponseChoice,
     ResponseHead,
     ResponseWriter,
+    Work,
     encode,
     finite,
     generate,
@@ -28,7 +29,7 @@ MAX_TOKENS = 1_000_000  # of a prompt
 DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
 
 
-def create_completion(server: Server, exchange: Exchange) -> None:
+def create_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), CompletionRequest)
     generation = generation_of(request)
     model, version = choose_model(server.registry, request.model, "generate", takes_adapter=True)
@@ -38,7 +39,7 @@ def create_completion(server: Server, exchange: Exchange) -> None:
     head = ResponseHead.new("cmpl-", model, request.model)
     has_logprobs = request.logprobs is not None
     writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
-    generate(exchange, model, version, generation, writer, style=server.config.error_style)
+    return generate(server, exchange, model, version, generation, writer)
 
 
 def check_infill(model: Model) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from msgspec import MsgspecError, Struct, msgpack
 
 from flambeau.errors import BadRequest, InvalidField
+from flambeau.handlers.generation.chat_images import TEXT_ONLY, ChatImages, num_image_parts
 from flambeau.handlers.generation.generate_request import (
     STRUCTURED,
     GenerateRequest,
@@ -31,7 +32,7 @@ from flambeau.llm.core.sequence import IncrementalDetokenizer
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.infill import Infill
-from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
+from flambeau.wire.generation import Adapter, Generate, ImageInput, decode_request, given_options
 from flambeau.wire.messages import header
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
@@ -90,6 +91,7 @@ class Prompted:
     adapter: Adapter | None = None
     turn: ChatTurn | None = None  # of a chat from the front end
     prompt_name: str = "prompt"  # the field of the request that it comes from
+    images: Sequence[ImageInput] = ()  # of the only prompt, which has places for them
 
 
 def to_bad_request(error: Exception, prompt_name: str = "prompt") -> BadRequest:
@@ -111,7 +113,9 @@ class RequestReader:
         has_own_limit: bool,
         streams: bool,
         chat_format: ChatFormat | None = None,
+        images: ChatImages | None = None,
     ) -> None:
+        self._images = images  # None: the model reads text only
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._defaults = defaults
@@ -148,11 +152,44 @@ class RequestReader:
     def encode_request(self, request: GenerateRequest) -> list[int]:
         if request.messages is None:
             return self.encode(request.prompt)
+        if num_image_parts(request.messages):
+            raise InvalidField("messages", "predictions read text only; send images to /v1/chat/completions")
         return self._encode_chat(request.messages, {})
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         contents = [message.get("content") for message in messages]
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
+        num_images = num_image_parts(messages)
+        if self._images is not None and num_images:
+            return self._encode_with_images(self._images, num_images, messages, options)
+        if num_images:
+            raise InvalidField("messages", f"the messages have images: {TEXT_ONLY}")
+        return self._encode_template(messages, options)
+
+    def _encode_with_images(
+        self,
+        images: ChatImages,
+        num_images: int,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> list[int]:
+        if num_images * images.num_tokens >= self._max_length:  # before they are put into a text
+            raise InvalidField(
+                "messages",
+                f"{num_images} images take {images.num_tokens} tokens each, and the model's context has only "
+                f"{self._max_length}; send fewer",
+            )
+        ids = self._encode_template(messages, {**options, "expansions": images.expansions})
+        images.check_prompt(ids, num_images)
+        if len(ids) >= self._max_length:  # before images are encoded, which takes long
+            raise InvalidField(
+                "messages",
+                f"the prompt has {len(ids)} tokens, those of {num_images} images included, and the model's context "
+                f"{self._max_length}, the answer's included; send fewer images or less text",
+            )
+        return ids
+
+    def _encode_template(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         try:
             return self._tokenizer.encode_chat(messages, **options)
         except (LLMError, TypeError, RecursionError) as error:
@@ -190,6 +227,8 @@ class RequestReader:
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+        if request.images and self._images is None:
+            raise InvalidField(request.images[0].name, f"{request.images[0].name} is an image, but {TEXT_ONLY}")
         prompts = self._prompts_of(request)
         turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
@@ -217,6 +256,7 @@ class RequestReader:
             adapter=request.adapter,
             turn=turn,
             prompt_name="prompt" if request.messages is None else "messages",
+            images=request.images,
         )
 
     def _turn(self, request: Generate, prompt_ids: Sequence[int]) -> ChatTurn:

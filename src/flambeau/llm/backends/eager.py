@@ -115,7 +115,8 @@ def attend_ragged(
         if values is not None:
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
-        mask_QC = attention_mask(inputs.positions_T[tokens], places_C, window, changes.chunk)
+        last_seen = None if inputs.images is None else inputs.images.last_seen_T[tokens]
+        mask_QC = attention_mask(inputs.positions_T[tokens], places_C, window, changes.chunk, last_seen)
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)
         pieces.append(y_HQD[0].transpose(0, 1))
@@ -152,10 +153,16 @@ def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
-def attention_mask(positions: Tensor, places_C: Tensor, window: int | None, chunk: int | None = None) -> Tensor:
-    """Which cached places […, Q, C] the token at each position […, Q] attends to."""
+def attention_mask(
+    positions: Tensor,
+    places_C: Tensor,
+    window: int | None,
+    chunk: int | None = None,
+    last_seen: Tensor | None = None,
+) -> Tensor:
+    """Which cached places […, Q, C] the token at each position […, Q] attends to: up to its own, or to `last_seen`."""
     behind = positions.unsqueeze(-1) - places_C
-    mask = behind >= 0
+    mask = behind >= 0 if last_seen is None else last_seen.unsqueeze(-1) >= places_C
     if chunk is not None:
         mask = mask & (positions.unsqueeze(-1) // chunk == places_C // chunk)
     return mask if window is None else mask & (behind < window)
@@ -205,8 +212,11 @@ class EagerBackend:
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         inputs = inputs.to(self.device)
-        attend = self._attention(self.cache, inputs)
+        # No kernel knows that the tokens of an image attend to each other.
+        attend = (self._attention if inputs.images is None else PagedAttention)(self.cache, inputs)
+        replaced = None if inputs.images is None else (inputs.images.rows_M, inputs.images.features_ME)
+        given = inputs.ids_T, inputs.positions_T, attend, replaced
         if inputs.adapters_T is None or self._adapters is None:
-            return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+            return self.model(*given)  # type: ignore[no-any-return]
         with self._adapters.applied(inputs.adapters_T):
-            return self._adapted(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+            return self._adapted(*given)  # type: ignore[no-any-return]

@@ -35,11 +35,11 @@ from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
@@ -129,6 +129,20 @@ def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architec
     return preset(folder.resolve().name)
 
 
+def unsupported_reason(path: Path) -> str | None:
+    """Why the engine's own network cannot be that of a Hugging Face folder; None: it can, or it is no such folder."""
+    if not (path / "config.json").is_file() or gguf_path(path) is not None:
+        return None
+    check_kind(path)
+    try:
+        from_hugging_face(read_config(path))
+    except InvalidConfig:
+        return None
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def check_kind(folder: Path) -> None:
     """Raise for what looks like a model and is not one, or not in a known form."""
     adapter = folder / "adapter_config.json"
@@ -141,7 +155,7 @@ def check_kind(folder: Path) -> None:
 
 
 def fill(
-    model: Transformer,
+    model: nn.Module,
     placements: list[Placement],
     device: torch.device,
     progress: Progress | None,
@@ -174,7 +188,7 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
     setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
 
 
-def replace_module(model: Transformer, name: str, arrived: Arrived) -> None:
+def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:
     """Replace a complete module if `arrived` returns another."""
     other = arrived(name, model.get_submodule(name))
     if other is not None:

@@ -27,6 +27,7 @@ from flambeau.llm.models.tensor_names import (
     renamed,
     to_halves,
     ungrouped,
+    vision_name,
 )
 from flambeau.llm.models.transformer import Transformer
 
@@ -100,11 +101,15 @@ def parameters_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def is_ignored(model: Transformer, name: str) -> bool:
-    """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens."""
+    """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens.
+
+    The encoder of images is loaded apart from the decoder (vision_weights.py).
+    """
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
-    return bool(IGNORED.search(name) or is_unused) or (
+    is_vision = arch.vision is not None and vision_name(name) is not None
+    return bool(IGNORED.search(name) or is_unused or is_vision) or (
         model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
     )
 

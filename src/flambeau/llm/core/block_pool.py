@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,10 +16,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a full block holds: its tokens, and the content of the block before it."""
+    """What a full block holds: its tokens or parts of images, and the content of the block before it."""
 
     parent: int  # serial of the content before it; from 0 down: nothing, with the adapter of this number
-    tokens: tuple[int, ...]
+    tokens: tuple[Hashable, ...]
 
 
 class StoredBlocks(Protocol):
@@ -99,7 +99,7 @@ class BlockPool:
 
     # ---- prefix cache ----
 
-    def match_prefix(self, tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
+    def match_prefix(self, tokens: Sequence[Hashable], root: int = 0) -> tuple[list[int], int]:
         """Return the cached blocks that these tokens begin with, and the serial of the last one's content.
 
         Sequences share blocks only with those of the same root, which is what comes before the first block.
@@ -126,7 +126,7 @@ class BlockPool:
                 del self._evictable[block]
             self._users[block] += 1
 
-    def cache_block(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+    def cache_block(self, block: int, parent: int, tokens: Sequence[Hashable]) -> int:
         """Make a full block available to other prompts; returns the serial of its content."""
         if not self._prefix_cache:
             return 0
@@ -156,7 +156,7 @@ class BlockPool:
         """Whether a block has had this content all the time since it was offered. Any thread may ask."""
         return self._contents.get(block) is content
 
-    def match_stored(self, tokens: Sequence[int], num_blocks: int, parent: int) -> list[bytes]:
+    def match_stored(self, tokens: Sequence[Hashable], num_blocks: int, parent: int) -> list[bytes]:
         """The keys of stored blocks that follow the first `num_blocks` of these tokens, whose last has this serial."""
         keys: list[bytes] = []
         key = self._keys.get(parent)

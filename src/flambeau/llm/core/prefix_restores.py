@@ -5,7 +5,7 @@ When the copies are done, the blocks are cached like those that were computed he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class PrefixRestore:
     started: StartedRestore
     shared: list[int]  # the first blocks, which stay meanwhile
     blocks: list[int]
-    tokens: list[Sequence[int]]  # of each block
+    tokens: list[Sequence[Hashable]]  # of each block
     parent: int  # serial of the last shared block's content
     is_over: bool = False
 
@@ -55,7 +55,7 @@ class PrefixRestores:
     def has_any(self) -> bool:
         return bool(self._running)
 
-    def find(self, tokens: Sequence[int], shared: list[int], parent: int) -> tuple[PrefixRestore | None, bool]:
+    def find(self, tokens: Sequence[Hashable], shared: list[int], parent: int) -> tuple[PrefixRestore | None, bool]:
         """The restore of what follows the shared blocks, and whether it was started now; None if nothing is stored.
 
         The caller has checked that there are blocks for all tokens.

@@ -1,8 +1,9 @@
 """Scheduler: plans which sequences run in a step and how many tokens of each, and applies the step's results.
 
 Sequences that decode come first. Then prompts follow in order of arrival, in chunks of what the step has left; a long
-prompt leaves room for those behind it. A sequence whose prefix is copied from a store lets others pass. When blocks
-run out, the sequence that arrived last is preempted: it frees its blocks and is computed again later.
+prompt leaves room for those behind it. An image is never divided between chunks. A sequence whose prefix is copied from
+a store lets others pass. When blocks run out, the sequence that arrived last is preempted: it frees its blocks and is
+computed again later.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ class Scheduler:
         max_step_tokens: int,
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
+        whole_prompts: bool = False,
         restores: PrefixRestores | None = None,
     ) -> None:
         self._pool = pool
+        self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
@@ -266,7 +269,7 @@ class Scheduler:
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
         # The last token is always computed, even if all blocks are cached: its logits are needed.
-        reusable = [] if sequence.needs_prompt_logits else sequence.tokens[:-1]
+        reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
         shared, parent = self._pool.match_prefix(reusable, sequence.root)
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
@@ -287,10 +290,11 @@ class Scheduler:
     def _add_chunk(self, plan: StepPlan, sequence: Sequence, left: int, *, has_others: bool) -> int:
         """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
         length = len(sequence.tokens) - sequence.num_computed
-        if length > left:
+        if length > left and not self._whole_prompts:
             length = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
-        if sequence.needs_prompt_logits:
+        if sequence.needs_prompt_logits and not self._whole_prompts:
             length = min(length, MAX_SCORED_TOKENS)
+        length = with_whole_images(sequence, length)
         plan.chunks.append(Chunk(sequence, length))
         return length
 
@@ -355,8 +359,18 @@ class Scheduler:
         while (sequence.num_cached_blocks + 1) * size <= num_tokens:
             start = sequence.num_cached_blocks * size
             block = sequence.blocks[sequence.num_cached_blocks]
-            sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.tokens[start : start + size])
+            sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.contents(start, start + size))
             sequence.num_cached_blocks += 1
+
+
+def with_whole_images(sequence: Sequence, length: int) -> int:
+    """The length of a chunk that ends within no image: before it, or else after it, however long that is."""
+    first = sequence.num_computed
+    end = first + length
+    for image in sequence.images:
+        if image.start < end < image.end:
+            end = image.start if image.start > first else image.end
+    return end - first
 
 
 def in_turns(sequences: Many[Sequence]) -> list[Sequence]:

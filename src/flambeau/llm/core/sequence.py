@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -92,6 +93,23 @@ class SamplingState:
         return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedImage:
+    """The embeddings of an image; the digest tells its file from others."""
+
+    digest: bytes
+    features: Any  # [tokens, hidden size], on the host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImage:
+    """An image in the tokens of a prompt. Its tokens attend to each other, so they are computed in one step."""
+
+    start: int
+    end: int
+    image: EncodedImage
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One choice of a request. The keys and values of its first `num_computed` tokens are in the cache."""
@@ -106,6 +124,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
     adapter: int = field(default=0, init=False)  # the number of the adapter that it is computed with; 0: none
+    images: tuple[PromptImage, ...] = ()  # in the order of the prompt
     tenant: str = ""  # whose request it is; tenants take turns
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
     prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
@@ -136,6 +155,14 @@ class Sequence:
     def root(self) -> int:
         """What comes before its first block: keys and values depend on the adapter, so each has its own prefixes."""
         return -self.adapter
+
+    def contents(self, start: int, end: int) -> list[Hashable]:
+        """What tells the keys and values of these tokens from others: their ids, or which part of which image."""
+        found: list[Hashable] = [*self.tokens[start:end]]
+        for image in self.images:
+            for place in range(max(start, image.start), min(end, image.end)):
+                found[place - start] = (image.image.digest, place - image.start)
+        return found
 
     @property
     def num_generated(self) -> int:

@@ -40,6 +40,25 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionArchitecture:
+    """The shape of an image encoder (SigLIP) whose patches are pooled to the tokens of an image (Gemma 3)."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    image_size: int  # pixels of a side
+    patch_size: int
+    norm_epsilon: float
+    activation: Activation
+    num_tokens: int  # that an image takes in a prompt
+    text_size: int  # the decoder's hidden size
+    image_id: int  # the token in the places of an image …
+    begin_id: int  # … and those around them
+    end_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """Everything that the network's shape depends on.
 
@@ -121,6 +140,7 @@ class Architecture:
     logit_scale: float = 1.0
     head_bias: bool = False
     # ---- end of the extras ----
+    vision: VisionArchitecture | None = None  # of a model that reads images
     renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
 from flambeau.llm.models.families.config_parts import partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
+from flambeau.llm.models.vision_config import decoder_config, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {
@@ -93,7 +94,8 @@ def read_config(folder: Path) -> Config:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
-    given = renamed(text_config(config, family), family)
+    whole = config
+    given = renamed(decoder_config(config) if family.has_images else text_config(config, family), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -140,7 +142,8 @@ def from_hugging_face(config: Config) -> Architecture:
     understood = HARMLESS | ALWAYS_UNDERSTOOD | windowed | family.understands | config.read
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
-    return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
 
 
 def text_config(config: Config, family: Family) -> Config:
@@ -192,7 +195,7 @@ def rope_parameters(config: Config, family: Family) -> Config:
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
         if theta != other:
-            raise CheckpointError(
+            raise InvalidConfig(
                 f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
                 f"{other:g}. Copy rope_theta into rope_scaling"
             )
@@ -217,7 +220,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     default = trained if kind != "longrope" or outside is None else outside  # Phi-3 has it outside
     original = integer(parameters, "original_max_position_embeddings", default)
     if kind in ("llama3", "yarn") and outside is not None and outside != original:
-        raise CheckpointError(
+        raise InvalidConfig(
             f"original_max_position_embeddings is {outside} outside of the rope parameters, where it has no effect, "
             f"and {original} for them; put the right one into them"
         )
@@ -248,7 +251,7 @@ def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, .
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = partial_rotation(config).get("rotary_size", head_size)
     if not isinstance(factors, list) or len(factors) != size // 2:
-        raise CheckpointError(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
+        raise InvalidConfig(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
     return tuple(float(factor) for factor in factors)
 
 
@@ -326,7 +329,7 @@ def section(config: Config, key: str) -> Config:
     """The object under a key; empty if there is none."""
     value = config.get(key) or {}
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json has {value!r} for {key}, which must be an object")
+        raise InvalidConfig(f"config.json has {value!r} for {key}, which must be an object")
     return value
 
 
@@ -341,7 +344,7 @@ def integer(config: Config, key: str, default: int | None = None, *, least: int 
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise CheckpointError(f"config.json needs {key}, a whole number from {least}, not {value!r}")
+        raise InvalidConfig(f"config.json needs {key}, a whole number from {least}, not {value!r}")
     return value
 
 
@@ -350,5 +353,5 @@ def number(config: Config, key: str, default: float | None = None) -> float:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json needs {key}, a number above 0, not {value!r}")
+        raise InvalidConfig(f"config.json needs {key}, a number above 0, not {value!r}")
     return float(value)

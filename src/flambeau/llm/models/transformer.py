@@ -180,9 +180,13 @@ class Transformer(nn.Module):
         )
         self.rotation = Rotation(arch)
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The hidden states […, E] of the tokens […]."""
+    def forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, replaced: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The hidden states […, E] of the tokens […]; rows [M] of them may have embeddings [M, E] of their own."""
         x = self.embed(ids, positions)
+        if replaced is not None:
+            x = x.index_copy(0, replaced[0], replaced[1].to(x.dtype))
         rotations = self.rotation(positions)
         for layer in self.model.layers:
             x = layer(x, rotations, attend)

@@ -127,8 +127,8 @@ class CudaBackend:
         self._compiler.close()
 
     def _needs_eager(self, inputs: StepInputs) -> bool:
-        """Whether tokens have adapters, which only plain PyTorch adds."""
-        return self._has_adapters and inputs.adapters_T is not None
+        """Whether tokens have adapters, which only plain PyTorch adds, or there are images."""
+        return inputs.images is not None or (self._has_adapters and inputs.adapters_T is not None)
 
     def _find(self, inputs: StepInputs) -> CapturedStep | None:
         """The graph for such a step; captured here if its step was compiled since the last call."""

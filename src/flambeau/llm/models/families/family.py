@@ -16,7 +16,7 @@ class Family:
     """Settings of a class of models that its config.json does not contain."""
 
     model_type: str
-    text_section: str = ""  # of config.json: the section of the language model, in models that also take pictures
+    text_section: str = ""  # of config.json: the section of the language model, in models whose images are not read
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False
@@ -39,3 +39,4 @@ class Family:
     is_rotated: bool = True  # False: no layer has rotary positions
     mlp_ratio: int | None = None  # the default of the intermediate size, in hidden sizes
     dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
+    has_images: bool = False  # the decoder's settings are under `text_config`, an encoder's under `vision_config`

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -40,6 +42,24 @@ GEMMA_2_DEFAULTS = {
 }
 SOFTCAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 
+GEMMA_3 = Family(
+    model_type="gemma3_text",
+    qk_norm=True,
+    windowed="pattern",
+    switches_window=False,
+    parts={"norm_offset": 1.0, "norm_places": "both"},
+    has_local_rope=True,
+    derive=gemma_3,
+    understands=SOFTCAPS,
+    activation_key="hidden_activation",
+    defaults={
+        **GEMMA_2_DEFAULTS,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "sliding_window_pattern": 6,
+    },
+)
+
 GEMMA = {
     "GemmaForCausalLM": Family(
         model_type="gemma",
@@ -57,21 +77,22 @@ GEMMA = {
         activation_key="hidden_activation",
         defaults={**GEMMA_2_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
-    "Gemma3ForCausalLM": Family(
-        model_type="gemma3_text",
-        qk_norm=True,
-        windowed="pattern",
-        switches_window=False,
-        parts={"norm_offset": 1.0, "norm_places": "both"},
-        has_local_rope=True,
-        derive=gemma_3,
-        understands=SOFTCAPS,
-        activation_key="hidden_activation",
+    "Gemma3ForCausalLM": GEMMA_3,
+    "Gemma3ForConditionalGeneration": replace(
+        GEMMA_3,
+        model_type="gemma3",
+        has_images=True,
+        renames=(
+            (r"^(model\.)?language_model\.(model\.)?(?=layers|norm|embed_tokens)", "model."),
+            (r"^(model\.)?language_model\.lm_head\.", "lm_head."),
+        ),
         defaults={
-            **GEMMA_2_DEFAULTS,
-            "max_position_embeddings": 131072,
-            "rope_theta": 1e6,
-            "sliding_window_pattern": 6,
+            **GEMMA_3.defaults,
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
         },
     ),
 }
