@@ -19,7 +19,7 @@ TARGET, DRAFT = storyteller.FOLDER / "target", storyteller.FOLDER / "draft"
 CAUSES = {
     "cut": "model.safetensors is cut off or damaged",
     "wordless": "has neither tokenizer.json nor tokenizer.model; put the model's own there",
-    "foreign": "BertForMaskedLM is not supported; supported are LlamaForCausalLM",
+    "foreign": "BertForMaskedLM is not a network that continues a text token by token",
     "misspelt": "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens?",
     "misdrafted": "has 1000 tokens and the model 4096; a draft must have the vocabulary of the model",
     "empty": "is an empty folder; put the files of a checkpoint into it",

@@ -32,8 +32,10 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "adapters": {"checkpoints", "models", "quantize"},
     "executor": {"adapters", "core", "models", "sampling", "speculation"},
     "kv_store": {"core", "executor"},
+    "images": {"core", "models"},
     "backends": {"adapters", "executor", "models", "sampling"},
     "backends/cpu": {"adapters", "backends", "executor", "models", "quantize"},
+    "backends/hugging_face": {"backends", "executor", "models"},
     "backends/cuda": {"adapters", "backends", "core", "executor", "models", "quantize", "sampling"},
 }
 

@@ -24,7 +24,7 @@ from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
 from flambeau.wire.generation import Adapter, ImageInput, decode_adapter_change
-from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Work
+from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Shared, Work
 
 LONG_BYTES = 16 << 10  # of a request that is read beside the steps: a few milliseconds
 READ_WAIT_S = 0.02  # an idle engine waits so long for a request that is being read, then for messages
@@ -158,8 +158,8 @@ class BackgroundReads:
     def has_any(self) -> bool:
         return bool(self._reads)
 
-    def is_for(self, body: bytes | bytearray) -> bool:
-        return len(body) >= LONG_BYTES or bool(self._reads)
+    def is_for(self, size_bytes: int) -> bool:
+        return size_bytes >= LONG_BYTES or bool(self._reads)
 
     def submit(
         self,
@@ -203,6 +203,11 @@ class BackgroundReads:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
 
+def size_of(request: Request) -> int:
+    body = request.body
+    return body.size_bytes if isinstance(body, Shared) else len(body)
+
+
 def cannot_tokenize(body: bytes | bytearray) -> bytes:
     """The default for `tokenize`."""
     raise BadRequest("this model does not tokenize texts")
@@ -220,7 +225,9 @@ class GptGeneration:
         abilities: Sequence[str],
         resume: bool,
         on_finished: Callable[[GenerationJob, float], None],
+        has_own_read: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`has_own_read`: whether `read` runs code of the user for predictions, which must not run in a thread."""
         self.places = engine.config.max_num_seqs
         self.max_length = engine.max_length
         self.adapters = engine.adapters  # those of the model's settings
@@ -229,6 +236,7 @@ class GptGeneration:
         self._engine = engine
         self._read = read
         self._tokenize = tokenize
+        self._has_own_read = has_own_read
         self._resume = resume
         self._on_finished = on_finished
         self._reads = BackgroundReads("read")
@@ -259,7 +267,8 @@ class GptGeneration:
         state = read_state(request.state) if request.state else None
         if request.state and state is None:
             raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
-        if request.kind == "generate" and self._reads.is_for(row.get("body", b"")):
+        is_movable = request.kind == "generate" or not self._has_own_read()
+        if is_movable and self._reads.is_for(size_of(request)):
             self._reads.submit(
                 request.job_id,
                 partial(self._read, request, row, state),
@@ -392,7 +401,7 @@ class GptGeneration:
 
     def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
         """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
-        if not self._reads.is_for(body):
+        if not self._reads.is_for(len(body)):
             return self._tokenize(body)
         self._reads.submit(request.job_id, partial(self._tokenize, body), partial(Part, request.job_id))
         return None

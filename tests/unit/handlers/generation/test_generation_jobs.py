@@ -368,9 +368,9 @@ class SlowSetup(Setup):
 
         self.generation._read = read_slowly
 
-    def join_long(self, job_id, size=LONG_BYTES):
-        request = Request(job_id, f"r{job_id}", [], b"", "generate")
-        self.generation.join(request, {"body": b"x" * size})
+    def join_long(self, job_id, size=LONG_BYTES, kind="generate"):
+        request = Request(job_id, f"r{job_id}", [], b"x" * size, kind)
+        self.generation.join(request, {"body": request.body})
 
     def step_until(self, is_done):
         results = []
@@ -392,6 +392,18 @@ def test_long_request_is_read_beside_the_steps():
     setup.step_until(lambda: len(setup.engine.added) == 2)
     assert [*setup.engine.added] == ["1/0", "2/0"]
     assert not setup.generation.has_work
+    setup.generation.close()
+
+
+def test_long_prediction_is_read_beside_the_steps_unless_the_user_has_code_there():
+    setup = SlowSetup()
+    setup.join_long(1, kind="predict")
+    assert setup.engine.added == {}
+    setup.may_go_on.set()
+    setup.step_until(lambda: len(setup.engine.added) == 1)
+    setup.generation._has_own_read = lambda: True
+    setup.join_long(2, kind="predict")
+    assert [*setup.engine.added] == ["1/0", "2/0"]
     setup.generation.close()
 
 
