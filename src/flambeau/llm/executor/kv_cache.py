@@ -113,12 +113,25 @@ def num_blocks_for(
     most: fewer sequences run at a time there, and the memory belongs to other processes as well. `taken_bytes` of the
     memory belong to states. Blocks of a network without attention take no memory: they only count tokens.
     """
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    return num_blocks_of(size_bytes, arch, config, device, weight_bytes=weight_bytes, taken_bytes=taken_bytes)
+
+
+def num_blocks_of(
+    size_bytes: int,
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    weight_bytes: int,
+    taken_bytes: int = 0,
+) -> int:
+    """`num_blocks_for` with blocks of this size."""
     if config.num_blocks is not None:
         return config.num_blocks + 1
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     sequence_blocks = -(-length // config.block_size)
     wanted = config.max_num_seqs * sequence_blocks
-    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
     if not size_bytes:
         return min(wanted, max(sequence_blocks, MAX_EMPTY_BLOCKS)) + 1
     if device.type == "cpu" and config.kv_cache_bytes is None:
