@@ -23,6 +23,7 @@ startupTimeout: 300
 handler:
   model_path: {folder}
   max_num_seqs: 8
+  model_impl: transformers
 """
 
 
