@@ -18,7 +18,7 @@ from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import has_integer_weights
-from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -42,7 +42,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -168,7 +168,7 @@ def load_network(
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
     target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
     # 1. A merged adapter, then quantization, layer by layer while the weights are read.
-    arrived = quantize_on_load(config.quantization, arch)
+    arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, ranks))
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -201,13 +201,22 @@ def load_network(
     )
 
 
+def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
+    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
+    if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
+        return quantized_layer
+    if kernels.load(builds=False):
+        return quantized_for_kernels
+    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
 def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
+    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
-    is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
-    if is_quantized and device.type == "cpu" and config.compile and kernels.load():  # which may build them first
+    wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
+    if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
-    use_fast_layers(model, dtype)
+    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
 
 
 def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -16,10 +16,11 @@ def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize < HUGE_PAGE_BYTES:
         return torch.zeros(shape, dtype=dtype)
-    num_pages = 1 + -(-count * dtype.itemsize // HUGE_PAGE_BYTES)  # one more: the start is moved to a page's
-    pages = mmap.mmap(-1, num_pages * HUGE_PAGE_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    # One page more: the start is moved to a huge page's. What is beyond the last whole one stays in small pages.
+    pages = mmap.mmap(-1, count * dtype.itemsize + HUGE_PAGE_BYTES)
     whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages until it is freed
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        length = count * dtype.itemsize // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        pages.madvise(mmap.MADV_HUGEPAGE, start, length)
     return whole[start : start + count * dtype.itemsize].view(dtype).view(shape)

@@ -18,8 +18,8 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, can_pack_float32
-from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cpu.network import INTEGER_LAYERS, CpuNetwork, can_compute, can_pack_float32, has_layers
+from flambeau.llm.backends.cpu.packed_linear import forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
@@ -60,6 +60,8 @@ class CpuBackend:
         self._has_kernels = can_compute(model, cache)
         if self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
+        elif has_layers(model, INTEGER_LAYERS):
+            self._compiler.find("layers", self._build_layers)
 
     @property
     def greedy(self) -> Greedy | None:
@@ -108,11 +110,20 @@ class CpuBackend:
 
     def _build_kernels(self) -> Decode:
         if not kernels.load():
+            forget_plain_layers(self.model)
             return self._eager.decode
-        pack_layers(self.model, (nn.Linear,), packs_float32=can_pack_float32(self.model))
+        pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=can_pack_float32(self.model))
         self._network = CpuNetwork(self.model, self.cache, self._adapters)
         self._switch_to("CPU kernels")
         return self._network.run
+
+    def _build_layers(self) -> Decode:
+        """In a network that the kernels do not know as a whole, they compute its quantized layers one by one."""
+        if kernels.load():
+            pack_layers(self.model, INTEGER_LAYERS)
+        else:
+            forget_plain_layers(self.model)
+        return self._eager.decode
 
     def _compile_with_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
