@@ -21,7 +21,8 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -86,7 +87,7 @@ def load_model(
     placements = map_weights(model, arch, files, shard)
     if model.lm_head is None:
         check_tied(files, arch.renames)
-    fill(model, placements, torch.device(device), progress or terminal_bar(path.name), arrived)
+    fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
     model.rotation.make_tables(torch.device(device))
     return model
 
@@ -144,13 +145,25 @@ def fill(
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
     missing = Counter(placement.owner for placement in placements)
     for placement in placements:
-        place(model.get_submodule(placement.owner), placement, device)
+        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
+            place(model.get_submodule(placement.owner), placement, device)
         missing[placement.owner] -= 1
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
         done_bytes += placement.num_bytes
         if progress is not None:
             progress(done_bytes, total_bytes)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread meanwhile."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def place(module: nn.Module, placement: Placement, device: torch.device) -> None:
@@ -224,11 +237,30 @@ def bar(name: str, done_bytes: int, total_bytes: int) -> str:
     """One line: `loading tiny  [#####.....]  50%  1.2 of 2.4 GB`."""
     part = done_bytes / total_bytes if total_bytes else 1.0
     filled = round(part * WIDTH)
+    return f"loading {name}  [{'#' * filled}{'.' * (WIDTH - filled)}]  {part:4.0%}  {amount(done_bytes, total_bytes)}"
+
+
+def amount(done_bytes: int, total_bytes: int) -> str:
     unit, size = ("GB", 1e9) if total_bytes >= 1e9 else ("MB", 1e6)
-    amount = f"{done_bytes / size:.1f} of {total_bytes / size:.1f} {unit}"
-    return f"loading {name}  [{'#' * filled}{'.' * (WIDTH - filled)}]  {part:4.0%}  {amount}"
+    return f"{done_bytes / size:.1f} of {total_bytes / size:.1f} {unit}"
 
 
-def terminal_bar(name: str) -> Progress | None:
-    """A bar if stderr is a terminal, else None."""
-    return LoadingBar(name) if sys.stderr.isatty() else None
+LOG_INTERVAL_S = 10.0
+
+
+class LoadingLog:
+    """Logs a line every ten seconds: nothing for a model that is loaded sooner."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._logged_at = name, time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.info("loading %s: %s", self._name, amount(done_bytes, total_bytes))
+
+
+def progress_of(name: str) -> Progress:
+    """A bar if stderr is a terminal, else lines of the log."""
+    return LoadingBar(name) if sys.stderr.isatty() else LoadingLog(name)

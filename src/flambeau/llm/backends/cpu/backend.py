@@ -19,7 +19,7 @@ from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import INTEGER_LAYERS, CpuNetwork, can_compute, can_pack_float32, has_layers
-from flambeau.llm.backends.cpu.packed_linear import forget_plain_layers, pack_layers
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
@@ -58,7 +58,9 @@ class CpuBackend:
         self._num_eager: Counter[Hashable] = Counter()
         self._network: CpuNetwork | None = None
         self._has_kernels = can_compute(model, cache)
-        if self._has_kernels:
+        if self._has_kernels and kernels.library is not None and has_layers(model, (PackedLinear,)):
+            self._build_kernels()  # quickly: all layers but the last are packed
+        elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
         elif has_layers(model, INTEGER_LAYERS):
             self._compiler.find("layers", self._build_layers)
