@@ -24,6 +24,7 @@ class EngineConfig:
     num_blocks: int | None = None  # None: from the memory and, on a CPU, the size of the model
     kv_cache_fraction: float = 0.9  # of the free GPU memory
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
+    kv_cache_dtype: str = ""  # that of `dtype`, or "int8" on a CPU; empty: chosen by the loader
     prefix_cache: bool = True
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own

@@ -181,7 +181,7 @@ def load_network(
     # 4. The draft model, then the cache in the memory that is left.
     draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    cached = cache_dtype(model, device, dtype)
+    cached = cache_dtype(config, model, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
@@ -219,8 +219,24 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
     use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
 
 
-def cache_dtype(model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+CACHE_DTYPES = {**DTYPES, "int8": torch.int8}
+
+
+def cache_dtype(config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of cached keys and values.
+
+    The default is the network's, but float16 on a CPU if weights have fewer bits than that.
+    """
+    if config.kv_cache_dtype not in ("", *CACHE_DTYPES):
+        raise LLMError(f"kv_cache_dtype must be one of {', '.join(CACHE_DTYPES)}, not {config.kv_cache_dtype!r}")
+    if config.kv_cache_dtype:
+        chosen = CACHE_DTYPES[config.kv_cache_dtype]
+        if device.type != "cpu" and chosen != dtype:
+            raise LLMError(
+                f"kv_cache_dtype is {config.kv_cache_dtype}, and on {device} the cache has the network's type; "
+                "remove it, or set dtype"
+            )
+        return chosen
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 

@@ -21,7 +21,7 @@ from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 logger = logging.getLogger(__name__)
 
 FORMATS = {"tool_parser": (AUTO, *TOOL_FORMATS), "reasoning_parser": (AUTO, *REASONING_NAMES)}
-TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "download_dir")
+TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "kv_cache_dtype", "download_dir")
 SWITCHES = (
     "compile",
     "speculative",
@@ -185,7 +185,15 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
-    more = ("kv_cache_fraction", "prefix_cache", "compile", "quantization", "speculate_k", "merge_lora")
+    more = (
+        "kv_cache_dtype",
+        "kv_cache_fraction",
+        "prefix_cache",
+        "compile",
+        "quantization",
+        "speculate_k",
+        "merge_lora",
+    )
     fields = {key: section[key] for key in (*same, *more) if key in section}
     if fields.get("dtype") == "auto":
         del fields["dtype"]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, from_cached
 from flambeau.llm.models.transformer import Attend, Transformer
 
 
@@ -94,8 +94,8 @@ def attend_uniform(
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
     q_SHQD = q_THD.view(-1, length, *q_THD.shape[1:]).transpose(1, 2)
-    k_SGCD = keys[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype)
-    v_SGCD = values[inputs.block_tables_SB].flatten(1, 2).transpose(1, 2).to(q_THD.dtype)
+    k_SGCD = from_cached(keys[inputs.block_tables_SB].flatten(1, 2), q_THD.dtype).transpose(1, 2)
+    v_SGCD = from_cached(values[inputs.block_tables_SB].flatten(1, 2), q_THD.dtype).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
     mask_SQC = attention_mask(positions_SQ, places_C, window)
@@ -121,8 +121,8 @@ def attend_ragged(
     for i, length in enumerate(inputs.context_lens_S.tolist()):
         tokens = slice(starts[i], starts[i + 1])
         blocks = inputs.block_tables_SB[i, : -(-length // keys.shape[1])]
-        k_GCD = keys[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
-        v_GCD = values[blocks].flatten(0, 1)[:length].transpose(0, 1).to(q_THD.dtype)
+        k_GCD = from_cached(keys[blocks].flatten(0, 1)[:length], q_THD.dtype).transpose(0, 1)
+        v_GCD = from_cached(values[blocks].flatten(0, 1)[:length], q_THD.dtype).transpose(0, 1)
         mask_QC = attention_mask(inputs.positions_T[tokens], torch.arange(length, device=keys.device), window)
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)

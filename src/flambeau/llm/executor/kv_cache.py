@@ -1,6 +1,7 @@
 """KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
 
-A contiguous cache is one whose blocks are as long as a sequence: there is no second kind.
+A contiguous cache is one whose blocks are as long as a sequence: there is no second kind. In a cache of int8, the D
+numbers of a head are followed by their scale, a float32 in four bytes.
 
 Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
 """
@@ -24,7 +25,10 @@ RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and ca
 
 
 class KVCache:
-    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence."""
+    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence.
+
+    With int8 they are [P, K, G, D + 4]: see `to_cached`.
+    """
 
     def __init__(
         self,
@@ -35,16 +39,43 @@ class KVCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
+        self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
+        shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
         self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
         self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
         keys, values = self.keys[layer], self.values[layer]
-        keys.flatten(0, 1).index_copy_(0, slots_T, k_TGD.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, slots_T, v_TGD.to(values.dtype))
+        keys.flatten(0, 1).index_copy_(0, slots_T, to_cached(k_TGD, keys.dtype))
+        values.flatten(0, 1).index_copy_(0, slots_T, to_cached(v_TGD, values.dtype))
+
+
+SCALE_BYTES = 4
+INT8_MAX = 127
+
+
+def head_room(arch: Architecture, dtype: torch.dtype) -> int:
+    """How many numbers of the cache's type a head takes."""
+    return arch.head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def to_cached(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values […, D] as they are cached: in int8, the largest number of a head is 127 steps."""
+    if dtype != torch.int8:
+        return x.to(dtype)
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 1e-30, wide * (INT8_MAX / largest), 0.0).round()
+    return torch.cat((steps.to(torch.int8), (largest / INT8_MAX).view(torch.int8)), dim=-1)
+
+
+def from_cached(cached: Tensor, dtype: torch.dtype) -> Tensor:
+    """The keys or values […, D] of what is cached."""
+    if cached.dtype != torch.int8:
+        return cached.to(dtype)
+    scale = cached[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return (cached[..., :-SCALE_BYTES].float() * scale).to(dtype)
 
 
 def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
@@ -56,7 +87,7 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    return 2 * arch.num_layers * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    return 2 * arch.num_layers * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
 
 
 def num_blocks_for(
