@@ -185,7 +185,8 @@ def main() -> None:
         compare_perplexities(asked)
         return
     folder = asked.folder / asked.shape
-    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape], check=True)
+    files = ",".join({name for kind in asked.kinds.split(",") for name in PAIRS[kind]})
+    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape, files], check=True)
     before = machine.Usage.now({})
     records = [record for kind in asked.kinds.split(",") for record in compare(kind, asked, folder)]
     noise = machine.cores_between(before, machine.Usage.now({}))

@@ -1,16 +1,16 @@
 """Random checkpoints with the same weights for two programs: a Hugging Face folder and GGUF files.
 
-    python cpu_checkpoints.py FOLDER SHAPE
+    python cpu_checkpoints.py FOLDER SHAPE [FILES]
     python cpu_checkpoints.py FOLDER CHECKPOINT
 
-With the folder of a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It
+FILES are some of float32,bfloat16 (folders) and f32,bf16,q8_0,q4_0 (GGUF files); the default is all. With the folder of a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It
 needs the packages `gguf` and `numpy` only, so it runs beside llama.cpp.
 """
 
 import json
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +172,19 @@ def write_gguf(path: Path, shape: dict[str, Any], kind: str, tensors: Weights) -
     writer.close()
 
 
-def main(folder: Path, name: str) -> None:
+def main(folder: Path, name: str, wanted: Collection[str] = ("float32", "bfloat16", *KINDS)) -> None:
     source = Path(name)
     is_stored = (source / "config.json").is_file()
     shape = json.loads((source / "config.json").read_text()) if is_stored else SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    for dtype in ("float32", "bfloat16"):
+    for dtype in {"float32", "bfloat16"} & {*wanted}:
         if not is_stored and not (folder / dtype).exists():
             write_safetensors(folder / dtype, shape, is_bfloat16=dtype == "bfloat16")
-    for kind in KINDS:
+    for kind in KINDS.keys() & {*wanted}:
         if not (folder / f"{kind}.gguf").exists():
             tensors = stored_weights(source, shape) if is_stored else weights(shape)
             write_gguf(folder / f"{kind}.gguf", shape, kind, tensors)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *(names.split(",") for names in sys.argv[3:]))
