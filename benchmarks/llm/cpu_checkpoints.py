@@ -3,8 +3,9 @@
     python cpu_checkpoints.py FOLDER SHAPE [FILES]
     python cpu_checkpoints.py FOLDER CHECKPOINT
 
-FILES are some of float32,bfloat16 (folders) and f32,bf16,q8_0,q4_0 (GGUF files); the default is all. With the folder of a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It
-needs the packages `gguf` and `numpy` only, so it runs beside llama.cpp.
+FILES are some of float32,bfloat16 (folders) and f32,bf16,q8_0,q4_0 (GGUF files); the default is all. With the folder of
+a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It needs the packages
+`gguf` and `numpy` only, so it runs beside llama.cpp.
 """
 
 import json

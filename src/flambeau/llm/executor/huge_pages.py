@@ -21,7 +21,9 @@ def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if count * dtype.itemsize < SMALL_BYTES:
         return torch.zeros(shape, dtype=dtype)
     # One page more: the start is moved to a huge page's. What is beyond the last whole one stays in small pages.
-    pages = mmap.mmap(-1, count * dtype.itemsize + HUGE_PAGE_BYTES)
+    # Private: shared memory has huge pages on few systems.
+    size = count * dtype.itemsize + HUGE_PAGE_BYTES
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages until it is freed
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
     length = count * dtype.itemsize // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
