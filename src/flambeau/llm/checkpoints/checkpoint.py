@@ -36,6 +36,7 @@ from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.mapped_files import release_weight_files
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
@@ -48,6 +49,8 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
+
+RELEASE_BYTES = 1 << 28  # read between two releases of mapped files
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -143,7 +146,7 @@ def fill(
 ) -> None:
     """Copy every tensor to its parameter."""
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
-    missing = Counter(placement.owner for placement in placements)
+    missing, released_bytes = Counter(placement.owner for placement in placements), 0
     for placement in placements:
         with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
             place(model.get_submodule(placement.owner), placement, device)
@@ -151,6 +154,9 @@ def fill(
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
         done_bytes += placement.num_bytes
+        if arrived is not None and done_bytes - released_bytes >= RELEASE_BYTES:
+            release_weight_files()  # most of what was read has been replaced
+            released_bytes = done_bytes
         if progress is not None:
             progress(done_bytes, total_bytes)
 

@@ -1,4 +1,4 @@
-"""Gives back the memory of weight files that were mapped and are no longer needed: Linux only."""
+"""Gives memory back to the system while weights are loaded and after that: Linux only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def release_weight_files() -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, size in regions:
         madvise(start, size, MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give back what the C library keeps of freed tensors, if it is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def clean_regions(smaps: str) -> Iterator[tuple[int, int]]:

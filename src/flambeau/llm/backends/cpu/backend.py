@@ -25,7 +25,7 @@ from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.executor.mapped_files import release_weight_files
+from flambeau.llm.executor.mapped_files import release_weight_files, trim_heap
 from flambeau.llm.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class CpuBackend:
         pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=can_pack_float32(self.model))
         self._network = CpuNetwork(self.model, self.cache, self._adapters)
         release_weight_files()  # the kernels have copies of most of them
+        trim_heap()
         self._switch_to("CPU kernels")
         return self._network.run
 
