@@ -15,7 +15,7 @@ SCORECARD ?=
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install serve test unit perf gpu coverage check format docs site picture house bench scorecard wheel hooks clean browser
+.PHONY: help install serve test unit perf gpu clients coverage check format docs site picture house bench scorecard wheel hooks clean browser
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,11 @@ perf: install ## Run the tests that bound CPU time, memory or throughput, one by
 
 gpu: install ## Run the tests that need a CUDA device.
 	$(PYTEST) -m gpu
+
+clients: install ## Run programs of instructor, langchain-openai and openai-agents against a server; build/clients has them.
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --requirement tests/support/clients/requirements.txt
+	FLAMBEAU_CLIENT_PYTHONS=build/clients/bin/python $(PYTEST) tests/end_to_end/test_client_packages.py
 
 coverage: install ## Report the lines that the unit tests do not reach; build/coverage has the pages.
 	$(PYTEST) tests/unit --numprocesses $(PROCESSES) --cov --cov-report=term --cov-report=html:build/coverage

@@ -115,13 +115,19 @@ def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Trans
 
 
 def new_engine(
-    model: Transformer, num_seqs: int, length: int, *, compiled: bool = True, num_blocks: int | None = None
+    model: Transformer,
+    num_seqs: int,
+    length: int,
+    *,
+    compiled: bool = True,
+    num_blocks: int | None = None,
+    cached: torch.dtype | None = None,
 ) -> Engine:
-    """The whole engine around a network."""
+    """The whole engine around a network; keys and values are of type `cached`, else of the network's."""
     weight = model.model.embed_tokens.weight
     config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False, compile=compiled)
     blocks = num_blocks or num_seqs * -(-length // config.block_size)
-    cache = KVCache(model.arch, blocks + 1, config.block_size, device=weight.device, dtype=weight.dtype)
+    cache = KVCache(model.arch, blocks + 1, config.block_size, device=weight.device, dtype=cached or weight.dtype)
     forward = make_backend(model, cache, config)
     return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
 
@@ -323,26 +329,43 @@ def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: flo
     return result, model
 
 
+def mixed_engine(model: Transformer, device: str, cached: torch.dtype | None = None) -> Engine:
+    """An engine for many requests of all lengths, with the graphs that they will use."""
+    free = torch.cuda.mem_get_info()[0] if device != "cpu" else 8 << 30
+    each = block_bytes(model.arch, 16, cached or model.model.embed_tokens.weight.dtype)
+    sequence = -(-min(2 * MIXED_LENGTHS[1] + 16, model.arch.max_length) // 16)
+    blocks = min(int(0.85 * free) // each, MIXED * sequence)
+    engine = new_engine(model, MIXED, model.arch.max_length, num_blocks=blocks, cached=cached)
+    for number in (32, 48, 64, 96, 128, 192, 256):
+        measure(engine, Case(number, SHORT, "greedy", 4))
+        engine.wait_until_compiled()
+    return engine
+
+
 def run_extras(asked: argparse.Namespace, model: Transformer) -> Figures:
     """What is measured for one kind of weights only."""
     found: Figures = {}
     extras = [name for name in asked.extras.split(",") if name]
     length = min(3500, model.arch.max_length - 16)
     if {"mixed", "long", "prompts"} & {*extras}:
-        free = torch.cuda.mem_get_info()[0] if asked.device != "cpu" else 8 << 30
-        each = block_bytes(model.arch, 16, model.model.embed_tokens.weight.dtype)
-        sequence = -(-min(2 * MIXED_LENGTHS[1] + 16, model.arch.max_length) // 16)
-        blocks = min(int(0.85 * free) // each, MIXED * sequence)
-        engine = new_engine(model, MIXED, model.arch.max_length, num_blocks=blocks)
-        for number in (32, 48, 64, 96, 128, 192, 256):  # graphs that the requests will use
-            measure(engine, Case(number, SHORT, "greedy", 4))
-            engine.wait_until_compiled()
+        engine = mixed_engine(model, asked.device)
         if "long" in extras:
             found["long_prompts"] = run_long_prompts(engine, length)
         if "prompts" in extras:
             found["prompts"] = run_prompts(engine, length, matmul_rate(asked.device), model)
         if "mixed" in extras:
             found["mixed"] = run_mixed(engine)
+        engine.close()
+        del engine
+        progress(found)
+    if "mixed" in extras and asked.device != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
+        engine = mixed_engine(model, asked.device, torch.float8_e4m3fn)
+        found["mixed, fp8 cache"] = run_mixed(engine)
+        for number, length in ((32, SHORT), (128, SHORT), (32, 1000)):
+            case = Case(number, length, "greedy", asked.tokens // 2)
+            found[f"{case.name}, fp8 cache"] = measure(engine, case)
         engine.close()
         del engine
         progress(found)

@@ -73,6 +73,18 @@ class Flambeau:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedFlambeau(Flambeau):
+    """The same with an open console and traces of one request in a hundred."""
+
+    name: str = "flambeau-observed"
+
+    def launch(self, archive: Path, folder: Path, port: int) -> Launch:
+        plain = Flambeau.launch(self, archive, folder, port)
+        script = Path(__file__).with_name("observed.py")
+        return Launch(command=[str(self.python), str(script), str(port + 1), *plain.command], port=port)
+
+
+@dataclass(frozen=True, slots=True)
 class TorchServe:
     """The `torchserve` command of a virtual environment, as shipped or tuned for a small machine."""
 
@@ -121,6 +133,7 @@ class TorchServe:
 
 PEERS: dict[str, Callable[[Path, Path], Peer]] = {
     "flambeau": lambda python, _: Flambeau(python),
+    "flambeau-observed": lambda python, _: ObservedFlambeau(python),
     "flambeau-before": lambda _python, _venv: Flambeau(Path(os.environ.get(BEFORE, BEFORE)), "flambeau-before"),
     # Flambeau under TorchServe's command line, with the logs that TorchServe writes by default.
     "flambeau-torchserve": lambda python, _: TorchServe(

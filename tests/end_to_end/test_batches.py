@@ -154,3 +154,15 @@ def test_server_without_a_folder_tells_the_remedy(tmp_path):
         for call in (client.files.list, client.batches.list):
             with pytest.raises(openai.BadRequestError, match="--files-folder"):
                 call()
+
+
+def test_description_has_the_methods_of_every_path(server):
+    """What a path answers to a method that it does not know is what it does know."""
+    described = server.request("OPTIONS", "/").json["paths"]
+    paths = [path for path in described if path.startswith(("/v1/", "/tokenize", "/detokenize")) and ":" not in path]
+    assert {"/v1/batches/{batch_id}/cancel", "/v1/responses/{response_id}/input_items"} < {*paths}
+    for path in paths:
+        reply = server.request("PATCH", path)
+        assert reply.status == 405, path
+        allowed = {method.strip().lower() for method in reply.headers["allow"].split(",")} - {"head", "options"}
+        assert {*described[path]} == allowed, path

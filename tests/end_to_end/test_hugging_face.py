@@ -14,6 +14,8 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from flambeau.serving.model_sources.store import hub_files  # noqa: E402
+from flambeau.wire.control import RemoteFiles  # noqa: E402
 from support import pretrained_models  # noqa: E402
 from support.hub_server import serving_hub  # noqa: E402
 from support.language_models import ONE_THREAD, write_language_model  # noqa: E402
@@ -34,6 +36,18 @@ for name in sys.argv[1:]:
     except ConfigError as error:
         print(json.dumps(str(error)))
 assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+
+FETCH_AS_A_NODE = """
+import asyncio, sys
+from pathlib import Path
+from flambeau.cluster.model_fetch import fetch
+from flambeau.wire.control import RemoteFiles
+from flambeau.wire.model_files import digest_of, list_files
+folder, hub, part = sys.argv[1:]
+files = list_files(Path(folder))
+held = asyncio.run(fetch(RemoteFiles(folder="checkpoint", hub=hub), files, Path(part)))
+assert held == [file.path for file in files] and digest_of(Path(part)) == digest_of(Path(folder))
 """
 
 
@@ -218,6 +232,22 @@ def test_revisions_errors_and_remedies(models, tmp_path):
     [opened, by_commit] = fetch_all(hub, tmp_path, "acme/closed", f"acme/mood@{commit}", HF_TOKEN=hub.token)
     assert opened[0].endswith(hub.commit_of("acme/closed", "main"))
     assert by_commit[0] == first[0]
+
+
+def test_machine_of_a_cluster_gets_a_model_of_the_hub_by_itself(models, tmp_path):
+    _, hub = models
+    commit = hub.commit_of("acme/mood", "v1")
+    [(folder, _)] = fetch_all(hub, tmp_path / "server", "acme/mood@v1")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "checkpoint").symlink_to(folder)
+    assert hub_files(model) == (RemoteFiles(folder="checkpoint", hub=f"acme/mood@{commit}"),)
+    part = tmp_path / "part"
+    part.mkdir()
+    env = {**os.environ, **QUIET, "PYTHONPATH": path(), "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "node")}
+    command = [sys.executable, "-c", FETCH_AS_A_NODE, str(model), f"acme/mood@{commit}", str(part)]
+    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0, found.stderr
 
 
 def test_cached_models_need_no_connection(models, tmp_path):

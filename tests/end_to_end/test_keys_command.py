@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from support.running import RunningServer, path
 
@@ -153,6 +155,86 @@ def test_key_of_a_user_has_limits(server, folder):
     server.until(lambda: server.predict("shout", {"text": "a"}, headers=header).status == 200)
     assert server.predict("shout", {"text": "a"}, headers=header).status == 200
     assert run("flambeau keys revoke ann", folder).returncode == 0
+
+
+# ---- limits of a key over WebSockets: every message is a request ----
+
+
+@pytest.fixture
+def socket_of(server, folder):
+    """Opens WebSockets to models with a new key that has limits."""
+    names = []
+
+    def make(limits):
+        names.append(f"ws{len(names)}-{os.getpid()}")
+        made = run(f"flambeau keys add {names[-1]} {limits}", folder)
+        headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
+        server.until(lambda: server.request("GET", "/v1/models", headers=headers).status == 200)
+        url = server.url.replace("http", "ws") + "/predictions/"
+        return lambda model: connect(url + model, additional_headers=headers), names[-1]
+
+    yield make
+    for name in names:
+        run(f"flambeau keys revoke {name}", folder)
+
+
+def closed_with(ws):
+    """The code and the reason of a session's end."""
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            ws.recv(timeout=60)
+    return ws.close_code, ws.close_reason
+
+
+def usage_of(server, folder, name):
+    usage = run(f"flambeau keys usage --json --url {server.management_url}", folder)
+    return next(key for key in json.loads(usage.stdout) if key["name"] == name)
+
+
+def test_messages_of_a_websocket_count_as_requests_of_its_key(server, folder, socket_of):
+    open_socket, name = socket_of("--requests-per-minute 2")
+    with open_socket("shout") as ws:
+        for _ in range(2):
+            ws.send('{"text": "a"}')
+            assert [ws.recv(timeout=60), ws.recv(timeout=60)] == ["A", ""]
+        ws.send('{"text": "a"}')
+        code, reason = closed_with(ws)
+    assert code == 4429
+    assert "limited to 2 requests a minute" in reason
+    assert "Try again in" in reason
+    with open_socket("shout") as ws:  # another connection has no other limit
+        ws.send('{"text": "a"}')
+        assert closed_with(ws)[0] == 4429
+    found = usage_of(server, folder, name)
+    assert (found["requests"], found["running"], found["rejected"]) == (2, 0, {"requests": 2})
+
+
+def test_messages_of_several_websockets_run_at_a_time_as_the_key_allows(server, folder, socket_of):
+    open_socket, name = socket_of("--concurrent 1")
+    with open_socket("endless") as first:
+        first.send("go")
+        assert first.recv(timeout=60) == "0\n"
+        with open_socket("shout") as second:
+            second.send('{"text": "a"}')
+            code, reason = closed_with(second)
+        assert (code, "1 requests at a time" in reason) == (4429, True)
+        assert first.recv(timeout=60) == "1\n"  # the first goes on
+    server.until(lambda: usage_of(server, folder, name)["running"] == 0)  # a closed session gives its place back
+    with open_socket("shout") as ws:
+        ws.send('{"text": "a"}')
+        assert ws.recv(timeout=60) == "A"
+
+
+def test_websocket_of_a_key_reaches_only_the_models_that_it_may_use(socket_of):
+    open_socket, _ = socket_of("--model shout")
+    with open_socket("endless") as ws:
+        ws.send("go")
+        code, reason = closed_with(ws)
+    assert code == 4403
+    assert "may not use the model 'endless'" in reason
+    with open_socket("shout") as ws:
+        ws.send('{"text": "a"}')
+        assert ws.recv(timeout=60) == "A"
 
 
 @pytest.mark.parametrize(

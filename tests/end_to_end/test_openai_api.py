@@ -385,6 +385,13 @@ def test_paths_and_methods_that_are_not_there(server):
     assert (reply.status, reply.json["error"]["param"]) == (400, None)
 
 
+def test_suffix_is_refused_by_a_model_that_does_not_fill_in(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="scripted", prompt="a", suffix="b")
+    assert caught.value.param == "suffix"
+    assert "scripted" in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["/v1/threads", "/v1/audio/speech", "/v1/chat", "/v1", "/v1/models/a/b"])
 def test_path_that_is_not_there_is_answered_with_those_that_are(server, path):
     reply = server.request("POST", path, b"{}", JSON)
@@ -530,7 +537,7 @@ def test_requests_are_counted_as_predictions_are(server, client):
 
 
 def test_docs_can_be_followed(server, start, tmp_path):
-    client, handler = snippets("docs/openai.md", "python")
+    client, _, handler, *_ = snippets("docs/openai.md", "python")  # test_images.py follows the one with an image
     commands = [line for shell in snippets("docs/openai.md", "sh") for line in shell.splitlines()]
     named = {":8080": f":{server.port}", "storyteller": "scripted", "minilm": "embedder"}
     for old, new in named.items():

@@ -27,6 +27,7 @@ handler:
   max_num_seqs: 8
   num_blocks: 256
 """
+MARKERS = "\u2581<PRE>,\u2581<SUF>,\u2581<MID>,\u2581<EOT>"  # of CodeLlama, which fills in
 NUM_TOKENS = 12
 PROMPT = "To be, or not to be"
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
@@ -38,7 +39,7 @@ def client(tmp_path_factory):
     store = folder / "store"
     store.mkdir()
     settings = folder / "model-config.yaml"
-    settings.write_text(SETTINGS.format(folder=write_language_model(folder / "model")))
+    settings.write_text(SETTINGS.format(folder=write_language_model(folder / "model", user_defined_symbols=MARKERS)))
     pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
     running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
     running.until(lambda: running.is_ready, timeout=60)  # it loads torch
@@ -65,6 +66,18 @@ def test_stream_says_what_the_whole_reply_does(client):
     assert whole.usage.completion_tokens == NUM_TOKENS
     ids = client.completions.create(prompt=[3, 4, 5], **GREEDY)
     assert ids.usage.prompt_tokens == 3
+
+
+def test_text_before_a_suffix(client):
+    plain, found = complete(client, "To be,"), complete(client, "To be,", suffix=" to be")
+    assert found.usage.prompt_tokens > plain.usage.prompt_tokens + len(MARKERS.split(",")) - 1
+    text, last = streamed(client, prompt="To be,", suffix=" to be")
+    assert text == found.choices[0].text != plain.choices[0].text
+    assert last.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="token ids"):
+        complete(client, [3, 4], suffix="a")
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        complete(client, suffix="a", echo=True)
 
 
 def test_chat_and_its_stream(client):

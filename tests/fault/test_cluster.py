@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -20,6 +21,8 @@ GROUP = (
     "minWorkers: 1\nmaxWorkers: 1\nparallelType: pp\ndeviceType: cpu\n"
     "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
 )
+HANGING = "minWorkers: 1\nmaxWorkers: 1\nhangTimeoutInSec: 0.5\n"
+TIMED = "minWorkers: 1\nmaxWorkers: 1\nhangDetection: false\nresponseTimeout: 2\n"
 HERE = "minWorkers: 2\nmaxWorkers: 2\ncluster: {here: 1}\n"
 
 
@@ -238,6 +241,50 @@ def test_scaling_down_empties_a_node(server):
     assert server.manage("PUT", "/models/napper?min_worker=2&max_worker=2&synchronous=true").status == 200
     server.until(lambda: len(settled(server)) == 2)
     assert len({worker["node"] for worker in settled(server)}) == 1
+
+
+@pytest.fixture(scope="module")
+def hanging(server, store):
+    new_model(store, "hanging", "hanging.py", HANGING)
+    assert server.manage("POST", "/models?url=hanging&initial_workers=1&synchronous=true").status == 200
+    for _ in range(25):  # the server learns that the model is quick
+        assert server.predict("hanging", {"do": "answer"}).status == 200
+    yield
+    assert server.manage("DELETE", "/models/hanging").status == 200
+
+
+def test_placed_worker_that_hangs_is_replaced_and_leaves_its_stacks(server, hanging):
+    reply = server.predict("hanging", {"do": "lock"}, timeout=100)
+    assert reply.status == 500
+    assert "it hung" in reply.cause
+    assert "obey, line" in reply.cause
+    failure = server.describe("hanging")["workers"][0]["lastFailure"]
+    assert failure["hung"]
+    bundle = Path(failure["bundle"])
+    server.until((bundle / "bundle.json").exists)
+    stacks = (bundle / "stacks.txt").read_text()
+    assert "in obey" in stacks
+    assert "system call" in stacks
+    document = json.loads((bundle / "bundle.json").read_text())
+    assert (document["kind"], document["requests"][0]["crashes"]) == ("hang", 2)
+    assert document["worker"]["node"].startswith(socket.gethostname())
+
+
+def test_stopped_placed_worker_is_replaced(server, hanging):
+    [worker] = settled(server, 1, "hanging")
+    os.kill(worker["pids"][0], signal.SIGSTOP)
+    server.until(lambda: settled(server, 1, "hanging")[0]["pids"] != worker["pids"])
+    assert "SIGSTOP" in server.failure("hanging")
+    assert server.predict("hanging", {"do": "answer"}).status == 200
+
+
+def test_placed_worker_that_times_out_leaves_its_stacks(server, store):
+    new_model(store, "timed", "hanging.py", TIMED)
+    assert server.manage("POST", "/models?url=timed&initial_workers=1&synchronous=true").status == 200
+    reply = server.predict("timed", {"do": "lock"}, timeout=100)
+    assert "no answer within responseTimeout, 2 s" in reply.cause
+    assert "in obey" in reply.cause
+    assert server.manage("DELETE", "/models/timed").status == 200
 
 
 def test_nothing_is_left_of_a_killed_server(tmp_path):

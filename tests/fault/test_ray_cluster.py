@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.examples.storyteller import FOLDER
+from support.language_models import ONE_THREAD
 from support.ray_cluster import VARIABLES, RayCluster
 from support.running import HANDLERS, Load, RunningServer, free_ports, is_running
 from support.streams import Stream
@@ -26,9 +29,12 @@ GROUP = (
     "torchrun: {nnodes: 2, nproc-per-node: 1}\ncluster: {cpus: 0.5}\n"
 )
 PLAIN = "minWorkers: 2\nmaxWorkers: 2\ncluster: {cpus: 0.5}\n"
+BARD = PLAIN + "resume: true\nhandler: {name: gpt_handler, model_path: target, compile: false, num_blocks: 512}\n"
+NUM_STREAMS, NUM_TEXTS, TEXT_TOKENS = 4, 2, 100
+MAX_GAP_S = 5.0  # the goal is 1.5 s, where the cores are not overloaded
+HEAD_LOST_S = float(os.environ.get("FLAMBEAU_TEST_HEAD_LOST_S", "4"))  # 120 by hand: Ray's own limit is 60
 MODELS = {
     "napper": ("napper.py", PLAIN),
-    "counting": ("counting.py", PLAIN),
     "variables": ("tensor_parallel.py", GROUP),
     "seen": ("napper.py", GPU),
 }
@@ -63,6 +69,8 @@ def store(tmp_path_factory):
         folder.mkdir()
         (folder / "handler.py").write_text((HANDLERS / handler).read_text())
         (folder / "model-config.yaml").write_text(config)
+    shutil.copytree(FOLDER / "target", store / "bard" / "target")
+    (store / "bard" / "model-config.yaml").write_text(BARD)
     return store
 
 
@@ -72,7 +80,7 @@ def server(tmp_path_factory, store, ray):
         tmp_path_factory.mktemp("ray") / "server.log",
         *(str(store / "napper"), "--model-store", str(store), "--workers", "2"),
         *("--cluster", f"ray={ray.address}", "--worker-address", "127.0.0.1:0"),
-        env=VARIABLES,
+        env={**VARIABLES, **ONE_THREAD},
     ).wait_ready()
     yield server
     assert server.stop(timeout=40) == 0
@@ -179,33 +187,49 @@ def test_group_over_two_nodes_answers_and_restarts_as_one(server):
     assert server.manage("DELETE", "/models/variables").status == 200
 
 
+def tell(server, seed):
+    order = {"data": "Once upon a time", "max_new_tokens": TEXT_TOKENS, "seed": seed, "stream": True}
+    return Stream(server, "bard", {**order, "temperature": 1.0, "ignore_eos": True})
+
+
 def test_node_is_lost_under_load_and_streams(server, ray):
-    register(server, "counting", 2)
-    settled(server, 2, "counting")
-    order = {"n": 2000, "pause": 0.005, "resume": True}
-    streams = [Stream(server, "counting", order) for _ in range(2)]
-    firsts = [(stream.response or stream.begin()).read(4) for stream in streams]
+    register(server, "bard", 2)
+    settled(server, 2, "bard")
+    alone = [text.result() for text in server.at_once(lambda i: read_all(tell(server, i)), [*range(NUM_TEXTS)])]
     time.sleep(3)  # Ray prepares processes for the next agents
     [victim, _] = settled(server)
     node = victim["nodeIds"][0]
     doomed = [w for w in cluster(server)["workers"] if w.get("nodeIds") == [node]]
-    with Load(nap(server), 4) as load:
+    assert {worker["model"] for worker in doomed} == {"napper", "bard"}
+    pids = [ray.raylets[node], *(pid for w in doomed for pid in (*w["agents"], *w["pids"]))]
+    with Load(nap(server), 4) as load, ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [tell(server, i % NUM_TEXTS) for i in range(NUM_STREAMS)]  # two at each worker
+        firsts = [stream.begin().read(4) for stream in streams]
         timer = Timer()
-        for pid in (ray.raylets[node], *(pid for w in doomed for pid in (*w["agents"], *w["pids"]))):
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        rests = [pool.submit(read_rest, stream) for stream in streams]
         noticed(server)
         timer.show("node killed, noticed")
-        with ThreadPoolExecutor(2) as pool:
-            rests = [pool.submit(read_rest, stream) for stream in streams]
-            server.until(lambda: len(ready_pids(server) - {*victim["pids"]}) == 2)
-            timer.show("node killed, capacity back")
-        for rest, first in zip(rests, firsts, strict=True):
-            text, gap_s = rest.result()
-            assert (first + text).decode() == "".join(f"{i} " for i in range(2000))
-            print(f"\nnode killed, longest gap of a stream: {gap_s:.2f} s", flush=True)
+        server.until(lambda: len(ready_pids(server) - {*victim["pids"]}) == 2)
+        timer.show("node killed, capacity back")
+        found = [rest.result() for rest in rests]
     check(load)
+    assert [first + text for first, (text, _) in zip(firsts, found, strict=True)] == alone * 2
+    gaps_s = [gap_s for _, gap_s in found]
+    print(f"\nnode killed, longest gap of a stream: {max(gaps_s):.2f} s", flush=True)
+    assert max(gaps_s) < MAX_GAP_S
+    lost = [w for w in server.describe("bard")["workers"] if "was lost" in w.get("lastFailure", {}).get("reason", "")]
+    assert len(lost) == 1
     assert {worker["nodeIds"][0] for worker in settled(server)}.isdisjoint({node})
-    assert server.manage("DELETE", "/models/counting").status == 200
+    assert server.manage("DELETE", "/models/bard").status == 200
+
+
+def read_all(stream):
+    try:
+        return stream.begin().read()
+    finally:
+        stream.leave()
 
 
 def read_rest(stream):
@@ -218,13 +242,15 @@ def read_rest(stream):
     return text, gap_s
 
 
-def test_cluster_is_lost_and_comes_back(server, ray):
+def test_head_is_lost_then_the_cluster_and_both_come_back(server, ray):
     before = settled(server)
     port = int(ray.address.rpartition(":")[2])
     with Load(nap(server), 4) as load:
+        os.kill(ray.gcs_pid, signal.SIGKILL)  # Ray ends its drivers and its nodes 60 s later
+        time.sleep(HEAD_LOST_S)
+        assert ready_pids(server) == {pid for worker in before for pid in worker["pids"]}
         ray.kill()
         server.until(lambda: not workers_with_agents(server))
-        time.sleep(3)
         assert ready_pids(server) == {pid for worker in before for pid in worker["pids"]}
         again = RayCluster(port)
         try:
@@ -235,6 +261,7 @@ def test_cluster_is_lost_and_comes_back(server, ray):
         finally:
             server.stop(timeout=40) if load.errors else None
     check(load)
+    print(f"\nhead lost for {HEAD_LOST_S:.0f} s, then the cluster: {len(load.replies)} requests answered", flush=True)
     again.stop()
 
 

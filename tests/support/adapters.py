@@ -38,6 +38,9 @@ def write_adapter(
     for module, (size_out, size_in) in shapes.items():
         tensors[f"{PREFIX}{module}.lora_A.weight"] = torch.randn(rank, size_in, generator=generator) * 0.3
         tensors[f"{PREFIX}{module}.lora_B.weight"] = torch.randn(size_out, rank, generator=generator) * 0.3
+        if config.get("use_dora"):
+            lengths = torch.rand(size_out, generator=generator) + 0.5
+            tensors[f"{PREFIX}{module}.lora_magnitude_vector"] = lengths
     save_file(tensors, folder / "adapter_model.safetensors")
     document = {
         "peft_type": "LORA",
@@ -58,7 +61,7 @@ def write_adapter(
 
 
 def merge(model: Any, folder: Path) -> Any:
-    """Add an adapter to the weights of a network of transformers, by LoRA's formula."""
+    """Add an adapter to the weights of a network of transformers, by LoRA's formula, or DoRA's."""
     config = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")
     for name, a in tensors.items():
@@ -70,4 +73,7 @@ def merge(model: Any, folder: Path) -> Any:
             layer = model.get_submodule(module)
             with torch.no_grad():
                 layer.weight += delta.T if type(layer).__name__ == "Conv1D" else delta
+                if config["use_dora"]:
+                    lengths = tensors[f"{PREFIX}{module}.lora_magnitude_vector"]
+                    layer.weight *= (lengths / layer.weight.norm(dim=1)).unsqueeze(1)
     return model

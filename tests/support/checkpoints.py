@@ -5,6 +5,7 @@ Importing transformers takes seconds: it is imported by the first test that comp
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ POSITIONLESS = {key: value for key, value in PLAIN.items() if key not in ("rope_
 OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
+    "GPTBigCode": GPT,
     "GPTNeoX": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
@@ -54,6 +56,22 @@ def stretched(rope_type: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, **options}}
 
 
+LATENT = {  # attention whose keys and values come from latents
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
+DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+}
 YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
@@ -225,6 +243,125 @@ KINDS = {
             **stretched("yarn", truncate=False, **YARN),
         },
     ),
+    "deepseek-v2": Kind(
+        "DeepseekV2",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=0.7, mscale_all_dim=0.9, **YARN),
+        },
+    ),
+    "deepseek-v2-lite": Kind("DeepseekV2", {**LATENT, **DEEPSEEK, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek-v3": Kind(
+        "DeepseekV3",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=1.0, mscale_all_dim=1.0, **YARN),
+        },
+    ),
+    "deepseek-v3-halves": Kind(
+        "DeepseekV3",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "attention_bias": True,
+        },
+    ),
+    "minicpm-3": Kind("MiniCPM3", {**LATENT, "num_key_value_heads": 4, "scale_emb": 3, "dim_model_base": 24}),
+    "glm-4.7-flash": Kind(
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "youtu": Kind("Youtu", LATENT),
+    "dots-1": Kind("Dots1", {**DEEPSEEK, "first_k_dense_replace": 1, "sliding_window": 9, "max_window_layers": 1}),
+    "hunyuan": Kind("HunYuanDenseV1", {"head_dim": 16, "pad_token_id": None, **stretched("dynamic", alpha=50.0)}),
+    "hunyuan-moe": Kind("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16, "pad_token_id": None}),
+    "ernie-4.5-moe": Kind(
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "arcee": Kind("Arcee", {"head_dim": 16}),
+    "starcoder": Kind("GPTBigCode", {}),
+    "starcoder-all-heads": Kind("GPTBigCode", {"multi_query": False}),
+    "llama-4": Kind(
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+        },
+    ),
+    "llama-4-two-experts": Kind(
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "attn_temperature_tuning": False,
+            "layer_types": ["full_attention", "chunked_attention"],
+            "attention_chunk_size": 7,
+        },
+    ),
+    "phi-moe": Kind(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.2,
+            "sliding_window": 9,
+        },
+    ),
+    "phi-moe-long": Kind(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.5, 3.0, 6.0],
+                "long_factor": [1.0, 1.5, 3.0, 6.0],
+                "short_mscale": 1.1,
+                "long_mscale": 1.3,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
     "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),
@@ -232,6 +369,19 @@ KINDS = {
     "falcon-7b": Kind("Falcon", {"multi_query": True}),
     "falcon-40b": Kind("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-serial": Kind("Falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-alibi": Kind(
+        "Falcon", {"multi_query": False, "alibi": True, "bias": True, "num_attention_heads": 6, "hidden_size": 48}
+    ),
+    "opt-350m": Kind("OPT", {"word_embed_proj_dim": 20, "do_layer_norm_before": False, "pad_token_id": None}),
+    "opt-without-norms": Kind(
+        "OPT",
+        {
+            "word_embed_proj_dim": 32,
+            "_remove_final_layer_norm": True,
+            "layer_norm_elementwise_affine": False,
+            "pad_token_id": None,
+        },
+    ),
     "opt": Kind("OPT", {"word_embed_proj_dim": 32, "pad_token_id": None}),
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
@@ -242,18 +392,12 @@ KINDS = {
 
 def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
-    import transformers
-
     options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     config = config_class(KINDS[kind].family)(**options, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(seed)
-    model = (
-        getattr(transformers, MODEL_CLASSES.get(KINDS[kind].family, f"{KINDS[kind].family}ForCausalLM"))(config)
-        .eval()
-        .requires_grad_(False)
-    )
+    model = model_class(KINDS[kind].family)(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -265,10 +409,18 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
+def model_class(family: str) -> Any:
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # some of its files use what torch no longer recommends
+        return getattr(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
+
+
 def config_class(family: str) -> Any:
     import transformers
 
-    return getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    return getattr(transformers, f"{family}TextConfig" if family in ("Gemma3", "Llama4") else f"{family}Config")
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

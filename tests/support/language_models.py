@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from support.tokenizer_files import write_sentencepiece
 
@@ -12,14 +13,14 @@ CONTEXT = 256
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # enough for it, and others test at the same time
 
 
-def write_language_model(folder: Path, *, seed: int = 0, context: int = CONTEXT) -> Path:
-    """A checkpoint as Hugging Face has it; texts of different seeds differ."""
+def write_language_model(folder: Path, *, seed: int = 0, context: int = CONTEXT, **tokenizer: Any) -> Path:
+    """A checkpoint as Hugging Face has it; texts of different seeds differ. `tokenizer`: options of SentencePiece."""
     import sentencepiece
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_sentencepiece(folder)
+    write_sentencepiece(folder, **tokenizer)
     vocabulary = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model")).get_piece_size()
     config = {
         "architectures": ["LlamaForCausalLM"],

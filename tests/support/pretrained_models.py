@@ -219,6 +219,64 @@ def save_whisper(folder: Path) -> Path:
     return folder
 
 
+def save_multilingual_whisper(folder: Path) -> Path:
+    """Whisper with its own tokenizer: languages, tasks, timestamps of segments and of words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import (
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+        WhisperTokenizer,
+    )
+
+    torch.manual_seed(0)
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    bpe = json.loads(trained.to_str())["model"]
+    names = ["startoftranscript", "en", "de", "fr", "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
+    special = [f"<|{name}|>" for name in (*names, "notimestamps")]
+    tokenizer = WhisperTokenizer(vocab=bpe["vocab"], merges=[tuple(pair) for pair in bpe["merges"]])
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.add_tokens([f"<|{i * 0.02:.2f}|>" for i in range(1501)])
+    tokenizer.save_pretrained(folder)
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in (*special, "<|endoftext|>")}
+    size = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    size |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 80}
+    end = ids["<|endoftext|>"]
+    tokens = {"decoder_start_token_id": ids["<|startoftranscript|>"], "eos_token_id": end, "pad_token_id": end}
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        max_source_positions=1500,
+        max_target_positions=64,
+        init_std=0.3,
+        bos_token_id=end,
+        **size,
+        **tokens,
+    )
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():  # most of its tokens are timestamps: less likely ones, so that there is text between them
+        model.model.decoder.embed_tokens.weight[len(tokenizer) - 1501 :] *= 0.3
+    settings = model.generation_config
+    settings.suppress_tokens = settings.begin_suppress_tokens = None
+    settings._from_model_config = False  # else it is made anew when the model is loaded
+    settings.is_multilingual = True
+    settings.lang_to_id = {name: ids[name] for name in ("<|en|>", "<|de|>", "<|fr|>")}
+    settings.task_to_id = {name: ids[f"<|{name}|>"] for name in ("translate", "transcribe")}
+    settings.no_timestamps_token_id = ids["<|notimestamps|>"]
+    settings.prev_sot_token_id = ids["<|startofprev|>"]
+    settings.alignment_heads = [[0, 0], [1, 1]]
+    settings.max_initial_timestamp_index = 50
+    settings.return_timestamps = False
+    settings.max_length = 60
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
+    return folder
+
+
 def change_config(folder: Path, **changes: Any) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -11,6 +11,7 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
@@ -65,4 +66,12 @@ def tiny_engine(
         draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
         proposing = DraftModel(EagerBackend(draft, draft_cache), draft.arch.max_length)
     backend = kind(model, cache)
-    return Engine(model.arch, backend, num_blocks=num_blocks, config=config, draft=proposing, tokenizer=tokenizer)
+    return Engine(
+        model.arch,
+        backend,
+        num_blocks=num_blocks,
+        config=config,
+        draft=proposing,
+        tokenizer=tokenizer,
+        store=open_store(config, cache, model, repr(model.arch)),
+    )

@@ -48,7 +48,7 @@ ALLOWED = {  # who may import whom, at load time
         "errors",
         "(root)",
     },
-    "cluster": {"config", "serving", "wire", "(root)"},
+    "cluster": {"archive", "config", "errors", "serving", "wire", "(root)"},
     "certificates": set(),
     "frontend": {
         "certificates",

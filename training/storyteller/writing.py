@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -20,7 +21,17 @@ class Remembering:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.start = 0
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        changes: ScoreChanges = PLAIN_SCORES,
+    ) -> Tensor:
         """From q [B, T, H, D] and k, v [B, T, G, D] to [B, T, H, D]."""
         if layer not in self._layers:
             shape = (self._batch, k.shape[2], self._length, k.shape[3])

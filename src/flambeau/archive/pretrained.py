@@ -47,6 +47,7 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "ForAudioClassification": ("audio-classification",),
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
+IMAGE_READERS = ("Gemma3ForConditionalGeneration",)  # language models that the engine knows, with an encoder of images
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (
     "wav2vec2",
@@ -145,7 +146,8 @@ def configured_task(options: Mapping[str, Any]) -> str:
 def choose_by_class(name: str, config: Mapping[str, Any], tag: str) -> PretrainedModel | None:
     kind = str(config.get("model_type", ""))
     reason = f"config.json names {name}" if name else f"config.json has the model_type {kind}"
-    if name.endswith("ForCausalLM") or (name.endswith("LMHeadModel") and kind in ("gpt2", "openai-gpt")):
+    is_gpt = name.endswith("LMHeadModel") and kind in ("gpt2", "openai-gpt")
+    if name.endswith("ForCausalLM") or is_gpt or name in IMAGE_READERS:
         return PretrainedModel(handler=ENGINE, reason=reason)
     if tasks := choose_tasks(name, kind):
         task = tag if tag in tasks else guess_task(tasks, config)

@@ -24,6 +24,8 @@ from flambeau.serving.model_sources.hub import HubName, fetch, read_hub_name
 
 HANDLER = "gpt_handler"
 TOKENIZERS = {"tokenizer.json": "tokenizers", "tokenizer.model": "sentencepiece"}  # file → its reader
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*.tiktoken")  # beside one that is named
+CHECKPOINT_LINKS = {"model_path": "checkpoint", "draft_model_path": "draft"}  # setting → name in the model's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ def serve(
     check_packages(flags)
     name = overrides.name or checkpoint_folder(flags.model_path).resolve().name.removesuffix(GGUF)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
-        folder = write_model(Path(scratch), name, to_model_config(flags, ranks))
+        settings = to_model_config(flags, ranks)
+        folder = write_model(Path(scratch), name, settings, has_links=bool(config.cluster.kind))
         try:
             serve_paths(config, [(folder, overrides)], overrides, log_level=log_level, warnings=warnings)
         except WorkersFailed:  # the log already has the reason
@@ -149,9 +152,53 @@ def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:
     return {**settings, "handler": handler}
 
 
-def write_model(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
-    """Write a model folder that refers to the checkpoint, which is not copied."""
+def write_model(folder: Path, name: str, settings: Mapping[str, Any], *, has_links: bool = False) -> Path:
+    """Write a model folder that refers to the checkpoint, which is not copied.
+
+    With `has_links` it is a part of the folder, by a link: the machines of a cluster get all files of a model.
+    """
+    links: dict[str, Path] = {}
+    if has_links:
+        settings, links = with_links(settings)
     config = folder / "model-config.yaml"
     config.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     pack(Recipe(model_name=name, handler=HANDLER, version="1.0", config_file=config), folder, format="no-archive")
+    for link, target in links.items():
+        (folder / name / link).parent.mkdir(exist_ok=True)
+        (folder / name / link).symlink_to(target)
     return folder / name
+
+
+def with_links(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The settings with paths inside of the model's folder, and the links that these need."""
+    handler = dict(settings["handler"])
+    links: dict[str, Path] = {}
+    for key, name in CHECKPOINT_LINKS.items():
+        if key in handler:
+            handler[key] = link_checkpoint(links, name, Path(handler[key]))
+    if "tokenizer_path" in handler:
+        handler["tokenizer_path"] = link_tokenizer(links, Path(handler["tokenizer_path"]))
+    adapters = enumerate(handler.get("lora_adapters", {}).items(), 1)
+    if named := {key: (f"adapter-{number}", Path(path)) for number, (key, path) in adapters}:
+        links |= dict(named.values())
+        handler["lora_adapters"] = {key: name for key, (name, _) in named.items()}
+    return {**settings, "handler": handler}, links
+
+
+def link_checkpoint(links: dict[str, Path], name: str, path: Path) -> str:
+    """The path of a checkpoint behind a link: of its folder, or of a GGUF file."""
+    if path.suffix == GGUF and path.is_file():
+        links[f"{name}{GGUF}"] = path
+        return f"{name}{GGUF}"
+    links[name] = checkpoint_folder(path)
+    return name if path.is_dir() else f"{name}/{path.name}"
+
+
+def link_tokenizer(links: dict[str, Path], path: Path) -> str:
+    """The path of a tokenizer behind links: of its folder, or of its file and those beside it."""
+    if path.is_dir():
+        links["tokenizer"] = path
+        return "tokenizer"
+    beside = (found for pattern in TOKENIZER_FILES for found in path.parent.glob(pattern) if found.is_file())
+    links |= {f"tokenizer/{found.name}": found for found in (path, *beside)}
+    return f"tokenizer/{path.name}"

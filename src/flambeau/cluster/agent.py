@@ -29,6 +29,8 @@ from flambeau import __version__
 from flambeau.cluster.model_cache import ModelCache, ModelTransfer
 from flambeau.config.server import SECRET_VARIABLES
 from flambeau.serving.workers.host_resources import family_bytes
+from flambeau.serving.workers.inspection import Stacks, take_stacks
+from flambeau.serving.workers.process_state import GONE, is_stopped, read_process
 from flambeau.serving.workers.worker_output import count_kernel_kills
 from flambeau.wire.control import (
     Adopt,
@@ -39,12 +41,16 @@ from flambeau.wire.control import (
     FoundPort,
     Joined,
     Kill,
+    Look,
+    Looked,
     Prepare,
     Prepared,
     Printed,
     Start,
     Started,
+    TakeStacks,
     ToAgent,
+    TookStacks,
     Usage,
     WantPieces,
     to_agent_decoder,
@@ -53,6 +59,7 @@ from flambeau.wire.tls import (
     CONNECT_S,
     HEARTBEAT_S,
     HEARTBEAT_VARIABLE,
+    LOCAL_VARIABLE,
     PIN_VARIABLE,
     TOKEN_VARIABLE,
     WrongServer,
@@ -181,6 +188,10 @@ class Agent:
                 kill_group(worker.pid)
         elif isinstance(message, FindPort):
             self._channel.send(FoundPort(message.serial, free_port()))
+        elif isinstance(message, Look):
+            self._run(self._look(message))
+        elif isinstance(message, TakeStacks):
+            self._run(self._take_stacks(message))
         elif isinstance(message, Prepare):
             self._run(self._prepare(message))
         elif isinstance(message, FilePiece) and (transfer := self._transfers.get(message.serial)) is not None:
@@ -196,14 +207,42 @@ class Agent:
         try:
             folder = await asyncio.to_thread(self._cache.find, message.folder, message.files, message.digest)
             if not folder and message.digest:
-                transfer = self._transfers[message.serial] = ModelTransfer(self._cache, message.digest)
-                self._channel.send(WantPieces(message.serial))
-                folder = await transfer.run()
+                folder = await self._receive(message)
             self._channel.send(Prepared(message.serial, folder))
         except (OSError, ValueError) as error:
             self._channel.send(Prepared(message.serial, "", str(error)))
         finally:
             self._transfers.pop(message.serial, None)
+
+    async def _receive(self, message: Prepare) -> str:
+        """Get the files from where they came from, and the others from the server."""
+        transfer = self._transfers[message.serial] = ModelTransfer(self._cache, message.digest)
+        if folder := await transfer.fetch(message.remote, message.files):
+            return folder
+        self._channel.send(WantPieces(message.serial, transfer.held, transfer.problem))
+        try:
+            return await transfer.run()
+        except ValueError:
+            if not transfer.held:
+                raise
+        transfer.start_over()
+        self._channel.send(WantPieces(message.serial, [], transfer.problem))
+        return await transfer.run()
+
+    # ---- workers that make no progress ----
+
+    async def _look(self, message: Look) -> None:
+        worker = self._workers.get(message.worker)
+        state = await asyncio.to_thread(read_process, worker.pid) if worker is not None else GONE
+        threads = [(thread.name, thread.state, thread.call, thread.num_waits) for thread in state.threads]
+        self._channel.send(
+            Looked(message.serial, state.activity, state.user_s, state.system_s, state.num_events, threads)
+        )
+
+    async def _take_stacks(self, message: TakeStacks) -> None:
+        worker = self._workers.get(message.worker)
+        found = await asyncio.to_thread(take_stacks, worker.pid, message.after_s) if worker is not None else Stacks()
+        self._channel.send(TookStacks(message.serial, found.text, found.is_endless))
 
     # ---- workers ----
 
@@ -226,6 +265,7 @@ class Agent:
             TOKEN_VARIABLE: message.token,
             PIN_VARIABLE: settings.fingerprint,
             HEARTBEAT_VARIABLE: str(settings.heartbeat_s),
+            LOCAL_VARIABLE: message.local,
         }
         with open(files[0].path, "ab") as out, open(files[1].path, "ab") as errors:
             return subprocess.Popen(
@@ -355,13 +395,6 @@ def start_ticks(pid: int) -> int | None:
 
 def usage_of(workers: list[OwnWorker]) -> list[tuple[str, int, bool]]:
     return [(worker.name, family_bytes([worker.pid], 0), is_stopped(worker.pid)) for worker in workers]
-
-
-def is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
 
 
 def kill_group(pid: int) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from flambeau.wire.control import FileInfo
+from flambeau.cluster.model_fetch import FetchFailed, fetch
+from flambeau.wire.control import FileInfo, RemoteFiles
 from flambeau.wire.model_files import digest_of, list_files
 
 CACHE_VARIABLE = "FLAMBEAU_MODEL_CACHE"
@@ -53,19 +54,50 @@ class ModelCache:
 
 
 class ModelTransfer:
-    """The pieces of a model that is being received."""
+    """A model that is being received: fetched from where it came from, and in pieces from the server."""
 
     def __init__(self, cache: ModelCache, digest: str) -> None:
+        self.held: list[str] = []  # the files that were fetched
+        self.problem = ""  # why others were not
         self._cache = cache
         self._digest = digest
+        self._part: Path | None = None
         self._pieces: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+
+    async def fetch(self, remote: Sequence[RemoteFiles], files: Sequence[FileInfo]) -> str:
+        """Get files without the server; the folder if that was all, and it is right."""
+        if not remote:
+            return ""
+        part = self._part = await asyncio.to_thread(self._cache.new_part, self._digest)
+        try:
+            for one in remote:
+                try:
+                    self.held += await fetch(one, files, part)
+                except FetchFailed as error:
+                    self.problem = str(error)
+            if len(self.held) < len(files):
+                return ""
+            return await asyncio.to_thread(self._cache.complete, part, self._digest)
+        except ValueError:
+            self.start_over()
+            return ""
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+            raise
+
+    def start_over(self) -> None:
+        """What was fetched is something else; `complete` has deleted it."""
+        self.held, self._part = [], None
+        self.problem = "what it fetched differs from the server's files"
 
     def add(self, path: str, data: bytes) -> None:
         self._pieces.put_nowait((path, data))
 
     async def run(self) -> str:
         """Write the pieces until the last; the folder."""
-        part = await asyncio.to_thread(self._cache.new_part, self._digest)
+        part = self._part
+        if part is None:
+            part = await asyncio.to_thread(self._cache.new_part, self._digest)
         try:
             while (piece := await self._pieces.get())[0]:
                 await asyncio.to_thread(append, part, *piece)

@@ -30,8 +30,9 @@ async def cluster_document(server: Server) -> dict[str, Any]:
     }
     try:
         nodes = await cluster.nodes()
-    except TimeoutError:
-        return {**document, "nodes": [], "problem": "the placer does not answer; is the cluster up?"}
+    except TimeoutError as error:
+        text = "the placer does not answer; is the cluster up?"
+        return {**document, "nodes": [], "problem": f"{text} {error}".strip()}
     document["nodes"] = [
         {
             "id": node.id,

@@ -25,19 +25,26 @@ from flambeau.frontend.http.websocket import WebSocketApi
 from flambeau.frontend.key_file import Kind
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI_OPERATIONS
 from flambeau.frontend.openai.api import OpenAiApi
+from flambeau.frontend.openai.audio import OPERATIONS as AUDIO_OPERATIONS
+from flambeau.frontend.openai.audio import AudioApi
+from flambeau.frontend.openai_batches.api import OPERATIONS as FILES_OPERATIONS
 from flambeau.frontend.openai_batches.api import FilesApi
 from flambeau.frontend.openai_responses.api import OPERATIONS as RESPONSES_OPERATIONS
 from flambeau.frontend.openai_responses.api import ResponsesApi
 from flambeau.serving.server import Server
 
-OPENAI = [*OPENAI_OPERATIONS, *RESPONSES_OPERATIONS, *ANTHROPIC_OPERATIONS]
+OPENAI = [*OPENAI_OPERATIONS, *AUDIO_OPERATIONS, *RESPONSES_OPERATIONS, *FILES_OPERATIONS, *ANTHROPIC_OPERATIONS]
 
 
 def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[str, Endpoint]]:
     """The routes of each listener. APIs at one address share its paths; each keeps its own key."""
     config = server.config
     kserve = KServeApi(server)
-    others: dict[str, Endpoint] = {"messages": AnthropicApi(server).v1, "responses": ResponsesApi(server).v1}
+    others: dict[str, Endpoint] = {
+        "audio": AudioApi(server).v1,
+        "messages": AnthropicApi(server).v1,
+        "responses": ResponsesApi(server).v1,
+    }
     openai = OpenAiApi(server, kserve.v1, others)
     files = FilesApi(server, keys, openai.v1, config.files_folder)
     others |= {"files": files.files, "batches": files.batches}

@@ -19,6 +19,7 @@ from torch import Tensor
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.device import choose_device
+from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
@@ -32,6 +33,7 @@ from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.engine import Engine
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.text.tokenizer import Tokenizer
 from flambeau.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -46,6 +48,12 @@ OWN_LOOP = ("handle", "inference", "generate", "speculative_decode")  # the hand
 OWN_GENERATE = ("generate", "speculative_decode")  # they get no other settings than …
 GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these
 OWN_FORM = ("preprocess", "postprocess")  # they run for predictions only
+
+
+def abilities_of(tokenizer: Tokenizer, images: ChatImages | None) -> tuple[str, ...]:
+    """What front ends may ask of the model."""
+    more = {"infill": tokenizer.infill is not None, "vision": images is not None}
+    return ("generate", "chat", "tokenize", *(name for name, is_able in more.items() if is_able))
 
 
 class GptHandler(BaseHandler):
@@ -131,6 +139,8 @@ class GptHandler(BaseHandler):
         self.tokenizer = PieceTokenizer(tokenizer)
         chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
         logger.info("%s", chat_format)
+        vision = self.engine.images.arch if self.engine.images is not None else None
+        chat_images = ChatImages.of(vision, tokenizer) if vision is not None else None
         self._reader = RequestReader(
             tokenizer,
             max_length=self.engine.max_length,
@@ -138,14 +148,16 @@ class GptHandler(BaseHandler):
             has_own_limit=settings.limits_length,
             streams=settings.stream,
             chat_format=chat_format,
+            images=chat_images,
         )
         self._generation = GptGeneration(
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=("generate", "chat", "tokenize"),
+            abilities=abilities_of(tokenizer, chat_images),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
+            has_own_read=lambda: any(map(self._overrides, OWN_FORM)),
         )
 
     def _defaults(self) -> SamplingParams:
@@ -400,6 +412,8 @@ class GptHandler(BaseHandler):
             "blocks": state.num_blocks,
             "blocks_used": state.num_blocks_used,
             "preempted": state.num_preempted,
+            "blocks_saved": state.num_blocks_saved,
+            "blocks_restored": state.num_blocks_restored,
             "adapters": self.engine.adapters,
         }
 

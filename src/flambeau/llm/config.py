@@ -24,8 +24,12 @@ class EngineConfig:
     num_blocks: int | None = None  # None: from the memory and, on a CPU, the size of the model
     kv_cache_fraction: float = 0.9  # of the free GPU memory
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
-    kv_cache_dtype: str = ""  # that of `dtype`, or "int8" on a CPU; empty: chosen by the loader
+    # "fp8": twice as many tokens on a GPU; on a CPU that of `dtype`, or "int8"; empty: chosen by the loader
+    kv_cache_dtype: str = ""
     prefix_cache: bool = True
+    kv_host_memory_mb: int | None = None  # host memory for prefixes that leave the cache; None: none
+    kv_disk_folder: str = ""  # where prefixes are kept beyond the end of the process; empty: nowhere
+    kv_disk_mb: int | None = None  # the size of that folder; None: 10 GiB
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
@@ -33,4 +37,5 @@ class EngineConfig:
     speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
+    image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before
     merge_lora: bool = False  # add the one adapter to the weights while they are loaded

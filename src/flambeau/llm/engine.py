@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +15,26 @@ from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
+from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
+from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
 from flambeau.llm.executor.inputs import InputBuilder
+from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
+from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
+
+RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
 class Adapters(Protocol):
@@ -41,7 +48,7 @@ class Adapters(Protocol):
 
 
 class Engine:
-    """Generates for many requests at a time. Not thread-safe: one thread makes all calls."""
+    """Generates for many requests at a time. Not thread-safe: one thread makes all calls, except `encode_images`."""
 
     def __init__(
         self,
@@ -54,15 +61,27 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         draft: DraftModel | None = None,
         adapters: Adapters | None = None,
+        images: ImageEncoder | None = None,
+        store: BlockStore | None = None,
     ) -> None:
+        self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
-        self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store)
+        self._store = store
+        self._restores = PrefixRestores(self._pool, store) if store else None
+        if store is not None:
+            self._pool.set_root(0, store.root)
+            store.connect(self._pool)
         capacity = self._pool.num_blocks * config.block_size
         self.max_length = min(config.max_model_len or arch.max_length, arch.max_length, capacity)
         eos_ids = {*arch.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
         self._inputs = InputProcessor(
-            vocab_size=arch.vocab_size, max_length=self.max_length, tokenizer=tokenizer, eos_ids=eos_ids
+            vocab_size=arch.vocab_size,
+            max_length=self.max_length,
+            tokenizer=tokenizer,
+            eos_ids=eos_ids,
+            vision=images.arch if images is not None else None,
         )
         sampler = Sampler(arch.vocab_size, eos_ids=[*eos_ids], device=device)
         builder = InputBuilder(
@@ -78,6 +97,7 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
+            restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
@@ -112,22 +132,36 @@ class Engine:
         turn: ChatTurn | None = None,
         tenant: str = "",
         scores_prompt: bool = False,
+        images: Many[EncodedImage] = (),
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice.
 
         With a `turn` of a chat, the text has the markers that its parser needs. Requests of different tenants take
         turns while they wait. With `scores_prompt` the first output of each choice has the log-probabilities of the
-        prompt's tokens.
+        prompt's tokens. `images` are those that the prompt has places for, in its order.
         """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
         number = self._adapter_number(adapter)
         sequences = self._inputs.to_sequences(
-            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn
+            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn, images=images
         )
         for sequence in sequences:
             sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(sequences)
+
+    def encode_images(
+        self, files: Many[ImageFile], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> list[EncodedImage]:
+        """The embeddings of images, for `add`; may be called from another thread, beside the steps.
+
+        Raises InvalidRequest, which names the file that cannot be read. Nothing is returned once it is cancelled.
+        """
+        if not files:
+            return []
+        if self.images is None:
+            raise InvalidRequest(f"{files[0].name} is an image, and this model reads text only", files[0].name)
+        return self.images.encode(files, is_cancelled)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""
@@ -140,9 +174,14 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Output]:
         """Generate one or more tokens for every running sequence; prompts are computed in chunks."""
+        if self._restores is not None and self._restores.has_any:
+            self._restores.finish()
         started, self._started = self._started, None
         if started is None or started.has_ended:
             plan = self._scheduler.plan(self._executor.lookahead(self._scheduler.running))
+            if plan.is_empty and self._restores is not None and self._restores.has_any:
+                self._restores.wait(RESTORE_WAIT_S)
+                return []
             started = self._executor.start(plan)
         # The next step is started before this one's tokens are read, so that the device does not wait for the host.
         if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
@@ -175,6 +214,8 @@ class Engine:
         number = next(self._next_adapter)
         self._adapters.load(number, Path(folder))
         self._adapter_numbers[name] = number
+        if self._store is not None:
+            self._pool.set_root(-number, self._store.adapter_root(number, Path(folder)))
 
     def unload_adapter(self, name: str) -> None:
         """Accept no more requests for an adapter; it is freed when the last one that runs has ended."""
@@ -208,16 +249,20 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         adapter: str = "",
+        images: Many[Many[EncodedImage]] = (),
         **options: Any,
     ) -> list[Completion]:
-        """All choices of all prompts, in order; options are fields of SamplingParams."""
+        """All choices of all prompts, in order; options are fields of SamplingParams.
+
+        `images` are those of each prompt, if prompts have any; see `encode_images`.
+        """
         params = replace(params or SamplingParams(), **options)
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
         try:
-            for name, prompt in zip(names, many, strict=True):
-                self.add(name, self._inputs.encode(prompt), params, adapter=adapter)
+            for name, prompt, own in zip(names, many, images or [()] * len(many), strict=True):
+                self.add(name, self._inputs.encode(prompt), params, adapter=adapter, images=own)
             while any(map(self._scheduler.has_request, names)):
                 for output in self.step():
                     if (completion := completions.get((output.request_id, output.index))) is not None:
@@ -276,6 +321,8 @@ class Engine:
             num_blocks=self._pool.num_blocks,
             num_blocks_used=self._pool.num_used,
             num_preempted=self._scheduler.num_preempted,
+            num_blocks_saved=self._store.num_saved if self._store else 0,
+            num_blocks_restored=self._store.num_restored if self._store else 0,
         )
 
     def wait_until_compiled(self) -> None:
@@ -284,7 +331,9 @@ class Engine:
             backend.wait_until_compiled()
 
     def close(self) -> None:
-        """Stop background work."""
+        """Stop background work; what leaves the cache with the engine is written to disk if that is configured."""
+        if self._store is not None:
+            self._store.close()
         for backend in self._backends():
             backend.close()
 
@@ -324,3 +373,5 @@ class EngineState:
     num_blocks: int
     num_blocks_used: int
     num_preempted: int
+    num_blocks_saved: int = 0  # to host memory or disk, so far
+    num_blocks_restored: int = 0  # from there

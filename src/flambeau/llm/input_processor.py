@@ -10,10 +10,18 @@ from dataclasses import replace
 import torch
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.core.sequence import IncrementalDetokenizer, NoDetokenizer, Sequence, TokenGrammar
+from flambeau.llm.core.sequence import (
+    EncodedImage,
+    IncrementalDetokenizer,
+    NoDetokenizer,
+    PromptImage,
+    Sequence,
+    TokenGrammar,
+)
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
 from flambeau.llm.grammar.reasoning_budget import ReasoningBudget
+from flambeau.llm.models.architecture import VisionArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -26,9 +34,16 @@ class InputProcessor:
     """Checks requests against the limits of the model."""
 
     def __init__(
-        self, *, vocab_size: int, max_length: int, tokenizer: Tokenizer | None, eos_ids: Collection[int] = ()
+        self,
+        *,
+        vocab_size: int,
+        max_length: int,
+        tokenizer: Tokenizer | None,
+        eos_ids: Collection[int] = (),
+        vision: VisionArchitecture | None = None,
     ) -> None:
         self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer
+        self._vision = vision
         self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
 
     def to_sequences(
@@ -41,9 +56,11 @@ class InputProcessor:
         seed: int | None = None,
         adapter: int = 0,
         turn: ChatTurn | None = None,
+        images: Many[EncodedImage] = (),
     ) -> list[Sequence]:
         """One sequence per choice; `generated` are tokens that the choices have already."""
         self._check_prompt(prompt_ids)
+        placed = self._place_images(prompt_ids, images)
         self._check_token_ids(params)
         if seed is None:
             seed = new_seed() if params.seed is None else params.seed
@@ -66,6 +83,7 @@ class InputProcessor:
         ]
         for sequence in choices:
             sequence.use_adapter(adapter)
+            sequence.images = placed
         if not all(sequence.room > 0 for sequence in choices):
             raise InvalidRequest(
                 f"the text so far leaves no room for another token: the context has {self._max_length}, the prompt "
@@ -127,6 +145,22 @@ class InputProcessor:
             )
         self._check_vocabulary("the prompt", "prompt", prompt_ids)
 
+    def _place_images(self, prompt_ids: Many[int], images: Many[EncodedImage]) -> tuple[PromptImage, ...]:
+        """Where the images are in a prompt; raises InvalidRequest if it has not as many places for them."""
+        if self._vision is None:
+            if images:
+                raise InvalidRequest("this model reads text only; leave the images out", "prompt")
+            return ()
+        places = image_places(prompt_ids, self._vision.image_id)
+        is_whole = all(len(place) == self._vision.num_tokens for place in places)
+        if len(places) != len(images) or not is_whole or (places and places[-1].stop == len(prompt_ids)):
+            raise InvalidRequest(
+                f"the prompt has {sum(map(len, places))} tokens in the place of images, and {len(images)} images of "
+                f"{self._vision.num_tokens} tokens each; send images in the messages of a chat",
+                "prompt",
+            )
+        return tuple(PromptImage(place.start, place.stop, image) for place, image in zip(places, images, strict=True))
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         self._check_vocabulary("logit_bias", "logit_bias", [*params.logit_bias])
         self._check_vocabulary("stop_token_ids", "stop_token_ids", params.stop_token_ids)
@@ -165,6 +199,17 @@ class InputProcessor:
             detokenizer=detokenizer,
             grammar=new_grammar() if new_grammar else None,
         )
+
+
+def image_places(prompt_ids: Many[int], image_id: int) -> list[range]:
+    """The places of the images in a prompt; other tokens are between them."""
+    places: list[range] = []
+    if image_id in prompt_ids:
+        for place, token in enumerate(prompt_ids):
+            if token == image_id:
+                is_next = places and places[-1].stop == place
+                places.append(range(places.pop().start if is_next else place, place + 1))
+    return places
 
 
 def matcher_of(grammar: Grammar | None, params: SamplingParams) -> NewGrammar | None:

@@ -22,6 +22,7 @@ from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_layers, qua
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
@@ -38,6 +39,9 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_processor import read_processor
+from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -71,6 +75,7 @@ def cuda_backend(
     )
 
 
+FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
 BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
     "cpu": cpu_backend,
     "cuda": cuda_backend,
@@ -106,7 +111,9 @@ class LoadedNetwork:
     backend: Backend
     num_blocks: int
     adapters: AdapterStore
+    store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
+    images: ImageEncoder | None = None  # on rank 0 only, and not sharded
 
 
 def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
@@ -115,6 +122,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
     device = device_for(config)
+    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
@@ -129,6 +137,8 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         tokenizer=tokenizer,
         draft=loaded.draft,
         adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
+        images=loaded.images,
+        store=loaded.store,
     )
 
 
@@ -149,9 +159,18 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
+def check_store(config: EngineConfig) -> None:
+    """Each rank has its part of every block, and there is no store for parts."""
+    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
+    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
@@ -178,13 +197,16 @@ def load_network(
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype)
-    # 4. The draft model, then the cache in the memory that is left.
-    draft = load_draft(config, arch, device, dtype) if ranks is None or ranks.rank == 0 else None
+    # 4. The draft model and the encoder of images, then the cache in the memory that is left.
+    is_leader = ranks is None or ranks.rank == 0
+    draft = load_draft(config, arch, device, dtype) if is_leader else None
+    images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
-    cached = cache_dtype(config, model, device, dtype)
+    cached = cache_dtype(model, config, device, dtype)
     num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -197,7 +219,9 @@ def load_network(
         backend=backend,
         num_blocks=num_blocks,
         adapters=adapters,
+        store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
+        images=images,
     )
 
 
@@ -219,24 +243,22 @@ def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.de
     use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
 
 
-CACHE_DTYPES = {**DTYPES, "int8": torch.int8}
+CPU_CACHES = {**DTYPES, "int8": torch.int8}
 
 
-def cache_dtype(config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type of cached keys and values.
-
-    The default is the network's, but float16 on a CPU if weights have fewer bits than that.
-    """
-    if config.kv_cache_dtype not in ("", *CACHE_DTYPES):
-        raise LLMError(f"kv_cache_dtype must be one of {', '.join(CACHE_DTYPES)}, not {config.kv_cache_dtype!r}")
-    if config.kv_cache_dtype:
-        chosen = CACHE_DTYPES[config.kv_cache_dtype]
-        if device.type != "cpu" and chosen != dtype:
-            raise LLMError(
-                f"kv_cache_dtype is {config.kv_cache_dtype}, and on {device} the cache has the network's type; "
-                "remove it, or set dtype"
-            )
-        return chosen
+def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
+    named = config.kv_cache_dtype
+    if named == "fp8":
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise LLMError(f"kv_cache_dtype: fp8 needs an NVIDIA GPU from Ada or Hopper on, not {device}; leave it out")
+        return torch.float8_e4m3fn
+    if named and device.type == "cpu":
+        if named not in CPU_CACHES:
+            raise LLMError(f"kv_cache_dtype on a CPU must be one of {', '.join(CPU_CACHES)} or left out, not {named!r}")
+        return CPU_CACHES[named]
+    if named:
+        raise LLMError(f"kv_cache_dtype must be fp8 or left out on {device}, not {named!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 
@@ -278,6 +300,17 @@ def load_draft(
     draft = load_model(path, device=device, dtype=dtype)
     use_faster_layers(draft, config, device, dtype)
     return draft
+
+
+def load_images(
+    path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> ImageEncoder | None:
+    """The encoder of images, in a model that has one."""
+    if arch.vision is None:
+        return None
+    processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
+    network = load_vision(path, arch.vision, device=device, dtype=dtype)
+    return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 
 def make_draft(

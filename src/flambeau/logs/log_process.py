@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from flambeau.logs.writer import FLUSH_S, NOTE_S, Entry, Logs
 CLOSE_S = 3.0  # for the process to write the last lines
 MAX_FORMATS = 2000  # then all are sent again: those of workers that have ended would stay for ever
 FLUSH = -1  # in place of the number of dropped lines: tell that all before is written
+FEW, MANY = 10, 200  # entries of a frame: the server has little to do, or is busy
+LATE_S = 0.5  # how old entries may be before they are written although others want the core
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
 _size = struct.Struct("<I")
 
@@ -177,6 +180,7 @@ def main() -> None:
         return
     logs = pickle.loads(first).open()
     formats: dict[int, LineFormat] = {}
+    priority = Priority()
     while True:
         if logs.has_gap and not select.select([pipe], [], [], NOTE_S)[0]:
             logs.write_batch([])
@@ -188,8 +192,36 @@ def main() -> None:
         if frame[-1] == FLUSH:
             os.write(int(sys.argv[2]), b"f")
         else:
+            entries = frame[1]
+            if entries:
+                priority.set(yields(len(entries), time.time() - entries[0][1], priority.yields))
             take_frame(frame, formats, logs)
     logs.close()
+
+
+def yields(num_entries: int, age_s: float, yielded: bool) -> bool:
+    """Whether such entries are written only while a core is idle.
+
+    A server with little to do has its lines at once. A busy one would wait for a core while its lines are written; it
+    sends many at a time, and a few in between.
+    """
+    return num_entries >= (FEW if yielded else MANY) and age_s < LATE_S
+
+
+class Priority:
+    """The priority of this process: that of others, or below all of them."""
+
+    def __init__(self) -> None:
+        self.yields = False
+
+    def set(self, yields: bool) -> None:
+        if yields == self.yields or not hasattr(os, "SCHED_IDLE"):
+            return
+        self.yields = yields
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE if yields else os.SCHED_OTHER, os.sched_param(0))
+        except OSError:
+            pass  # a sandbox may not allow it
 
 
 def take_frame(frame: Frame, formats: dict[int, LineFormat], logs: Logs) -> None:

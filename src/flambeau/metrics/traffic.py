@@ -259,6 +259,7 @@ class EngineTraffic:
     def __init__(self) -> None:
         self.reports: dict[str, EngineReport] = {}  # by worker
         self.num_preempted = 0
+        self.num_blocks_saved = self.num_blocks_restored = 0
         self.num_steps = 0
         self.token_gaps = Histogram(TOKEN_GAPS)
 
@@ -266,6 +267,8 @@ class EngineTraffic:
         """Take a worker's report."""
         self.reports[worker] = report
         self.num_preempted += report.num_preempted
+        self.num_blocks_saved += report.num_blocks_saved
+        self.num_blocks_restored += report.num_blocks_restored
         self.num_steps += report.num_steps
         self.token_gaps.total += report.token_gaps_s
         if len(report.token_gaps) == len(self.token_gaps.counts):

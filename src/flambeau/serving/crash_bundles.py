@@ -73,6 +73,7 @@ class CrashReport:
     pids: Sequence[int]
     age_s: float
     device: int | None
+    node: str = ""  # the machine of a cluster; empty: this one
     exit: WorkerExit
     model: Mapping[str, Any]  # where it is and how it is configured
     requests: Sequence[RequestRecord] = field(default_factory=list)
@@ -195,6 +196,7 @@ def document_of(report: CrashReport, *, with_payloads: bool) -> dict[str, Any]:
             "pids": [*report.pids],
             "ageInSec": round(report.age_s, 1),
             "gpu": report.device,
+            **({"node": report.node} if report.node else {}),
         },
         "model": without_secrets(dict(report.model)),
         "versions": versions(),

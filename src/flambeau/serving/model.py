@@ -299,6 +299,7 @@ class Model:
                 pids=slot.worker.pids if slot.worker else [],
                 age_s=now - slot.started_at,
                 device=slot.device,
+                node=slot.worker.node if slot.worker else "",
                 exit=worker_exit,
                 model=self._record(),
                 requests=read_requests(suspects),

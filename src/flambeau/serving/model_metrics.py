@@ -112,6 +112,10 @@ def add_generation(families: Families, traffic: ModelTraffic, labels: Labels) ->
     put("counter", "flambeau_engine_steps_total", "Steps of the engines.", labels, engine.num_steps)
     text = "Prompt tokens that were found in the prefix cache."
     put("counter", "flambeau_prefix_cache_hit_tokens_total", text, labels, made.num_cached)
+    text = "KV blocks that were copied to host memory or disk before they left the cache."
+    put("counter", "flambeau_kv_blocks_saved_total", text, labels, engine.num_blocks_saved)
+    text = "KV blocks that were copied back from host memory or disk."
+    put("counter", "flambeau_kv_blocks_restored_total", text, labels, engine.num_blocks_restored)
     put("counter", "flambeau_drafted_tokens_total", "Tokens that speculation proposed.", labels, made.num_drafted)
     text = "Tokens that speculation proposed and the model accepted."
     put("counter", "flambeau_accepted_tokens_total", text, labels, made.num_accepted)

@@ -25,7 +25,7 @@ from flambeau.serving.key_metrics import key_metrics
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
-from flambeau.serving.model_sources.downloader import Downloader, DownloadLimits, shown
+from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registry import Registry, name_from, new_model, settings_of
@@ -73,6 +73,9 @@ class Server:
             allow_private=config.allow_private_urls,
             limits=DownloadLimits(min_rate=config.min_download_rate),
         )
+        # For images in chats: those who send them are not those who may register models.
+        image_urls = downloader.allowed if config.images_from_urls else ()
+        self.image_downloader = Downloader(image_urls, allow_private=False, limits=IMAGE_LIMITS)
         self.store = Store(config.model_store, downloader, exact_paths=config.exact_paths)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
@@ -337,6 +340,7 @@ class Server:
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
+        self.image_downloader.stop()
         self.store.downloader.stop()  # registrations that wait for a download fail now
         try:
             async with asyncio.timeout_at(deadline):
@@ -351,6 +355,7 @@ class Server:
 
     async def _close(self, *, now: bool) -> None:
         now = now or self._is_late
+        await self.image_downloader.close()
         await self.store.downloader.close()
         models = [*self.registry]
         closing = (model.close("The server is stopping.", now=now) for model in models)

@@ -106,6 +106,7 @@ class Start(Struct, array_like=True, tag=21, frozen=True):
     environment: dict[str, str]
     token: str
     python: str = ""  # empty: the agent's own
+    local: str = ""  # the name of the server's Unix socket, which a worker of the same machine dials instead
 
 
 class Adopt(Struct, array_like=True, tag=22, frozen=True):
@@ -128,12 +129,42 @@ class FindPort(Struct, array_like=True, tag=24, frozen=True):
     serial: int
 
 
+class Look(Struct, array_like=True, tag=27, frozen=True):
+    """Tell what the kernel knows of a worker's process."""
+
+    serial: int
+    worker: str
+
+
+class TakeStacks(Struct, array_like=True, tag=28, frozen=True):
+    """Read the stacks of a worker, a moment later."""
+
+    serial: int
+    worker: str
+    after_s: float
+
+
 class FileInfo(Struct, array_like=True, frozen=True):
     """One file of a model."""
 
     path: str  # relative
     size: int
     mtime_ns: int
+
+
+class RemoteFiles(Struct, array_like=True, frozen=True):
+    """Where a machine may get files of a model by itself: from the hub, or as an archive from a URL."""
+
+    folder: str = ""  # below the model's folder; empty: all of it
+    hub: str = ""  # org/name@commit
+    url: str = ""
+    allowed: list[str] = []  # expressions that the URL, and those it redirects to, must match
+    allow_private: bool = False
+
+    @property
+    def shown(self) -> str:
+        """A name for logs, without a query, which may be secret."""
+        return self.hub or self.url.partition("?")[0]
 
 
 class Prepare(Struct, array_like=True, tag=25, frozen=True):
@@ -143,6 +174,7 @@ class Prepare(Struct, array_like=True, tag=25, frozen=True):
     folder: str
     files: list[FileInfo]
     digest: str = ""  # of the contents; empty: answer whether they are at the same path
+    remote: list[RemoteFiles] = []
 
 
 class FilePiece(Struct, array_like=True, tag=26, frozen=True):
@@ -213,15 +245,36 @@ class Prepared(Struct, array_like=True, tag=37, frozen=True):
 
 
 class WantPieces(Struct, array_like=True, tag=38, frozen=True):
-    """The machine's cache does not have these files: send them."""
+    """The machine's cache does not have these files: send them, except those that it has got by itself."""
 
     serial: int
+    held: list[str] = []  # their paths
+    problem: str = ""  # why it could not get others
+
+
+class Looked(Struct, array_like=True, tag=39, frozen=True):
+    """A process at one moment; its threads have a name, a state, a system call and a number of waits."""
+
+    serial: int
+    activity: str
+    user_s: float = 0.0
+    system_s: float = 0.0
+    num_events: int = 0
+    threads: list[tuple[str, str, str, int]] = []
+
+
+class TookStacks(Struct, array_like=True, tag=40, frozen=True):
+    """The stacks of a worker; `is_endless`: its main thread is in a loop that cannot end."""
+
+    serial: int
+    text: str
+    is_endless: bool
 
 
 ToPlacer = Place | Remove | AskNodes | Welcome
 FromPlacer = Connected | Waiting | Lost | Nodes
-ToAgent = Start | Adopt | Kill | FindPort | Prepare | FilePiece
-FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Prepared | WantPieces
+ToAgent = Start | Adopt | Kill | FindPort | Look | TakeStacks | Prepare | FilePiece
+FromAgent = Joined | Started | Printed | Ended | Usage | FoundPort | Looked | TookStacks | Prepared | WantPieces
 
 to_placer_decoder: msgspec.msgpack.Decoder[ToPlacer] = msgspec.msgpack.Decoder(ToPlacer)
 from_placer_decoder: msgspec.msgpack.Decoder[FromPlacer] = msgspec.msgpack.Decoder(FromPlacer)

@@ -62,11 +62,20 @@ class AdapterChange(Struct, array_like=True, frozen=True):
     loads: bool
 
 
+class ImageInput(Struct, array_like=True, frozen=True):
+    """An image in the messages of a chat; they have a part `{"type": "image"}` in its place."""
+
+    name: str  # its place in the client's request
+    url: str = ""  # a data URL, or the address that the server has fetched it from
+    data: bytes = b""  # the file, if the server has fetched it
+
+
 class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """A request: prompts as text or token ids, or the messages of a chat; and how to sample."""
 
     prompts: list[str | list[int]] = []
     messages: list[dict[str, Any]] | None = None
+    images: list[ImageInput] = []  # of the messages, in their order
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = "auto"
     tool_name: str = ""  # with the choice "required": the one tool that must be called; empty: any
@@ -77,6 +86,7 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
     echo: bool = False  # the prompt before the text
+    suffix: str = ""  # the text behind the one that is generated; for models with the ability `infill`
     adapter: Adapter | None = None  # the adapter of the model that generates
 
 

@@ -194,6 +194,8 @@ class EngineReport(Struct, array_like=True, tag=10, frozen=True):
     num_steps: int  # since the last report
     token_gaps: list[int]  # tokens since the last report by the time since the one before, in TOKEN_GAPS' buckets
     token_gaps_s: float  # the sum of those times
+    num_blocks_saved: int = 0  # KV blocks that were copied to host memory or disk, since the last report
+    num_blocks_restored: int = 0  # KV blocks that were copied back
 
 
 # Bounds of the buckets for the time between two tokens of a sequence, in seconds.

@@ -1,15 +1,19 @@
 """TLS between a server and the processes of other machines: the certificate is pinned, a token admits the client.
 
 The server makes a certificate when it starts. Its fingerprint and a token that is good for one connection reach the
-client on a way that is already protected. So both ends are known, without an authority.
+client on a way that is already protected. So both ends are known, without an authority. A worker on the server's own
+machine shows its token on a Unix socket instead, without TLS.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import secrets
 import socket
 import ssl
+import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,10 +26,14 @@ from flambeau.wire.messages import ToServer
 TOKEN_VARIABLE = "FLAMBEAU_WORKER_TOKEN"  # not on the command line, which every user can read
 PIN_VARIABLE = "FLAMBEAU_WORKER_PIN"  # the fingerprint of the server's certificate; with it, TLS is spoken
 HEARTBEAT_VARIABLE = "FLAMBEAU_WORKER_HEARTBEAT"
+LOCAL_VARIABLE = "FLAMBEAU_WORKER_LOCAL"  # the server's Unix socket, for workers of its own machine
 TOKEN_BYTES = 64  # hexadecimal digits
 HEARTBEAT_S = 3.0  # after which a silent peer counts as lost
 CONNECT_S = 10.0
 READ_BYTES = 256 * 1024
+SOCKET_BUFFER_BYTES = 1 << 20
+MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
+_CREDENTIALS = struct.Struct("3i")  # of the peer of a Unix socket: process, user, group
 
 
 class WrongServer(Exception):
@@ -93,6 +101,39 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def listen_locally() -> tuple[socket.socket, str]:
+    """A Unix socket with a name in the abstract namespace, which only this machine and network namespace reaches."""
+    name = f"flambeau-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener, name
+
+
+def connect_locally(name: str, token: str) -> WorkerChannel | None:
+    """Dial the server's Unix socket and show the token; None if the server runs elsewhere, or as another user.
+
+    The user is compared because any user may take such a name once the server has ended.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        sock.connect(f"\0{name}")
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] == os.geteuid():
+            sock.sendall(token.encode())
+            return WorkerChannel(sock, MAX_FRAME_BYTES)
+    except OSError:
+        pass
+    sock.close()
+    return None
+
+
 def connect_worker(address: str, fingerprint: str, token: str, heartbeat_s: float) -> TlsWorkerChannel:
     """Dial the server, check its certificate and show the token."""
     sock = socket.create_connection(split_address(address), timeout=CONNECT_S)
@@ -112,7 +153,7 @@ class TlsWorkerChannel(WorkerChannel):
     The socket is read without a lock and decrypted with one: handlers may send from threads of their own.
     """
 
-    def __init__(self, sock: socket.socket, max_frame_bytes: int = (1 << 32) - 1) -> None:
+    def __init__(self, sock: socket.socket, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         super().__init__(sock, max_frame_bytes)
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = client_context().wrap_bio(self._received, self._to_send)

@@ -20,7 +20,16 @@ from flambeau.wire import stack_dumps
 from flambeau.wire.channel import WorkerChannel
 from flambeau.wire.log_records import WorkerFormatter
 from flambeau.wire.messages import Load, Samples
-from flambeau.wire.tls import HEARTBEAT_S, HEARTBEAT_VARIABLE, PIN_VARIABLE, TOKEN_VARIABLE, connect_worker
+from flambeau.wire.tls import (
+    HEARTBEAT_S,
+    HEARTBEAT_VARIABLE,
+    LOCAL_VARIABLE,
+    MAX_FRAME_BYTES,
+    PIN_VARIABLE,
+    TOKEN_VARIABLE,
+    connect_locally,
+    connect_worker,
+)
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
@@ -32,7 +41,6 @@ from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 from flambeau.worker.request_scope import in_request_scope, log_fields
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-MAX_FRAME_BYTES = (1 << 32) - 1  # the server limits what it sends
 
 
 def main(arguments: list[str]) -> int:
@@ -56,6 +64,9 @@ def connect(options: dict[str, str]) -> WorkerChannel:
         return WorkerChannel(socket.socket(fileno=int(options["--fd"])), MAX_FRAME_BYTES)
     if (pin := os.environ.pop(PIN_VARIABLE, "")) and (token := os.environ.pop(TOKEN_VARIABLE, "")):
         heartbeat_s = float(os.environ.pop(HEARTBEAT_VARIABLE, HEARTBEAT_S))
+        local = os.environ.pop(LOCAL_VARIABLE, "")
+        if local and (channel := connect_locally(local, token)) is not None:
+            return channel
         return connect_worker(options["--connect"], pin, token, heartbeat_s)
     host, _, port = options["--connect"].rpartition(":")
     sock = socket.create_connection((host, int(port)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flambeau.cli import llm_serve
-from flambeau.cli.llm_serve import LlmServeFlags, check_flags, read_adapters, to_model_config
+from flambeau.cli.llm_serve import LlmServeFlags, check_flags, read_adapters, to_model_config, write_model
 from flambeau.cli.serve import ModelOverrides
 from flambeau.config.server import ServerConfig
 from flambeau.errors import ConfigError
@@ -59,3 +60,38 @@ def test_flags_become_a_model_config():
         "speculative": True,
     }
     assert config["torchrun"] == {"nproc-per-node": 2}
+
+
+def test_model_for_a_cluster_has_its_files_in_its_folder(tmp_path):
+    """Machines of a cluster get the files of the folder."""
+    for name in ("ok", "draft", "sql"):
+        (tmp_path / name).mkdir()
+    for name in ("ok/config.json", "ok/model.pth", "tokenizer.json", "tokenizer_config.json", "private.txt"):
+        (tmp_path / name).write_text(name)
+    flags = LlmServeFlags(
+        model_path=tmp_path / "ok" / "model.pth",
+        draft_model_path=tmp_path / "draft",
+        tokenizer_path=tmp_path / "tokenizer.json",
+        lora_adapters={"sql": str(tmp_path / "sql")},
+    )
+    (tmp_path / "made").mkdir()
+    folder = write_model(tmp_path / "made", "m", to_model_config(flags, 1), has_links=True)
+    handler = yaml.safe_load((folder / "model-config.yaml").read_text())["handler"]
+    assert (folder / handler["model_path"]).read_text() == "ok/model.pth"
+    assert (folder / handler["model_path"]).with_name("config.json").is_file()
+    assert (folder / handler["draft_model_path"]).resolve() == tmp_path / "draft"
+    assert (folder / handler["tokenizer_path"]).read_text() == "tokenizer.json"
+    beside = (folder / handler["tokenizer_path"]).parent
+    assert sorted(path.name for path in beside.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    assert (folder / handler["lora_adapters"]["sql"]).resolve() == tmp_path / "sql"
+    assert not [value for value in handler.values() if str(value).startswith("/")]
+
+
+def test_gguf_file_for_a_cluster_is_linked_alone(tmp_path):
+    (tmp_path / "m.gguf").write_text("weights")
+    (tmp_path / "made").mkdir()
+    flags = LlmServeFlags(model_path=tmp_path / "m.gguf")
+    folder = write_model(tmp_path / "made", "m", to_model_config(flags, 1), has_links=True)
+    handler = yaml.safe_load((folder / "model-config.yaml").read_text())["handler"]
+    assert handler["model_path"] == "checkpoint.gguf"
+    assert (folder / "checkpoint.gguf").read_text() == "weights"

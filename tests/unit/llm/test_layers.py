@@ -21,7 +21,8 @@ ROOT = Path(flambeau.llm.__file__).parent
 ALLOWED = {  # which folders may import which; all may import config and errors
     "core": set(),
     "text": set(),
-    "models": set(),
+    "models": {"models/families"},
+    "models/families": set(),
     "chat": set(),
     "grammar": {"chat", "core", "text"},
     "sampling": {"core"},
@@ -30,6 +31,8 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "checkpoints": {"models", "quantize"},
     "adapters": {"checkpoints", "models", "quantize"},
     "executor": {"adapters", "core", "models", "sampling", "speculation"},
+    "kv_store": {"core", "executor"},
+    "images": {"core", "models"},
     "backends": {"adapters", "executor", "models", "sampling"},
     "backends/cpu": {"adapters", "backends", "executor", "models", "quantize"},
     "backends/cuda": {"adapters", "backends", "core", "executor", "models", "quantize", "sampling"},

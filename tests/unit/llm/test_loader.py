@@ -74,12 +74,18 @@ def test_the_cache_has_the_type_that_is_asked_for(name):
     backend.close()
 
 
-def test_a_type_of_cache_that_there_is_not_is_refused_by_name():
-    with pytest.raises(LLMError, match=r"kv_cache_dtype must be one of .*int8, not 'fp8'"):
-        load_network(MODEL, EngineConfig(device="cpu", kv_cache_dtype="fp8"), torch.device("cpu"), None)
+def test_a_store_of_prefixes_and_several_ranks_do_not_go_together(tmp_path):
+    for options in ({"kv_host_memory_mb": 1}, {"kv_disk_folder": str(tmp_path / "blocks")}):
+        with pytest.raises(LLMError, match="several ranks"):
+            load_engine(tmp_path, tensor_parallel_size=2, **options)
 
 
-def test_on_a_gpu_the_cache_has_the_type_of_the_network():
-    config = EngineConfig(kv_cache_dtype="int8")
-    with pytest.raises(LLMError, match=r"kv_cache_dtype is int8.*remove it"):
-        cache_dtype(config, None, torch.device("cuda"), torch.bfloat16)
+@pytest.mark.parametrize("named", ["fp8", "int3"])
+def test_a_cache_that_the_device_cannot_have_is_refused(named):
+    with pytest.raises(LLMError, match="kv_cache_dtype"):
+        load_network(MODEL, EngineConfig(kv_cache_dtype=named, compile=False), torch.device("cpu"), None)
+
+
+def test_int8_is_for_the_cache_of_a_cpu():
+    with pytest.raises(LLMError, match=r"kv_cache_dtype must be fp8 or left out on cuda, not 'int8'"):
+        cache_dtype(None, EngineConfig(kv_cache_dtype="int8"), torch.device("cuda"), torch.bfloat16)

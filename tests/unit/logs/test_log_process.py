@@ -13,7 +13,7 @@ import pytest
 
 from flambeau.logs import log_process
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat, message_format
-from flambeau.logs.log_process import LogProcess, LogTargets, read_frame, take_frame
+from flambeau.logs.log_process import FEW, LATE_S, MANY, LogProcess, LogTargets, read_frame, take_frame, yields
 from flambeau.logs.writer import AccessLog
 
 LINE = message_format(SERVER, logging.INFO, "main", "test")
@@ -171,3 +171,22 @@ def test_half_a_frame_is_the_end():
     os.close(writing)
     assert read_frame(reading) is None
     os.close(reading)
+
+
+def test_lines_of_a_busy_server_wait_for_an_idle_core_unless_they_are_late():
+    assert not yields(MANY - 1, 0.0, False)
+    assert yields(MANY, 0.0, False)
+    assert yields(FEW, 0.0, True)
+    assert not yields(FEW - 1, 0.0, True)
+    assert not yields(MANY, LATE_S, True)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux")
+def test_the_priority_of_a_process_comes_back():
+    code = (
+        "import os; from flambeau.logs.log_process import Priority; p = Priority(); p.set(True);"
+        "print(os.sched_getscheduler(0) == os.SCHED_IDLE); p.set(False);"
+        "print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "True"]

@@ -6,11 +6,12 @@ from flambeau.frontend.anthropic.messages import count_tokens, create_message
 from flambeau.frontend.anthropic.requests import CountTokensRequest, MessagesRequest
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import TEXT, Schema
-from flambeau.frontend.openai.api import operation, post
+from flambeau.frontend.openai.api import Create, operation, post
 from flambeau.frontend.openai.errors import not_found
+from flambeau.frontend.openai.responses import Work
 from flambeau.serving.server import Server
 
-PATHS = {("messages",): create_message, ("messages", "count_tokens"): count_tokens}
+PATHS: dict[tuple[str, ...], Create] = {("messages",): create_message, ("messages", "count_tokens"): count_tokens}
 ERROR: Schema = {
     "type": "object",
     "required": ["type", "error"],
@@ -37,8 +38,8 @@ class AnthropicApi:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def v1(self, exchange: Exchange, segments: list[str]) -> None:
+    def v1(self, exchange: Exchange, segments: list[str]) -> Work:
         if (create := PATHS.get(tuple(segments[1:]))) is None:
             not_found(exchange)
-        else:
-            post(self._server, create, exchange)
+            return None
+        return post(self._server, create, exchange)

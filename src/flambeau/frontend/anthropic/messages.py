@@ -17,7 +17,7 @@ from flambeau.frontend.openai.chat import ChatWriter, generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import ChatTranslation, Document, client_names, to_event
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import ChatRequest, read_request
-from flambeau.frontend.openai.responses import ResponseHead, generate
+from flambeau.frontend.openai.responses import ResponseHead, Work, generate
 from flambeau.frontend.openai.tokenization import submit_tokenize
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Generate
@@ -26,7 +26,7 @@ from flambeau.wire.tokenization import Tokenize, decode_tokenized
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def create_message(server: Server, exchange: Exchange) -> None:
+def create_message(server: Server, exchange: Exchange) -> Work:
     """POST /v1/messages."""
     request = read_request(take_bytes(exchange), MessagesRequest)
     chat = to_chat(request)
@@ -35,7 +35,7 @@ def create_message(server: Server, exchange: Exchange) -> None:
     generation = with_adapter_of(server.registry, request.model, model, generation)
     head = ResponseHead.new("chatcmpl-", model, request.model)
     writer = MessageWriter(writer_of(chat, head))
-    generate(exchange, model, version, generation, writer, style=server.config.error_style)
+    return generate(server, exchange, model, version, generation, writer)
 
 
 def count_tokens(server: Server, exchange: Exchange) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from flambeau.errors import InvalidField
 from flambeau.frontend.openai.chat_translation import read_chat
 from flambeau.frontend.openai.fields import FLAG, OBJECT, TEXT, array, either, integer, number, shown, text
+from flambeau.frontend.openai.images import ImagePart, check_url
 from flambeau.frontend.openai.requests import (
     FIELDS,
     ChatRequest,
@@ -24,7 +26,8 @@ from flambeau.frontend.openai.requests import (
 )
 
 MAX_STOPS = 16
-TEXT_ONLY = "this server reads text only"
+MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,40}")
+KNOWN_BLOCKS = "send text, or an image in a message of the user"
 # Names of chats in errors → the names that the client used.
 CLIENT_NAMES = {
     "response_format": "output_config.format",
@@ -117,14 +120,33 @@ def message_of(message: Object, place: str) -> Iterator[Object]:
 
 
 def user_messages(content: Any, place: str) -> Iterator[Object]:
-    texts = []
+    parts: list[Object] = []
     for block, where in blocks_of(content, place):
-        if block.get("type") == "tool_result":
+        kind = block.get("type")
+        if kind == "tool_result":
             yield result_message(block, where)
+        elif kind == "image":
+            parts.append(image_of(block.get("source"), where))
         else:
-            texts.append(text_block(block, where))
-    if texts:
-        yield {"role": "user", "content": "\n".join(texts)}
+            parts.append({"type": "text", "text": text_block(block, where)})
+    if any(isinstance(part, ImagePart) for part in parts):
+        yield {"role": "user", "content": parts}
+    elif parts:
+        yield {"role": "user", "content": "\n".join(part["text"] for part in parts)}
+
+
+def image_of(source: Any, place: str) -> ImagePart:
+    """An image as chats have it: its data become a data URL."""
+    where = f"{place}.source"
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        return ImagePart(check_url(source.get("url"), f"{where}.url"), place)
+    if kind != "base64":
+        raise InvalidField(f"{where}.type", f"{where}.type must be base64 or url, not {shown(kind)}")
+    media_type, data = source.get("media_type"), source.get("data")
+    if not isinstance(media_type, str) or not MEDIA_TYPE.fullmatch(media_type) or not isinstance(data, str):
+        raise InvalidField(where, f"{where} must have a media_type, such as image/png, and data in base64")
+    return ImagePart(f"data:{media_type};base64,{data}", place)
 
 
 def result_message(block: Object, place: str) -> Object:
@@ -177,7 +199,7 @@ def blocks_of(content: Any, place: str) -> Iterator[tuple[Object, str]]:
 def text_block(block: Object, place: str) -> str:
     kind, found = block.get("type"), block.get("text")
     if kind != "text" or not isinstance(found, str):
-        raise InvalidField(place, f"{place} must be a text block, not {shown(kind)}: {TEXT_ONLY}")
+        raise InvalidField(place, f"{place} must be a text block, not {shown(kind)}; {KNOWN_BLOCKS}")
     return found
 
 

@@ -110,6 +110,12 @@ INFERENCE = [
         _prediction("/invocations", "invocations", "Predict with the model named by the query or the body."),
         query=[Parameter("model_name", TEXT, "The model; optional if only one was loaded at start.")],
     ),
+    _prediction("/{model_name}/predict", "legacy_predict", "Predict; an older path of /predictions."),
+    _prediction(
+        "/{model_name}/{model_version}/predict",
+        "legacy_version_predict",
+        "Predict with one version of a model; an older path of /predictions.",
+    ),
     _prediction("/models/{model_name}/invoke", "invoke", "Predict; the parameters of the URL are inputs too."),
     _prediction(
         "/v1/models/{model_name}:predict", "kserve_v1_predict", "Predict (KServe v1).", {"application/json": INSTANCES}
@@ -144,6 +150,29 @@ INFERENCE = [
         "kserve_v2_version_infer",
         "Predict with one version of a model (KServe v2).",
         {"application/json": TENSORS},
+    ),
+    _prediction(
+        "/v2/models/{model_name}/explain", "kserve_v2_explain", "Explain (KServe v2).", {"application/json": TENSORS}
+    ),
+    _prediction(
+        "/v2/models/{model_name}/versions/{model_version}/explain",
+        "kserve_v2_version_explain",
+        "Explain with one version of a model (KServe v2).",
+        {"application/json": TENSORS},
+    ),
+    replace(
+        _probe("/v2/models/{model_name}/versions/{model_version}", "Describe one version of a model (KServe v2)."),
+        id="kserve_v2_version_metadata",
+        errors=(400, 404),
+    ),
+    replace(
+        _probe(
+            "/v2/models/{model_name}/versions/{model_version}/ready",
+            "Whether one version of a model can answer (KServe v2).",
+            failing=503,
+        ),
+        id="kserve_v2_version_ready",
+        errors=(400, 404),
     ),
     Operation(
         path="/v2/repository/index",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
+from io import SEEK_SET
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -107,6 +109,52 @@ async def multipart_field(exchange: Exchange, name: str) -> str | None:
     except FormParserError:
         pass  # the worker reports what is wrong with it
     return found.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadForm:
+    """A multipart form: the values of each field, and each file with its name."""
+
+    fields: dict[str, list[str]]
+    files: dict[str, tuple[str, bytes]]
+
+
+def read_form(content_type: str, body: bytes) -> UploadForm:
+    """A form with a file; blocks. Raises BadRequest for a body that is none."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or not boundary:
+        raise BadRequest("a file is sent as multipart/form-data; curl does so with -F file=@NAME -F FIELD=VALUE")
+    form = UploadForm({}, {})
+
+    def count() -> None:
+        if len(form.files) + sum(map(len, form.fields.values())) >= MAX_FIELDS:
+            raise too_many_fields()
+
+    def on_field(field: Any) -> None:
+        count()
+        form.fields.setdefault(text_of(field.field_name), []).append(text_of(field.value))
+
+    def on_file(file: Any) -> None:
+        count()
+        name = text_of(file.field_name)
+        if name in form.files:
+            raise BadRequest(f"the form has two files in the field {name[:100]!r}; send one")
+        file.file_object.seek(0, SEEK_SET)
+        form.files[name] = (text_of(file.file_name), file.file_object.read())
+
+    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1, "MAX_BODY_SIZE": float("inf")}
+    try:
+        parser = FormParser("multipart/form-data", on_field, on_file, boundary=boundary, config=config)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise BadRequest(f"the form could not be read: {error}") from None
+    return form
+
+
+def text_of(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 def too_many_fields() -> BadRequest:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from flambeau import websocket_frames as frames
 from flambeau.config.server import ErrorStyle
-from flambeau.errors import BadRequest, FlambeauError, JobFailed
+from flambeau.errors import BadRequest, FlambeauError, JobFailed, KeyLimitReached
 from flambeau.frontend.authorization import Keys
 from flambeau.frontend.http.errors import message_of, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
@@ -647,6 +647,8 @@ class ModelSession:
 
     def _reason(self, error: FlambeauError) -> str:
         """The first sentence of the cause, if the server shows details, or of the text: a close frame holds little."""
+        if isinstance(error, KeyLimitReached):
+            return str(error)  # its second sentence says when to try again
         text = error.reason if self._details else ""
         text = text or message_of(error, ErrorStyle(is_plain=True, has_details=self._details))
         return _SENTENCE_END.split(text.partition("\n")[0], 1)[0]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.openapi import OPENAI_ERROR, Operation, Schema
@@ -26,11 +25,12 @@ from flambeau.frontend.openai.requests import (
     TokenizeRequest,
     request_schema,
 )
+from flambeau.frontend.openai.responses import Work
 from flambeau.frontend.openai.scores import create_classify, create_rerank, create_score
 from flambeau.frontend.openai.tokenization import create_text, create_tokens
 from flambeau.serving.server import Server
 
-Create = Callable[[Server, Exchange], None]
+Create = Callable[[Server, Exchange], Work]
 POST: dict[tuple[str, ...], Create] = {
     ("chat", "completions"): create_chat_completion,
     ("completions",): create_completion,
@@ -42,14 +42,15 @@ POST: dict[tuple[str, ...], Create] = {
 KSERVE_VERBS = (":predict", ":explain")
 
 
-def post(server: Server, create: Create, exchange: Exchange) -> None:
+def post(server: Server, create: Create, exchange: Exchange) -> Work:
     """A path that takes POST only."""
     if exchange.method == "POST":
-        create(server, exchange)
-    elif exchange.method == "OPTIONS":
+        return create(server, exchange)
+    if exchange.method == "OPTIONS":
         exchange.respond(200, b"")  # every response has the CORS headers
     else:
         not_allowed(exchange, "POST")
+    return None
 
 
 class OpenAiApi:
@@ -69,14 +70,14 @@ class OpenAiApi:
             "detokenize": partial(self._root, create_text),
         }
 
-    def _root(self, create: Create, exchange: Exchange, segments: list[str]) -> None:
+    def _root(self, create: Create, exchange: Exchange, segments: list[str]) -> Work:
         """A path of a single segment."""
         if len(segments) > 1:
             not_found(exchange)
-        else:
-            post(self._server, create, exchange)
+            return None
+        return post(self._server, create, exchange)
 
-    def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
+    def v1(self, exchange: Exchange, segments: list[str]) -> Work:
         create = POST.get(tuple(segments[1:]))
         if create is None:
             if (other := self._others.get("".join(segments[1:2]))) is not None:
@@ -88,7 +89,7 @@ class OpenAiApi:
             else:
                 get_models(self._server, exchange, segments)
         else:
-            post(self._server, create, exchange)
+            return post(self._server, create, exchange)
         return None
 
 

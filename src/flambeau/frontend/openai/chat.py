@@ -10,6 +10,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.fields import shown
+from flambeau.frontend.openai.images import check_image, is_image, take_images
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, read_request
 from flambeau.frontend.openai.responses import (
@@ -17,6 +18,7 @@ from flambeau.frontend.openai.responses import (
     ResponseHead,
     ResponseWriter,
     ToolCall,
+    Work,
     encode,
     finite,
     generate,
@@ -31,13 +33,13 @@ MAX_MESSAGES = 10_000
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
-def create_chat_completion(server: Server, exchange: Exchange) -> None:
+def create_chat_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), ChatRequest)
     generation = generation_of(request)
     model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
     generation = with_adapter_of(server.registry, request.model, model, generation)
     writer = writer_of(request, ResponseHead.new("chatcmpl-", model, request.model))
-    generate(exchange, model, version, generation, writer, style=server.config.error_style)
+    return generate(server, exchange, model, version, generation, writer)
 
 
 def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
@@ -47,8 +49,10 @@ def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
 def generation_of(request: ChatRequest) -> Generate:
     tools = tools_for_template(request.tools or []) or None
     choice, name = read_tool_choice(request.tool_choice, tools)
+    messages, images = take_images(messages_of(request))
     return Generate(
-        messages=messages_of(request),
+        messages=messages,
+        images=images,
         tools=tools if choice != "none" else None,
         tool_choice="required" if choice == "required" else "auto",
         tool_name=name,
@@ -111,7 +115,7 @@ def message_of(message: Object, place: str) -> Object:
         raise InvalidField(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
     content, calls = message.get("content"), message.get("tool_calls")
     if content is not None:
-        check_content(content, f"{place}.content")
+        check_content(content, f"{place}.content", takes_images=role == "user")
     elif not calls:
         raise InvalidField(f"{place}.content", f"{place}.content is required; send text")
     if calls:
@@ -119,17 +123,20 @@ def message_of(message: Object, place: str) -> Object:
     return {**message, "role": "system"} if role == "developer" else message
 
 
-def check_content(content: Any, place: str) -> None:
-    """Reject content that is not text, such as images and audio."""
+def check_content(content: Any, place: str, *, takes_images: bool) -> None:
+    """Reject content that is neither text nor, where it may be, an image; audio, for example."""
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not content:
         raise InvalidField(place, f"{place} must be text, or a list of text parts")
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            where = f"{place}[{i}]"
-            raise InvalidField(where, f"{where} must be a text part, not {shown(kind)}: this server reads text only")
+        where = f"{place}[{i}]"
+        if takes_images and is_image(part):
+            check_image(part, where)
+        elif kind != "text" or not isinstance(part.get("text"), str):
+            known = "text or image_url" if takes_images else "text; only messages of the user have images"
+            raise InvalidField(where, f"{where} is a part of the type {shown(kind)}; send parts of the type {known}")
 
 
 def check_calls(calls: Any, place: str) -> None:

@@ -15,10 +15,12 @@ from flambeau.frontend.openai.responses import (
     ResponseChoice,
     ResponseHead,
     ResponseWriter,
+    Work,
     encode,
     finite,
     generate,
 )
+from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Generate, Piece, SamplingOptions, Token
 
@@ -27,21 +29,33 @@ MAX_TOKENS = 1_000_000  # of a prompt
 DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
 
 
-def create_completion(server: Server, exchange: Exchange) -> None:
+def create_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), CompletionRequest)
     generation = generation_of(request)
     model, version = choose_model(server.registry, request.model, "generate", takes_adapter=True)
+    if request.suffix:
+        check_infill(model)
     generation = with_adapter_of(server.registry, request.model, model, generation)
     head = ResponseHead.new("cmpl-", model, request.model)
     has_logprobs = request.logprobs is not None
     writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
-    generate(exchange, model, version, generation, writer, style=server.config.error_style)
+    return generate(server, exchange, model, version, generation, writer)
+
+
+def check_infill(model: Model) -> None:
+    """Reject a suffix for a model that writes behind a prompt only; what it can do is unknown until it is loaded."""
+    if model.pool.has_loaded and "infill" not in model.abilities:
+        raise InvalidField(
+            "suffix",
+            f"The model {model.name!r} cannot fill in a text before a suffix: its vocabulary has no tokens for it, as "
+            "Qwen2.5-Coder, StarCoder2, CodeLlama, DeepSeek-Coder, Codestral and Granite have; send the prompt alone.",
+        )
 
 
 def generation_of(request: CompletionRequest) -> Generate:
     prompts, num_choices = prompts_of(request.prompt), request.num_choices
-    if request.suffix:
-        raise InvalidField("suffix", "suffix is not supported: models here write behind a prompt, not before a text")
+    if request.suffix and request.echo:
+        raise InvalidField("echo", "echo is not supported with a suffix; put the texts together yourself")
     if request.best_of not in (None, num_choices):
         raise InvalidField("best_of", f"best_of may only be n ({num_choices}); choose among the choices yourself")
     if len(prompts) * num_choices > MAX_CHOICES:
@@ -59,6 +73,7 @@ def generation_of(request: CompletionRequest) -> Generate:
         sampling=SamplingOptions(**sampling),
         stream=bool(request.stream),
         echo=bool(request.echo),
+        suffix=request.suffix or "",
     )
 
 

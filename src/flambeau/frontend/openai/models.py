@@ -16,7 +16,7 @@ from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Adapter, Generate
 
-Ability = Literal["generate", "chat", "tokenize", "embed", "score", "classify"]
+Ability = Literal["generate", "chat", "tokenize", "embed", "score", "classify", "transcribe"]
 
 LACKING: dict[Ability, str] = {
     "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
@@ -28,10 +28,12 @@ LACKING: dict[Ability, str] = {
     "score": "scores no pairs of texts; it must be a cross-encoder (task: text-ranking) or make embeddings",
     "classify": "classifies no texts; its handler must be transformers with task: text-classification, or another that "
     "classifies",
+    "transcribe": "writes down no speech; its handler must be transformers with task: automatic-speech-recognition, or "
+    "another that transcribes",
 }
 NONE = "No model here can answer such a request yet."
 READING = frozenset({"GET", "HEAD"})
-LISTED_ABILITIES = frozenset({"generate", "embed", "score", "classify"})
+LISTED_ABILITIES = frozenset({"generate", "embed", "score", "classify", "transcribe"})
 
 
 def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:

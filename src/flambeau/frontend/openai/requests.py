@@ -248,7 +248,7 @@ class CompletionRequest(TextRequest):
     prompt: str | list[Any] = required(PROMPTS)
     logprobs: int | None = optional(ALTERNATIVES)
     echo: bool | None = optional(FLAG)
-    suffix: str | None = optional(TEXT, is_listed=False)
+    suffix: str | None = optional(TEXT.described("The text behind the completion, where the model fills in."))
     best_of: int | None = optional(integer())
     parallel_tool_calls: Any = ignored()
     messages: Any = unsupported("/v1/chat/completions takes it; send a prompt here")

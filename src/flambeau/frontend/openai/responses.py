@@ -6,7 +6,7 @@ import random
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,8 +18,10 @@ from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.errors import JSON_TYPE, message_of, openai_error_body, openai_status, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
+from flambeau.frontend.openai.images import check_reads_images, fetch_images, is_remote
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
+from flambeau.serving.server import Server
 from flambeau.wire.generation import Generate, Piece, Token, decode_pieces, encode_request, given_options
 from flambeau.wire.messages import Part
 
@@ -27,6 +29,7 @@ from flambeau.wire.messages import Part
 EVENT_STREAM: Sequence[Header] = (("content-type", "text/event-stream; charset=utf-8"), ("x-accel-buffering", "no"))
 DONE = b"data: [DONE]\n\n"
 BYTES_PER_TOKEN = 4  # of a usual prompt
+IMAGE_TOKENS = 256  # assumed for an image
 UNLIMITED_TOKENS = 256  # assumed for a reply without a limit
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -290,16 +293,46 @@ class GenerationReply(Prediction):
         self.exchange.send((event,), ends=True)
 
 
+Work = Coroutine[Any, Any, None] | None
+
+
 def generate(
+    server: Server,
     exchange: Exchange,
     model: Model,
     version: str | None,
     request: Generate,
     writer: ReplyWriter,
-    *,
+) -> Work:
+    """Submit a generation request to its model as a job; later, if images are fetched first."""
+    check_reads_images(model, request.images)
+    if any(map(is_remote, request.images)):
+        return fetch_and_generate(server, exchange, model, version, request, writer)
+    submit_generation(exchange, model, version, request, writer, server.config.error_style)
+    return None
+
+
+async def fetch_and_generate(
+    server: Server,
+    exchange: Exchange,
+    model: Model,
+    version: str | None,
+    request: Generate,
+    writer: ReplyWriter,
+) -> None:
+    images = await fetch_images(request.images, server.image_downloader)
+    request = msgspec.structs.replace(request, images=images)
+    submit_generation(exchange, model, version, request, writer, server.config.error_style)
+
+
+def submit_generation(
+    exchange: Exchange,
+    model: Model,
+    version: str | None,
+    request: Generate,
+    writer: ReplyWriter,
     style: ErrorStyle,
 ) -> None:
-    """Submit a generation request to its model as a job."""
     if exchange.trace is not None:
         exchange.trace.work |= generation_attributes(request, writer)
     reply = GenerationReply(exchange, model, style, writer, is_streamed=request.stream)
@@ -320,7 +353,9 @@ def estimated_tokens(request: Generate, size_bytes: int) -> int:
     given = given_options(request.sampling)
     num_choices: int = given.get("n", 1) * max(1, len(request.prompts))
     most: int = given.get("max_tokens", UNLIMITED_TOKENS)
-    return size_bytes // BYTES_PER_TOKEN + most * num_choices
+    image_bytes = sum(len(image.url) + len(image.data) for image in request.images)
+    num_read = max(0, size_bytes - image_bytes) // BYTES_PER_TOKEN + IMAGE_TOKENS * len(request.images)
+    return num_read + most * num_choices
 
 
 SAMPLING_ATTRIBUTES = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")

@@ -14,6 +14,7 @@ from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.inference import Prediction, submit
 from flambeau.frontend.openai.chat import check_messages, tools_for_template
+from flambeau.frontend.openai.images import take_images
 from flambeau.frontend.openai.models import choose_model
 from flambeau.frontend.openai.requests import DetokenizeRequest, TokenizeRequest, read_request
 from flambeau.serving.job import Job, RequestBody
@@ -66,7 +67,7 @@ def tokenize_of(request: TokenizeRequest) -> Tokenize:
             "add_special_tokens", "add_special_tokens is for a prompt; the chat template writes those of messages"
         )
     return Tokenize(
-        messages=check_messages(request.messages),
+        messages=take_images(check_messages(request.messages))[0],
         tools=tools_for_template(request.tools or []) or None,
         template_options=template_options(request),
         has_texts=has_texts,

@@ -9,23 +9,19 @@ import secrets
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from io import SEEK_SET
 from pathlib import Path
 from typing import Any
 
-from python_multipart import FormParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
-
 from flambeau.errors import BadRequest, InvalidField, ObjectNotFound
 from flambeau.frontend.authorization import Keys
-from flambeau.frontend.http.bodies import take_bytes
+from flambeau.frontend.http.bodies import read_form, take_bytes
 from flambeau.frontend.http.errors import respond_json
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openapi import OPENAI_ERROR, WHOLE, Operation, Parameter, Schema
 from flambeau.frontend.http.router import ANYTHING, Endpoint, Router, query_of, unknown_path
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.fields import OBJECT, TEXT, one_of
-from flambeau.frontend.openai.requests import Object, optional, read_request, registered, required
+from flambeau.frontend.openai.requests import Object, optional, read_request, registered, request_schema, required
 from flambeau.frontend.openai_batches.batch_files import ENDPOINTS, BatchRecord
 from flambeau.frontend.openai_batches.file_store import FileStore, StoredFile
 from flambeau.frontend.openai_batches.runner import BatchJobs, metadata_of
@@ -87,6 +83,8 @@ class FilesApi:
                 not_allowed(exchange, "GET", "POST")
             case _, [_]:
                 not_allowed(exchange, "GET", "DELETE")
+            case _, [_, "content"]:
+                not_allowed(exchange, "GET")
             case _:
                 not_found(exchange)
         return None
@@ -199,32 +197,69 @@ def respond_list(exchange: Exchange, found: list[dict[str, Any]]) -> None:
 
 def read_upload(content_type: str, body: bytes) -> tuple[Mapping[str, str], str, bytes]:
     """The fields of a form with a file, and the file's name and content; blocks."""
-    kind, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
-        raise BadRequest("a file is uploaded as multipart/form-data, with the fields file and purpose")
-    fields: dict[str, str] = {}
-    files: dict[str, tuple[str, bytes]] = {}
-
-    def on_field(field: Any) -> None:
-        fields[text_of(field.field_name)] = text_of(field.value)
-
-    def on_file(file: Any) -> None:
-        file.file_object.seek(0, SEEK_SET)
-        files[text_of(file.field_name)] = (text_of(file.file_name), file.file_object.read())
-
-    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1, "MAX_BODY_SIZE": float("inf")}
-    try:
-        parser = FormParser("multipart/form-data", on_field, on_file, boundary=boundary, config=config)
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise BadRequest(f"the form could not be read: {error}") from None
-    if "file" not in files:
+    form = read_form(content_type, body)
+    if "file" not in form.files:
         raise InvalidField("file", "file is required: the file itself, as a part of the form with a filename")
-    filename, content = files["file"]
-    return fields, filename, content
+    filename, content = form.files["file"]
+    return {name: values[-1] for name, values in form.fields.items()}, filename, content
 
 
-def text_of(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")
+# ---- the API description ----
+
+STATUSES = (400, 401, 404)
+LISTED = (
+    Parameter("limit", WHOLE, f"The most entries of a page; {MAX_LISTED} by default."),
+    Parameter("after", {"type": "string"}, "The id of the last entry of the page before."),
+)
+UPLOAD: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "Requests as lines of JSON."},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+}
+
+
+def _operation(method: str, path: str, operation_id: str, summary: str, **more: Any) -> Operation:
+    given = {"errors": STATUSES, **more}
+    return Operation(path=path, method=method, id=operation_id, summary=summary, error=OPENAI_ERROR, **given)
+
+
+OPERATIONS = [
+    _operation(
+        "post",
+        "/v1/files",
+        "createFile",
+        "Upload a file (OpenAI).",
+        body={"multipart/form-data": UPLOAD},
+        errors=(*STATUSES, 413),
+    ),
+    _operation(
+        "get",
+        "/v1/files",
+        "listFiles",
+        "List your files (OpenAI).",
+        query=[*LISTED, Parameter("purpose", {"type": "string"}, "Only files of this purpose.")],
+    ),
+    _operation("get", "/v1/files/{file_id}", "retrieveFile", "Describe a file (OpenAI)."),
+    _operation("delete", "/v1/files/{file_id}", "deleteFile", "Delete a file (OpenAI)."),
+    _operation(
+        "get",
+        "/v1/files/{file_id}/content",
+        "downloadFile",
+        "The content of a file (OpenAI).",
+        answers={200: ("The content", {"type": "string", "format": "binary"})},
+        content_type="application/octet-stream",
+    ),
+    _operation(
+        "post",
+        "/v1/batches",
+        "createBatch",
+        "Run the requests of a file (OpenAI).",
+        body={"application/json": request_schema(CreateBatchRequest)},
+    ),
+    _operation("get", "/v1/batches", "listBatches", "List your batches (OpenAI).", query=LISTED),
+    _operation("get", "/v1/batches/{batch_id}", "retrieveBatch", "The state of a batch (OpenAI)."),
+    _operation("post", "/v1/batches/{batch_id}/cancel", "cancelBatch", "Cancel a batch (OpenAI)."),
+]

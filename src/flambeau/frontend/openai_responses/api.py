@@ -9,19 +9,32 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import JSON_TYPE, openai_error_body, respond_json
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.openapi import OPENAI_ERROR, Operation
 from flambeau.frontend.openai.api import operation
 from flambeau.frontend.openai.chat import generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import client_names
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import choose_model, with_adapter_of
 from flambeau.frontend.openai.requests import Object, read_request
-from flambeau.frontend.openai.responses import ResponseHead, generate
+from flambeau.frontend.openai.responses import ResponseHead, Work, generate
 from flambeau.frontend.openai_responses.requests import CLIENT_NAMES, ResponsesRequest, items_of, messages_of, to_chat
 from flambeau.frontend.openai_responses.store import ResponseStore, StoredResponse
 from flambeau.frontend.openai_responses.writer import ResponseObjectWriter, new_id
 from flambeau.serving.server import Server
 
-OPERATIONS = [operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest)]
+OPERATIONS = [
+    operation("/v1/responses", "createResponse", "Answer an input (OpenAI).", ResponsesRequest),
+    *(
+        Operation(
+            path=path, method=method, id=operation_id, summary=summary, errors=(400, 401, 404), error=OPENAI_ERROR
+        )
+        for method, path, operation_id, summary in (
+            ("get", "/v1/responses/{response_id}", "getResponse", "A stored response (OpenAI)."),
+            ("delete", "/v1/responses/{response_id}", "deleteResponse", "Delete a stored response (OpenAI)."),
+            ("get", "/v1/responses/{response_id}/input_items", "listInputItems", "The input of a response (OpenAI)."),
+        )
+    ),
+]
 MAX_SHOWN = 100
 FORGOTTEN = "responses are kept for an hour, by the key that made them, and not beyond a restart"
 
@@ -33,16 +46,15 @@ class ResponsesApi:
         self._server = server
         self._store = ResponseStore()
 
-    def v1(self, exchange: Exchange, segments: list[str]) -> None:
+    def v1(self, exchange: Exchange, segments: list[str]) -> Work:
         """/v1/responses, /v1/responses/{id} and /v1/responses/{id}/input_items."""
         below, method = segments[2:], exchange.method
         if method == "OPTIONS":
             exchange.respond(200, b"")  # every response has the CORS headers
         elif not below:
             if method == "POST":
-                self._create(exchange)
-            else:
-                not_allowed(exchange, "POST")
+                return self._create(exchange)
+            not_allowed(exchange, "POST")
         elif below[1:] == ["input_items"]:
             if method == "GET":
                 self._list_items(exchange, below[0])
@@ -57,8 +69,9 @@ class ResponsesApi:
             self._delete(exchange, below[0])
         else:
             not_allowed(exchange, "GET", "DELETE")
+        return None
 
-    def _create(self, exchange: Exchange) -> None:
+    def _create(self, exchange: Exchange) -> Work:
         server = self._server
         request = read_request(take_bytes(exchange), ResponsesRequest)
         items = items_of(request)
@@ -73,7 +86,7 @@ class ResponsesApi:
         head = ResponseHead.new("chatcmpl-", model, request.model)
         keep = partial(self._keep, exchange.key_name, items, messages) if request.is_stored else None
         writer = ResponseObjectWriter(writer_of(chat, head), request, keep)
-        generate(exchange, model, version, generation, writer, style=server.config.error_style)
+        return generate(server, exchange, model, version, generation, writer)
 
     def _earlier(self, request: ResponsesRequest, owner: str) -> list[Object]:
         """The conversation that a request continues."""

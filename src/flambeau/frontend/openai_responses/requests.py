@@ -22,6 +22,7 @@ from flambeau.frontend.openai.fields import (
     one_of,
     shown,
 )
+from flambeau.frontend.openai.images import DETAILS, ImagePart, check_url
 from flambeau.frontend.openai.requests import (
     ChatRequest,
     ModelRequest,
@@ -143,7 +144,8 @@ def add_message(messages: list[Object], item: Object, place: str) -> None:
     role = item.get("role")
     if role not in ROLES:
         raise InvalidField(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
-    content = text_of(item.get("content"), f"{place}.content")
+    take = content_of if role == "user" else text_of
+    content = take(item.get("content"), f"{place}.content")
     last = messages[-1] if messages else {}
     if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
         last["content"] = content
@@ -178,18 +180,45 @@ def thought_of(item: Object) -> str:
     return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
-def text_of(content: Any, place: str) -> str:
+def content_of(content: Any, place: str) -> str | list[Object]:
+    """The text of a content, or its parts if there are images among them."""
+    if not isinstance(content, list) or not any(is_image(part) for part in content):
+        return text_of(content, place)
+    return [
+        image_of(part, f"{place}[{i}]")
+        if is_image(part)
+        else {"type": "text", "text": text_of([part], f"{place}", first=i)}
+        for i, part in enumerate(content)
+    ]
+
+
+def is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def image_of(part: Object, place: str) -> Object:
+    if part.get("file_id") is not None:
+        raise InvalidField(f"{place}.file_id", f"{place}.file_id is not supported; send the image as an image_url")
+    if part.get("detail") not in DETAILS:
+        raise InvalidField(f"{place}.detail", f"{place}.detail must be auto, low or high, not {shown(part['detail'])}")
+    return ImagePart(check_url(part.get("image_url"), f"{place}.image_url"), place)
+
+
+def text_of(content: Any, place: str, *, first: int = 0) -> str:
+    """The texts of a content, one on each line; `first` is the number of its first part."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidField(place, f"{place} must be text, or a list of text parts")
     texts = []
-    for i, part in enumerate(content):
+    for i, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, dict) else None
         found = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in (*TEXT_PARTS, "refusal") or not isinstance(found, str):
             where = f"{place}[{i}]"
-            raise InvalidField(where, f"{where} must be a text part, not {shown(kind)}: this server reads text only")
+            raise InvalidField(
+                where, f"{where} must be a text part, or an input_image in a message of the user, not {shown(kind)}"
+            )
         texts.append(found)
     return "\n".join(texts)
 

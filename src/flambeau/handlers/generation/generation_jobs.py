@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,16 +13,18 @@ from functools import partial
 from typing import Any, Protocol
 
 from flambeau.errors import BadRequest, PredictionException
+from flambeau.handlers.generation.chat_images import to_file
 from flambeau.handlers.generation.reply_formats import ChoiceOutput, ReplyFormat
 from flambeau.handlers.generation.request_reader import Prompted, ResumeState, encode_step, read_state, to_bad_request
 from flambeau.llm.core.outputs import Completion, Output, SequenceCounts
+from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine, EngineState
 from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
-from flambeau.wire.generation import Adapter, decode_adapter_change
-from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Work
+from flambeau.wire.generation import Adapter, ImageInput, decode_adapter_change
+from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Shared, Work
 
 LONG_BYTES = 16 << 10  # of a request that is read beside the steps: a few milliseconds
 READ_WAIT_S = 0.02  # an idle engine waits so long for a request that is being read, then for messages
@@ -95,7 +98,7 @@ class TokenGaps:
         self.counts = [0] * (len(TOKEN_GAPS) + 1)
         self.seconds = 0.0
         self.num_steps = 0
-        self._num_preempted = 0  # at the last report
+        self._num_preempted = self._num_saved = self._num_restored = 0  # at the last report
 
     def add(self, gap_s: float, num_tokens: int) -> None:
         """Count the tokens of one step; those that arrive together share the time since the step before."""
@@ -107,6 +110,9 @@ class TokenGaps:
         num_preempted = state.num_preempted - self._num_preempted
         self.counts, self.seconds, self.num_steps = [0] * len(counts), 0.0, 0
         self._num_preempted = state.num_preempted
+        num_saved = state.num_blocks_saved - self._num_saved
+        num_restored = state.num_blocks_restored - self._num_restored
+        self._num_saved, self._num_restored = state.num_blocks_saved, state.num_blocks_restored
         return EngineReport(
             state.num_running,
             state.num_waiting,
@@ -116,6 +122,8 @@ class TokenGaps:
             num_steps,
             counts,
             seconds,
+            num_saved,
+            num_restored,
         )
 
 
@@ -134,39 +142,51 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
-class LongReads:
-    """Reads long requests in a thread, beside the steps: tokenizing a long prompt takes as long as many steps.
+class BackgroundReads:
+    """Reads requests in a thread, beside the steps, one after another.
 
-    Tokenizers release Python's lock meanwhile. While one is read, others wait for the thread: they share a tokenizer.
+    Tokenizing a long prompt takes as long as many steps; tokenizers release Python's lock meanwhile. While one is
+    read, others wait for the thread: they share a tokenizer. Images have a thread of their own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._executor: ThreadPoolExecutor | None = None  # made when it is needed
-        self._reads: dict[int, tuple[Future[Any], Callable[[Any], StepResult | None]]] = {}
+        self._reads: dict[int, tuple[Future[Any], Callable[[Any], StepResult | None], threading.Event]] = {}
 
     @property
     def has_any(self) -> bool:
         return bool(self._reads)
 
-    def is_for(self, body: bytes | bytearray) -> bool:
-        return len(body) >= LONG_BYTES or bool(self._reads)
+    def is_for(self, size_bytes: int) -> bool:
+        return size_bytes >= LONG_BYTES or bool(self._reads)
 
-    def submit(self, job_id: int, read: Callable[[], Any], finish: Callable[[Any], StepResult | None]) -> None:
-        """Call `read` in the thread, and then `finish` with its result between two steps."""
+    def submit(
+        self,
+        job_id: int,
+        read: Callable[[], Any],
+        finish: Callable[[Any], StepResult | None],
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        """Call `read` in the thread, and then `finish` with its result between two steps.
+
+        `cancelled` is set when the result is no longer needed.
+        """
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="read")
-        self._reads[job_id] = (self._executor.submit(read), finish)
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._reads[job_id] = (self._executor.submit(read), finish, cancelled or threading.Event())
 
     def forget(self, job_id: int) -> None:
         """Drop a job that was cancelled."""
         if (found := self._reads.pop(job_id, None)) is not None:
             found[0].cancel()
+            found[2].set()
 
     def finish(self, wait_s: float) -> list[StepResult]:
         """Finish the jobs that are read; without any, wait a moment for one."""
-        wait([future for future, _ in self._reads.values()], wait_s, FIRST_COMPLETED)
+        wait([future for future, _, _ in self._reads.values()], wait_s, FIRST_COMPLETED)
         results: list[StepResult] = []
-        for job_id, (future, finish) in [*self._reads.items()]:
+        for job_id, (future, finish, _) in [*self._reads.items()]:
             if not future.done():
                 continue
             del self._reads[job_id]
@@ -181,6 +201,11 @@ class LongReads:
     def close(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def size_of(request: Request) -> int:
+    body = request.body
+    return body.size_bytes if isinstance(body, Shared) else len(body)
 
 
 def cannot_tokenize(body: bytes | bytearray) -> bytes:
@@ -200,7 +225,9 @@ class GptGeneration:
         abilities: Sequence[str],
         resume: bool,
         on_finished: Callable[[GenerationJob, float], None],
+        has_own_read: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`has_own_read`: whether `read` runs code of the user for predictions, which must not run in a thread."""
         self.places = engine.config.max_num_seqs
         self.max_length = engine.max_length
         self.adapters = engine.adapters  # those of the model's settings
@@ -209,9 +236,11 @@ class GptGeneration:
         self._engine = engine
         self._read = read
         self._tokenize = tokenize
+        self._has_own_read = has_own_read
         self._resume = resume
         self._on_finished = on_finished
-        self._reads = LongReads()
+        self._reads = BackgroundReads("read")
+        self._image_reads = BackgroundReads("images")
         self._jobs: dict[int, GenerationJob] = {}
         self._gaps = TokenGaps()
         # name in the engine → its owner, and the index of its first choice
@@ -221,7 +250,11 @@ class GptGeneration:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._unsent) or self._reads.has_any or self._engine.has_work
+        return bool(self._unsent) or self._is_reading or self._engine.has_work
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reads.has_any or self._image_reads.has_any
 
     # ---- jobs ----
 
@@ -234,16 +267,43 @@ class GptGeneration:
         state = read_state(request.state) if request.state else None
         if request.state and state is None:
             raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
-        if request.kind == "generate" and self._reads.is_for(row.get("body", b"")):
+        is_movable = request.kind == "generate" or not self._has_own_read()
+        if is_movable and self._reads.is_for(size_of(request)):
             self._reads.submit(
                 request.job_id,
                 partial(self._read, request, row, state),
-                lambda prompted: self._add_job(request, prompted, state, began),
+                lambda prompted: self._add_read(request, prompted, state, began),
             )
         else:
-            self._add_job(request, self._read(request, row, state), state, began)
+            self._add_read(request, self._read(request, row, state), state, began)
 
-    def _add_job(self, request: Request, prompted: Prompted, state: ResumeState | None, began: float) -> None:
+    def _add_read(self, request: Request, prompted: Prompted, state: ResumeState | None, began: float) -> None:
+        """Add a job, or first read its images."""
+        if not prompted.images:
+            self._add_job(request, prompted, (), state, began)
+            return
+        cancelled = threading.Event()
+        self._image_reads.submit(
+            request.job_id,
+            partial(self._encode_images, prompted.images, cancelled),
+            lambda images: self._add_job(request, prompted, images, state, began),
+            cancelled,
+        )
+
+    def _encode_images(self, images: Sequence[ImageInput], cancelled: threading.Event) -> list[EncodedImage]:
+        try:
+            return self._engine.encode_images([to_file(image) for image in images], cancelled.is_set)
+        except LLMError as error:
+            raise to_bad_request(error) from None
+
+    def _add_job(
+        self,
+        request: Request,
+        prompted: Prompted,
+        images: Sequence[EncodedImage],
+        state: ResumeState | None,
+        began: float,
+    ) -> None:
         seed = state.seed if state is not None else first_seed(prompted.params)
         keeps_state = self._resume and prompted.is_stream
         num_choices = len(prompted.prompts) * prompted.params.n
@@ -259,7 +319,7 @@ class GptGeneration:
         try:
             adapter = self._loaded(prompted.adapter)
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted, seed_of(place, prompted.params, seed), state, adapter)
+                self._add(job, place, ids, prompted, images, seed_of(place, prompted.params, seed), state, adapter)
         except LLMError as error:
             self._remove(job)
             raise to_bad_request(error, prompted.prompt_name) from None
@@ -274,6 +334,7 @@ class GptGeneration:
         place: int,
         ids: list[int],
         prompted: Prompted,
+        images: Sequence[EncodedImage],
         seed: int,
         state: ResumeState | None,
         adapter: str,
@@ -291,6 +352,7 @@ class GptGeneration:
                 turn=turn,
                 tenant=job.request.tenant,
                 scores_prompt=job.reply.scores_prompt,
+                images=images,
             )
             return
         alone = replace(params, n=1)
@@ -309,6 +371,7 @@ class GptGeneration:
                     adapter=adapter,
                     turn=turn,
                     tenant=job.request.tenant,
+                    images=images,
                 )
 
     def _loaded(self, adapter: Adapter | None) -> str:
@@ -338,13 +401,14 @@ class GptGeneration:
 
     def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
         """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
-        if not self._reads.is_for(body):
+        if not self._reads.is_for(len(body)):
             return self._tokenize(body)
         self._reads.submit(request.job_id, partial(self._tokenize, body), partial(Part, request.job_id))
         return None
 
     def cancel(self, job_id: int) -> None:
         self._reads.forget(job_id)
+        self._image_reads.forget(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None:
             self._remove(job)
 
@@ -357,8 +421,9 @@ class GptGeneration:
 
     def step(self) -> list[StepResult]:
         unsent, self._unsent = self._unsent, []
-        if self._reads.has_any:
-            unsent += self._reads.finish(wait_s=0.0 if self._engine.has_work else READ_WAIT_S)
+        for reads in (self._reads, self._image_reads):
+            if reads.has_any:
+                unsent += reads.finish(wait_s=0.0 if self._engine.has_work else READ_WAIT_S)
         return [*unsent, *self._advance()] if self._engine.has_work else unsent
 
     def _advance(self) -> list[StepResult]:
@@ -440,6 +505,7 @@ class GptGeneration:
 
     def close(self) -> None:
         self._reads.close()
+        self._image_reads.close()
         self._engine.close()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flambeau.errors import HandlerError
-from flambeau.llm.backends.eager import attention_mask
+from flambeau.llm.backends.eager import attend_to, attention_mask
+from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -59,6 +59,11 @@ class CachedModel(nn.Module):
                 f"input_pos must have one position for each of the {x.shape[1]} tokens, not the shape "
                 f"{list(input_pos.shape)}"
             )
+        if self.arch.latent_size:
+            raise HandlerError(
+                "model(x, input_pos) does not know the compressed cache of this network (MLA); use the engine instead: "
+                "self.generate(…)"
+            )
         num_places = int(input_pos.max()) + 1
         if num_places > self.arch.max_length or int(input_pos.min()) < 0:
             raise HandlerError(f"input_pos must be from 0 to {self.arch.max_length - 1}, the model's context")
@@ -96,20 +101,30 @@ class PositionAttention:
         self._cache, self._positions_T, self._num_places = cache, positions_T, num_places
         self._places_C = torch.arange(num_places, device=positions_T.device)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        changes: ScoreChanges = PLAIN_SCORES,
+    ) -> Tensor:
         """From q [B, T, H, D] and k, v [B, T, G, D] to [B, T, H, D]."""
         num_sequences = q.shape[0]
         keys, values = self._cache[layer]
         keys[:num_sequences, self._positions_T] = k.to(keys.dtype)
         values[:num_sequences, self._positions_T] = v.to(values.dtype)
-        mask_TC = attention_mask(self._positions_T, self._places_C, window)
-        y_BHTD = F.scaled_dot_product_attention(
+        mask_TC = attention_mask(self._positions_T, self._places_C, window, changes.chunk)
+        y_BHTD = attend_to(
             q.transpose(1, 2),
             keys[:num_sequences, : self._num_places].transpose(1, 2).to(q.dtype),
             values[:num_sequences, : self._num_places].transpose(1, 2).to(q.dtype),
-            attn_mask=mask_TC,
-            scale=scale,
-            enable_gqa=True,
+            mask_TC,
+            scale,
+            changes,
         )
         return y_BHTD.transpose(1, 2)
 

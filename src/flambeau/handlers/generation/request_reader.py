@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from msgspec import MsgspecError, Struct, msgpack
 
 from flambeau.errors import BadRequest, InvalidField
+from flambeau.handlers.generation.chat_images import TEXT_ONLY, ChatImages, num_image_parts
 from flambeau.handlers.generation.generate_request import (
     STRUCTURED,
     GenerateRequest,
@@ -30,13 +31,18 @@ from flambeau.llm.chat.stream_parser import StreamParser
 from flambeau.llm.core.sequence import IncrementalDetokenizer
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
-from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
+from flambeau.llm.text.infill import Infill
+from flambeau.wire.generation import Adapter, Generate, ImageInput, decode_request, given_options
 from flambeau.wire.messages import header
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
 MAX_CHOICES = 1024  # of one request: prompts times n
 # Tokens of reasoning where a chat template does not know the effort; None: no limit.
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
+CANNOT_INFILL = (
+    "suffix is not supported by this model: its vocabulary has no tokens to fill in a text, as Qwen2.5-Coder, "
+    "StarCoder2, CodeLlama, DeepSeek-Coder, Codestral and Granite have them; send the prompt alone"
+)
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 
@@ -63,6 +69,10 @@ class PromptTokenizer(Protocol):
     @property
     def template_text(self) -> str: ...
 
+    @property
+    def infill(self) -> Infill | None:
+        """How the model fills in a text; None if it does not."""
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
 
     def token_text(self, token_id: int) -> str: ...
@@ -81,6 +91,7 @@ class Prompted:
     adapter: Adapter | None = None
     turn: ChatTurn | None = None  # of a chat from the front end
     prompt_name: str = "prompt"  # the field of the request that it comes from
+    images: Sequence[ImageInput] = ()  # of the only prompt, which has places for them
 
 
 def to_bad_request(error: Exception, prompt_name: str = "prompt") -> BadRequest:
@@ -102,7 +113,9 @@ class RequestReader:
         has_own_limit: bool,
         streams: bool,
         chat_format: ChatFormat | None = None,
+        images: ChatImages | None = None,
     ) -> None:
+        self._images = images  # None: the model reads text only
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._defaults = defaults
@@ -139,11 +152,44 @@ class RequestReader:
     def encode_request(self, request: GenerateRequest) -> list[int]:
         if request.messages is None:
             return self.encode(request.prompt)
+        if num_image_parts(request.messages):
+            raise InvalidField("messages", "predictions read text only; send images to /v1/chat/completions")
         return self._encode_chat(request.messages, {})
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         contents = [message.get("content") for message in messages]
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
+        num_images = num_image_parts(messages)
+        if self._images is not None and num_images:
+            return self._encode_with_images(self._images, num_images, messages, options)
+        if num_images:
+            raise InvalidField("messages", f"the messages have images: {TEXT_ONLY}")
+        return self._encode_template(messages, options)
+
+    def _encode_with_images(
+        self,
+        images: ChatImages,
+        num_images: int,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> list[int]:
+        if num_images * images.num_tokens >= self._max_length:  # before they are put into a text
+            raise InvalidField(
+                "messages",
+                f"{num_images} images take {images.num_tokens} tokens each, and the model's context has only "
+                f"{self._max_length}; send fewer",
+            )
+        ids = self._encode_template(messages, {**options, "expansions": images.expansions})
+        images.check_prompt(ids, num_images)
+        if len(ids) >= self._max_length:  # before images are encoded, which takes long
+            raise InvalidField(
+                "messages",
+                f"the prompt has {len(ids)} tokens, those of {num_images} images included, and the model's context "
+                f"{self._max_length}, the answer's included; send fewer images or less text",
+            )
+        return ids
+
+    def _encode_template(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         try:
             return self._tokenizer.encode_chat(messages, **options)
         except (LLMError, TypeError, RecursionError) as error:
@@ -176,9 +222,13 @@ class RequestReader:
         except ValueError as error:
             raise BadRequest(str(error)) from None
         params = with_defaults(given_options(request.sampling), self._generate_defaults)
+        if (infill := self._infill(request.suffix)) is not None:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *infill.stop_ids))
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
+        if request.images and self._images is None:
+            raise InvalidField(request.images[0].name, f"{request.images[0].name} is an image, but {TEXT_ONLY}")
         prompts = self._prompts_of(request)
         turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
@@ -206,6 +256,7 @@ class RequestReader:
             adapter=request.adapter,
             turn=turn,
             prompt_name="prompt" if request.messages is None else "messages",
+            images=request.images,
         )
 
     def _turn(self, request: Generate, prompt_ids: Sequence[int]) -> ChatTurn:
@@ -260,6 +311,9 @@ class RequestReader:
 
     def _prompts_of(self, request: Generate) -> list[list[int]]:
         if request.messages is None:
+            infill = self._infill(request.suffix)
+            if infill is not None:
+                return [self._encode_infill(infill, prompt, request.suffix) for prompt in request.prompts]
             return [self.encode(prompt) for prompt in request.prompts]
         options, text = dict(request.template_options), self._tokenizer.template_text
         if (request.max_reasoning_tokens == 0 or request.reasoning_effort == "none") and "enable_thinking" in text:
@@ -267,6 +321,20 @@ class RequestReader:
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
         return [self._encode_messages(request.messages, request.tools, options)]
+
+    def _infill(self, suffix: str) -> Infill | None:
+        """How the model fills in before a suffix; None without one."""
+        if not suffix:
+            return None
+        if self._tokenizer.infill is None:
+            raise InvalidField("suffix", CANNOT_INFILL)
+        return self._tokenizer.infill
+
+    def _encode_infill(self, infill: Infill, prompt: str | list[int], suffix: str) -> list[int]:
+        if not isinstance(prompt, str):
+            raise InvalidField("prompt", "a prompt with a suffix must be text, not token ids; send the text itself")
+        self._check_length(len(prompt) + len(suffix), "prompt")
+        return infill.encode(check_text(prompt, "prompt"), check_text(suffix, "suffix"))
 
     def _encode_messages(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]

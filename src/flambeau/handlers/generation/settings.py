@@ -21,7 +21,16 @@ from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 logger = logging.getLogger(__name__)
 
 FORMATS = {"tool_parser": (AUTO, *TOOL_FORMATS), "reasoning_parser": (AUTO, *REASONING_NAMES)}
-TEXTS = ("model_path", "tokenizer_path", "draft_model_path", "dtype", "quantization", "kv_cache_dtype", "download_dir")
+TEXTS = (
+    "model_path",
+    "tokenizer_path",
+    "draft_model_path",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "kv_disk_folder",
+    "download_dir",
+)
 SWITCHES = (
     "compile",
     "speculative",
@@ -40,6 +49,9 @@ COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "image_cache_bytes",
+    "kv_host_memory_mb",
+    "kv_disk_mb",
     "tensor_parallel_size",
 )
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
@@ -186,19 +198,25 @@ def sampling_defaults(section: Mapping[str, Any]) -> SamplingParams:
 def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> EngineConfig:
     same = ("dtype", "max_num_seqs", "max_model_len", "max_step_tokens", "block_size", "num_blocks", "kv_cache_bytes")
     more = (
-        "kv_cache_dtype",
         "kv_cache_fraction",
         "prefix_cache",
+        "kv_host_memory_mb",
+        "kv_disk_mb",
         "compile",
         "quantization",
+        "kv_cache_dtype",
         "speculate_k",
         "merge_lora",
+        "image_cache_bytes",
     )
     fields = {key: section[key] for key in (*same, *more) if key in section}
-    if fields.get("dtype") == "auto":
-        del fields["dtype"]
+    for key in ("dtype", "kv_cache_dtype"):
+        if fields.get(key) == "auto":
+            del fields[key]
     if "tokenizer_path" in section:
         fields["tokenizer"] = str(find(section["tokenizer_path"], folder, "tokenizer_path"))
+    if "kv_disk_folder" in section:
+        fields["kv_disk_folder"] = str(start_folder() / Path(section["kv_disk_folder"]).expanduser())
     if adapters := section.get("lora_adapters"):
         fields["lora_adapters"] = {
             name: str(find(path, folder, f"lora_adapters: {name}")) for name, path in adapters.items()
@@ -261,8 +279,12 @@ def places_of(name: str, folder: Path) -> list[Path]:
     path = Path(name).expanduser()
     if path.is_absolute():
         return [path]
-    start = Path(os.environ.get("FLAMBEAU_START_FOLDER") or Path.cwd())
-    return [*dict.fromkeys((folder / path, start / path))]
+    return [*dict.fromkeys((folder / path, start_folder() / path))]
+
+
+def start_folder() -> Path:
+    """The folder that the server was started in."""
+    return Path(os.environ.get("FLAMBEAU_START_FOLDER") or Path.cwd())
 
 
 def folder_of(path: Path) -> Path:

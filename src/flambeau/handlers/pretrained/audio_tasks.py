@@ -1,4 +1,4 @@
-"""Speech recognition and audio classification."""
+"""AudioTask: reads sounds for a network. Audio classification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from flambeau.errors import BadRequest
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.pretrained.audio import read_audio
-from flambeau.handlers.pretrained.generated_text import GENERATION, check_generation, with_limit
 from flambeau.handlers.pretrained.task import Task, to_array
 from flambeau.handlers.pretrained.task_request import Kind, TaskRequest
 from flambeau.handlers.pretrained.text_tasks import FUNCTIONS, rank_labels
@@ -40,7 +39,11 @@ class AudioTask(Task):
         raise NotImplementedError
 
     def prepare(self, request: TaskRequest) -> list[Any]:
-        return [self.features(read_audio(item, self.rate)) for item in request.items]
+        return [self.entry(read_audio(item, self.rate)) for item in request.items]
+
+    def entry(self, samples: Array) -> dict[str, Any]:
+        """The tensors of one sound, and its length."""
+        return {**self.features(samples), "duration": len(samples) / self.rate}
 
     def features(self, samples: Array) -> dict[str, Any]:
         """The tensors of one sound."""
@@ -74,7 +77,11 @@ class AudioTask(Task):
         return [found[i] for i in range(len(inputs))]
 
     def group_of(self, entry: Mapping[str, Any]) -> Any:
-        return tuple((name, value.shape if isinstance(value, torch.Tensor) else value) for name, value in entry.items())
+        return tuple(
+            (name, value.shape if isinstance(value, torch.Tensor) else value)
+            for name, value in entry.items()
+            if name != "duration"
+        )
 
     def forward(self, entries: Sequence[Mapping[str, Any]]) -> list[Any]:
         with torch.inference_mode():
@@ -108,59 +115,3 @@ class AudioClassification(AudioTask):
 
     def label(self, index: int) -> str:
         return str(self.config.id2label.get(index, index))
-
-
-class CtcRecognition(AudioTask):
-    """Speech to text with one output per frame (wav2vec 2.0, HuBERT and others)."""
-
-    known: ClassVar[Mapping[str, Kind]] = {}
-
-    def load(self) -> Any:
-        self.tokenizer = self.runtime.load_part("AutoTokenizer")
-        return self.runtime.load_model("AutoModelForCTC")
-
-    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
-        texts = [self.tokenizer.decode(logits.argmax(-1), skip_special_tokens=False) for logits in outputs]
-        replies = [{"text": text} for text in texts]
-        return replies if request.is_many else replies[0]
-
-
-class GeneratedTranscript(AudioTask):
-    """Speech to text with a decoder (Whisper and others); longer sounds than its window are generated in parts."""
-
-    known: ClassVar[Mapping[str, Kind]] = {**GENERATION, "language": "text", "task": ("transcribe", "translate")}
-
-    def load(self) -> Any:
-        self.tokenizer = self.runtime.load_part("AutoTokenizer")
-        return self.runtime.load_model("AutoModelForSpeechSeq2Seq", generates=True)
-
-    def prepare(self, request: TaskRequest) -> list[Any]:
-        given = {name: value for name, value in request.parameters.items() if value is not None}
-        languages = {name: given.pop(name) for name in ("language", "task") if name in given}
-        if languages and not getattr(self.model.generation_config, "is_multilingual", False):
-            raise BadRequest(f"the model knows one language; leave {' and '.join(languages)} out")
-        check_generation(given, self.runtime.max_new_tokens)
-        settings = tuple(sorted((given | languages).items()))
-        return [{**entry, "settings": settings} for entry in super().prepare(request)]
-
-    def features(self, samples: Array) -> dict[str, Any]:
-        window = getattr(self.extractor, "n_samples", None)
-        if window is None or len(samples) <= window:
-            return super().features(samples)
-        options = {"truncation": False, "padding": "longest", "return_attention_mask": True}
-        found: Mapping[str, Any] = self.extractor(samples, sampling_rate=self.rate, return_tensors="pt", **options)
-        return {**found, "is_long": True}
-
-    def forward(self, entries: Sequence[Mapping[str, Any]]) -> list[Any]:
-        batch = self.join(entries)
-        arguments = dict(entries[0]["settings"])
-        if entries[0].get("is_long"):
-            arguments["return_timestamps"] = True  # the next window begins where the last sentence ended
-        settings = with_limit(self.model.generation_config, arguments, self.runtime.max_new_tokens)
-        with torch.inference_mode():
-            tokens = self.model.generate(**batch, **settings)
-        return [*self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-
-    def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[str]) -> Any:
-        replies = [{"text": text} for text in outputs]
-        return replies if request.is_many else replies[0]

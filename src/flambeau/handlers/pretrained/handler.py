@@ -144,7 +144,7 @@ def load_task(name: str, runtime: Runtime) -> Task:
         build = getattr(importlib.import_module(module), class_name)
         return build(runtime)
     if name == "automatic-speech-recognition":
-        tasks = importlib.import_module(f"{PACKAGE}.audio_tasks")
+        tasks = importlib.import_module(f"{PACKAGE}.speech_tasks")
         build = tasks.CtcRecognition if is_ctc(runtime.folder) else tasks.GeneratedTranscript
         return build(runtime)
     from flambeau.handlers.pretrained.generated_text import GeneratedText

@@ -30,6 +30,7 @@ class TaskRequest:
 
     inputs: Any
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    transcription: Mapping[str, Any] | None = None  # what /v1/audio asks for; see docs/openai.md
 
     @property
     def is_many(self) -> bool:
@@ -53,6 +54,8 @@ def read_task_request(
     `fields` are the keys of an input that may stand at the top level instead (`question` and `context`).
     `is_binary`: bytes are the input itself, an image or a sound.
     """
+    if "transcription" in row and "file" in row and is_binary:
+        return TaskRequest(inputs=row["file"], transcription=json.loads(row["transcription"]))
     value = next((row[key] for key in ("data", "body") if row.get(key) is not None), None)
     if value is None:
         if "body" in row or "data" in row or not row:

@@ -13,7 +13,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 
 CONFIG_FILE = "adapter_config.json"
-READ = ("peft_type", "r", "lora_alpha", "use_rslora", "alpha_pattern", "bias", "init_lora_weights")
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "alpha_pattern", "bias", "init_lora_weights")
 # The tensors in the file show which layers are adapted, and with which ranks; the others matter in training only.
 WITHOUT_EFFECT = frozenset(
     {
@@ -38,7 +38,6 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 NOT_SUPPORTED = {
-    "use_dora": "DoRA is not supported",
     "modules_to_save": "layers that were trained as a whole are not supported",
     "trainable_token_indices": "trained token embeddings are not supported",
     "target_parameters": "adapters of plain parameters, such as those of experts, are not supported",
@@ -58,6 +57,7 @@ class LoraConfig:
     alpha: float = 8.0
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)  # names of layers → their own alpha
     use_rslora: bool = False
+    use_dora: bool = False  # the rows of adapted weights have lengths of their own
     base: str = ""  # the name of the model that it was trained on
 
     def scale(self, module: str, rank: int) -> float:
@@ -94,6 +94,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
             key: number_of(file, "alpha_pattern", value) for key, value in (given.get("alpha_pattern") or {}).items()
         },
         use_rslora=bool(given.get("use_rslora")),
+        use_dora=bool(given.get("use_dora")),
         base=str(given.get("base_model_name_or_path") or ""),
     )
 

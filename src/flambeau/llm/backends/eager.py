@@ -7,7 +7,6 @@ Shapes: T tokens of the step · N rows of them · S sequences · Q tokens of eac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +15,9 @@ from torch.nn import functional as F
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache, from_cached
-from flambeau.llm.models.transformer import Attend, Transformer
-
-
-class ScoreChanges(NamedTuple):
-    """What happens to the scores of attention before the softmax."""
-
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [H]
-    has_alibi: bool = False
+from flambeau.llm.executor.kv_cache import KVCache, load
+from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
+from flambeau.llm.models.transformer import Transformer
 
 
 class WholeAttention:
@@ -40,16 +32,14 @@ class WholeAttention:
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
         length = q.shape[-3]
         positions = torch.arange(length, device=q.device)
-        mask = attention_mask(positions, positions, window)
+        mask = attention_mask(positions, positions, window, changes.chunk)
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-        y = attend_to(q, k, v, mask, scale, ScoreChanges(softcap, sinks, has_alibi))
+        y = attend_to(q, k, v, mask, scale, changes)
         return y.transpose(-3, -2)
 
 
@@ -69,23 +59,20 @@ class PagedAttention:
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         attend = attend_uniform if inputs.query_len else attend_ragged
-        return attend(
-            q, cache.keys[layer], cache.values[layer], inputs, scale, window, ScoreChanges(softcap, sinks, has_alibi)
-        )
+        values = None if cache.is_latent else cache.values[layer]
+        return attend(q, cache.keys[layer], values, inputs, scale, window, changes)
 
 
 def attend_uniform(
     q_THD: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     inputs: StepInputs,
     scale: float,
     window: int | None,
@@ -94,14 +81,16 @@ def attend_uniform(
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
     q_SHQD = q_THD.view(-1, length, *q_THD.shape[1:]).transpose(1, 2)
-    k_SGCD = from_cached(keys[inputs.block_tables_SB].flatten(1, 2), q_THD.dtype).transpose(1, 2)
-    v_SGCD = from_cached(values[inputs.block_tables_SB].flatten(1, 2), q_THD.dtype).transpose(1, 2)
+    k_SGCD = load(keys, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
-    mask_SQC = attention_mask(positions_SQ, places_C, window)
+    mask_SQC = attention_mask(positions_SQ, places_C, window, changes.chunk)
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
-    k_SGCD, v_SGCD = k_SGCD.masked_fill_(is_old, 0), v_SGCD.masked_fill_(is_old, 0)
+    k_SGCD = k_SGCD.masked_fill_(is_old, 0)
+    v_SGCD = k_SGCD
+    if values is not None:
+        v_SGCD = load(values, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2).masked_fill_(is_old, 0)
     y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), scale, changes)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
@@ -109,7 +98,7 @@ def attend_uniform(
 def attend_ragged(
     q_THD: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     inputs: StepInputs,
     scale: float,
     window: int | None,
@@ -121,9 +110,13 @@ def attend_ragged(
     for i, length in enumerate(inputs.context_lens_S.tolist()):
         tokens = slice(starts[i], starts[i + 1])
         blocks = inputs.block_tables_SB[i, : -(-length // keys.shape[1])]
-        k_GCD = from_cached(keys[blocks].flatten(0, 1)[:length], q_THD.dtype).transpose(0, 1)
-        v_GCD = from_cached(values[blocks].flatten(0, 1)[:length], q_THD.dtype).transpose(0, 1)
-        mask_QC = attention_mask(inputs.positions_T[tokens], torch.arange(length, device=keys.device), window)
+        k_GCD = load(keys, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
+        v_GCD = k_GCD
+        if values is not None:
+            v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
+        places_C = torch.arange(length, device=keys.device)
+        last_seen = None if inputs.images is None else inputs.images.last_seen_T[tokens]
+        mask_QC = attention_mask(inputs.positions_T[tokens], places_C, window, changes.chunk, last_seen)
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)
         pieces.append(y_HQD[0].transpose(0, 1))
@@ -132,16 +125,18 @@ def attend_ragged(
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, changes: ScoreChanges) -> Tensor:
     """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C] is true."""
-    softcap, sinks, has_alibi = changes
-    if softcap is None and sinks is None and not has_alibi:
+    softcap, sinks, alibi, _ = changes
+    if softcap is None and sinks is None and alibi is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     num_heads, shared = q.shape[-3], q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(shared, dim=-3), v.repeat_interleave(shared, dim=-3)
     scores = q.float() @ k.float().transpose(-1, -2) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if has_alibi:  # a function of the place instead of the distance: the softmax is the same
-        scores = scores + alibi_slopes(num_heads, q.device).view(-1, 1, 1) * torch.arange(k.shape[-2], device=q.device)
+    if alibi is not None:  # a function of the place instead of the distance: the softmax is the same
+        slopes, places = alibi_slopes(num_heads, q.device).view(-1, 1, 1), torch.arange(k.shape[-2], device=q.device)
+        is_rounded = alibi == "scaled"
+        scores = scores + ((slopes.bfloat16() * places).float() * scale if is_rounded else slopes * places)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is None:
         return scores.softmax(dim=-1).to(v.dtype) @ v
@@ -158,10 +153,18 @@ def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
-def attention_mask(positions: Tensor, places_C: Tensor, window: int | None) -> Tensor:
-    """Which cached places […, Q, C] the token at each position […, Q] attends to."""
+def attention_mask(
+    positions: Tensor,
+    places_C: Tensor,
+    window: int | None,
+    chunk: int | None = None,
+    last_seen: Tensor | None = None,
+) -> Tensor:
+    """Which cached places […, Q, C] the token at each position […, Q] attends to: up to its own, or to `last_seen`."""
     behind = positions.unsqueeze(-1) - places_C
-    mask = behind >= 0
+    mask = behind >= 0 if last_seen is None else last_seen.unsqueeze(-1) >= places_C
+    if chunk is not None:
+        mask = mask & (positions.unsqueeze(-1) // chunk == places_C // chunk)
     return mask if window is None else mask & (behind < window)
 
 
@@ -209,8 +212,11 @@ class EagerBackend:
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         inputs = inputs.to(self.device)
-        attend = self._attention(self.cache, inputs)
+        # No kernel knows that the tokens of an image attend to each other.
+        attend = (self._attention if inputs.images is None else PagedAttention)(self.cache, inputs)
+        replaced = None if inputs.images is None else (inputs.images.rows_M, inputs.images.features_ME)
+        given = inputs.ids_T, inputs.positions_T, attend, replaced
         if inputs.adapters_T is None or self._adapters is None:
-            return self.model(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+            return self.model(*given)  # type: ignore[no-any-return]
         with self._adapters.applied(inputs.adapters_T):
-            return self._adapted(inputs.ids_T, inputs.positions_T, attend)  # type: ignore[no-any-return]
+            return self._adapted(*given)  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ What is applied to the network while it is loaded:
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections import Counter
@@ -32,13 +33,13 @@ from torch import Tensor, nn
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
-from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, map_weights
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.executor.mapped_files import release_weight_files
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
+from flambeau.llm.mapped_files import release_weight_files
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
@@ -85,6 +86,12 @@ def load_model(
             path,
             ", ".join(arch.unknown_keys),
         )
+    if arch.unused:
+        unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]
+        if unused:
+            logger.warning(
+                "%s: %d tensors are left out, for example of pictures: %s", path, len(unused), listed(unused)
+            )
     with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
@@ -138,7 +145,7 @@ def check_kind(folder: Path) -> None:
 
 
 def fill(
-    model: Transformer,
+    model: nn.Module,
     placements: list[Placement],
     device: torch.device,
     progress: Progress | None,
@@ -186,7 +193,7 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
     setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
 
 
-def replace_module(model: Transformer, name: str, arrived: Arrived) -> None:
+def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:
     """Replace a complete module if `arrived` returns another."""
     other = arrived(name, model.get_submodule(name))
     if other is not None:

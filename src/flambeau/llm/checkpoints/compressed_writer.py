@@ -19,6 +19,7 @@ from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.latent_attention import LatentUp
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import canonical_name, layouts
@@ -179,7 +180,7 @@ def tensor_names(arch: Architecture, settings: QuantizationSettings) -> tuple[se
     linear = {
         tensor
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear | LatentUp)
         for tensor in spelled(name, module.weight)
     }
     return quantized, linear

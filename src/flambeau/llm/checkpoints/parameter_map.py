@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
@@ -23,8 +24,10 @@ from flambeau.llm.models.tensor_names import (
     layouts,
     num_interleaved_heads,
     parts_of,
+    renamed,
     to_halves,
     ungrouped,
+    vision_name,
 )
 from flambeau.llm.models.transformer import Transformer
 
@@ -98,10 +101,15 @@ def parameters_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def is_ignored(model: Transformer, name: str) -> bool:
-    """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens."""
+    """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens.
+
+    The encoder of images is loaded apart from the decoder (vision_weights.py).
+    """
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
-    return bool(IGNORED.search(name) or is_unused) or (
+    is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
+    is_vision = arch.vision is not None and vision_name(name) is not None
+    return bool(IGNORED.search(name) or is_unused or is_vision) or (
         model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
     )
 
@@ -110,12 +118,19 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
     """The tensors that a stored one is cut into, by canonical name."""
     name = canonical_name(stored.name, arch.renames)
     head_rows = arch.head_size if name.endswith("_norm.weight") else 1
-    heads = num_interleaved_heads(arch, name if arch.interleaved_rope else stored.name)
+    heads = num_interleaved_heads(arch, name if arch.interleaved_rope else renamed(stored.name, arch.renames))
     is_transposed = bool(arch.transposed and re.search(arch.transposed, name))
     is_grouped = arch.grouped_qkv and ".qkv_proj." in name
     has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 
+    is_score_bias = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie
+    is_normalized = arch.normalized_head and name == "lm_head.weight"
+
     def arrange(tensor: Tensor) -> Tensor:
+        if is_score_bias:
+            return tensor.flatten()
+        if is_normalized:
+            return F.normalize(tensor.float(), dim=-1).to(tensor.dtype)
         if is_transposed:
             tensor = tensor.transpose(-1, -2)
         if has_alternating_gates:

@@ -103,6 +103,11 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Reject weights whose names or shapes do not fit config.json; no weight is read."""
     arch = read_hugging_face(folder)
+    if arch.vision is not None:
+        raise CheckpointError(
+            f"{folder} reads images, and a quantized copy would lose the encoder of images; serve the original with "
+            "quantization: int8, int4 or fp8 in its model-config.yaml, which quantizes the decoder while it is loaded"
+        )
     with on_meta_device():
         model = Transformer(arch)
     map_weights(model, arch, open_weights(folder), None)

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 FIRST_BLOCK = 1  # padding writes to block 0
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a full block holds: its tokens, and the content of the block before it."""
+    """What a full block holds: its tokens or parts of images, and the content of the block before it."""
 
     parent: int  # serial of the content before it; from 0 down: nothing, with the adapter of this number
-    tokens: tuple[int, ...]
+    tokens: tuple[Hashable, ...]
+
+
+class StoredBlocks(Protocol):
+    """Where the content of blocks is kept after they were evicted, by keys that are the same in every process."""
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether there is content of this key; it may be gone when it is needed."""
+
+    def offer(self, block: int, content: BlockContent, key: bytes) -> None:
+        """A block that no sequence uses, and that may be evicted from now on."""
+
+    def set_num_free(self, number: int) -> None:
+        """How many blocks can be allocated."""
 
 
 class BlockPool:
     """Counts the users of each block. A block without users keeps its content until the block is needed."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, store: StoredBlocks | None = None
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks - FIRST_BLOCK
         self._prefix_cache = prefix_cache
@@ -31,6 +50,8 @@ class BlockPool:
         self._blocks: dict[BlockContent, tuple[int, int]] = {}  # content → its block and its serial
         self._contents: dict[int, BlockContent] = {}  # block → its content
         self._serials = itertools.count(1)
+        self._store = store
+        self._keys: dict[int, bytes] = {}  # with a store: serial of a content, or a root → its key
 
     @property
     def num_free(self) -> int:
@@ -47,7 +68,10 @@ class BlockPool:
 
     def allocate(self, number: int) -> list[int]:
         """Take blocks for new content; the caller has checked `num_free`."""
-        return [self._allocate_one() for _ in range(number)]
+        blocks = [self._allocate_one() for _ in range(number)]
+        if self._store is not None:
+            self._store.set_num_free(self.num_free)
+        return blocks
 
     def _allocate_one(self) -> int:
         if self._free:
@@ -66,12 +90,16 @@ class BlockPool:
                 continue
             if block in self._contents:
                 self._evictable[block] = None
+                if self._store is not None:
+                    self._offer(block, self._store)
             else:
                 self._free.append(block)
+        if self._store is not None:
+            self._store.set_num_free(self.num_free)
 
     # ---- prefix cache ----
 
-    def match_prefix(self, tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
+    def match_prefix(self, tokens: Sequence[Hashable], root: int = 0) -> tuple[list[int], int]:
         """Return the cached blocks that these tokens begin with, and the serial of the last one's content.
 
         Sequences share blocks only with those of the same root, which is what comes before the first block.
@@ -98,7 +126,7 @@ class BlockPool:
                 del self._evictable[block]
             self._users[block] += 1
 
-    def cache_block(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+    def cache_block(self, block: int, parent: int, tokens: Sequence[Hashable]) -> int:
         """Make a full block available to other prompts; returns the serial of its content."""
         if not self._prefix_cache:
             return 0
@@ -108,8 +136,49 @@ class BlockPool:
         serial = next(self._serials)
         self._blocks[content] = (block, serial)
         self._contents[block] = content
+        parent_key = self._keys.get(parent)
+        if parent_key is not None and (key := key_after(parent_key, tokens)) is not None:
+            self._keys[serial] = key
         return serial
 
     def _evict(self, block: int) -> None:
         content = self._contents.pop(block)
-        del self._blocks[content]
+        _, serial = self._blocks.pop(content)
+        self._keys.pop(serial, None)
+
+    # ---- what a store keeps ----
+
+    def set_root(self, root: int, key: bytes) -> None:
+        """Blocks after this root are offered to the store; the key says what they depend on besides their tokens."""
+        self._keys[root] = key
+
+    def holds(self, block: int, content: BlockContent) -> bool:
+        """Whether a block has had this content all the time since it was offered. Any thread may ask."""
+        return self._contents.get(block) is content
+
+    def match_stored(self, tokens: Sequence[Hashable], num_blocks: int, parent: int) -> list[bytes]:
+        """The keys of stored blocks that follow the first `num_blocks` of these tokens, whose last has this serial."""
+        keys: list[bytes] = []
+        key = self._keys.get(parent)
+        if self._store is None or key is None:
+            return keys
+        for start in range(num_blocks * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
+            key = key_after(key, tokens[start : start + self.block_size])
+            if key is None or key not in self._store:
+                break
+            keys.append(key)
+        return keys
+
+    def _offer(self, block: int, store: StoredBlocks) -> None:
+        content = self._contents[block]
+        key = self._keys.get(self._blocks[content][1])
+        if key is not None:
+            store.offer(block, content, key)
+
+
+def key_after(parent: bytes, tokens: Sequence[object]) -> bytes | None:
+    """The key of a block: a digest of its tokens and of all that comes before it; None if it holds more than tokens."""
+    if not all(type(token) is int for token in tokens):
+        return None
+    numbers: Any = tokens
+    return hashlib.blake2b(parent + array("q", numbers).tobytes(), digest_size=KEY_BYTES).digest()

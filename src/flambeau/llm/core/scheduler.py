@@ -1,8 +1,9 @@
 """Scheduler: plans which sequences run in a step and how many tokens of each, and applies the step's results.
 
 Sequences that decode come first. Then prompts follow in order of arrival, in chunks of what the step has left; a long
-prompt leaves room for those behind it. When blocks run out, the sequence that arrived last is preempted: it frees its
-blocks and is computed again later.
+prompt leaves room for those behind it. An image is never divided between chunks. A sequence whose prefix is copied from
+a store lets others pass. When blocks run out, the sequence that arrived last is preempted: it frees its blocks and is
+computed again later.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
+from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.sequence import FinishReason, Sequence
 
+MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
 MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
@@ -47,6 +50,10 @@ class StepPlan:
     lookahead: int = 0  # proposed tokens that each decoding sequence has room for
 
     @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.chunks
+
+    @property
     def finished_prompts(self) -> list[Sequence]:
         """Sequences whose prompt is computed to the end in this step, so that they get a token too."""
         return [chunk.sequence for chunk in self.chunks if chunk.is_last]
@@ -67,13 +74,16 @@ class Scheduler:
         max_step_tokens: int,
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
+        restores: PrefixRestores | None = None,
     ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
+        self._min_chunk = min(MIN_CHUNK, self._min_prompt_tokens)
         self._eos_ids = eos_ids
         self._on_remove = on_remove
+        self._restores = restores
         self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -141,13 +151,14 @@ class Scheduler:
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
                 left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
-        while left > 0 and self.waiting and len(self.running) < self._max_num_seqs:
-            sequence = self._next_waiting()
-            if not self._admit(sequence):
+        while left > 0 and len(self.running) < self._max_num_seqs and (first := self._next_waiting()) is not None:
+            if not self._admit(first):
+                if first.is_restoring:
+                    continue
                 break
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            left -= self._add_chunk(plan, sequence, left, has_others=bool(self.waiting))
+            self.waiting.remove(first)
+            self.running.append(first)
+            left -= self._add_chunk(plan, first, left, has_others=bool(self.waiting))
         return plan
 
     def _plan_newcomers(self) -> StepPlan:
@@ -161,8 +172,12 @@ class Scheduler:
             return plan
         running = {sequence.tenant for sequence in self.running}
         left = self._max_step_tokens
-        for sequence in [sequence for sequence in self.waiting if sequence.tenant not in running]:
-            if left <= 0 or len(self.running) >= self._max_num_seqs or not self._admit(sequence):
+        for sequence in [s for s in self.waiting if s.tenant not in running and not s.is_restoring]:
+            if left <= 0 or len(self.running) >= self._max_num_seqs:
+                break
+            if not self._admit(sequence):
+                if sequence.is_restoring:
+                    continue
                 break
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -170,13 +185,13 @@ class Scheduler:
         self._had_newcomers = bool(plan.chunks)
         return plan
 
-    def _next_waiting(self) -> Sequence:
+    def _next_waiting(self) -> Sequence | None:
         """The first in line; with several tenants, of the one with the fewest running sequences."""
-        first = self.waiting[0]
+        waiting = (sequence for sequence in self.waiting if not sequence.is_restoring)
         if not self._has_tenants or len({sequence.tenant for sequence in self.waiting}) == 1:
-            return first
+            return next(waiting, None)
         running = Counter(sequence.tenant for sequence in self.running)
-        return min(self.waiting, key=lambda sequence: running[sequence.tenant])
+        return min(waiting, key=lambda sequence: running[sequence.tenant], default=None)
 
     def plan_next(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one that has been started; None if that depends on the tokens of the started step.
@@ -186,7 +201,7 @@ class Scheduler:
         sequences = [sequence for sequence in plan.decodes if sequence.blocks]  # those that were not cancelled
         if plan.chunks or len(sequences) < len(self.running):
             return None
-        if self.waiting and len(self.running) < self._max_num_seqs:
+        if len(self.running) < self._max_num_seqs and not all(sequence.is_restoring for sequence in self.waiting):
             return None
         decodes = [sequence for sequence in sequences if sequence.room > 1]
         needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
@@ -233,6 +248,7 @@ class Scheduler:
         sequence.num_preempted += 1
         self.running.remove(sequence)
         self._free(sequence)
+        sequence.may_restore = True
         self.waiting.appendleft(sequence)
 
     def _free(self, sequence: Sequence) -> None:
@@ -242,17 +258,25 @@ class Scheduler:
         sequence.parent = sequence.root
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give it blocks for all its tokens, cached ones where the prefix matches; False if too few are free."""
+        """Give it blocks for all its tokens, cached ones where the prefix matches.
+
+        False if too few are free, or if its prefix is copied to blocks first.
+        """
         # One spare block per running sequence, so that the next step does not preempt the newcomer.
         spare = min(len(self.running), self._pool.num_blocks // 16)
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
         # The last token is always computed, even if all blocks are cached: its logits are needed.
-        reusable = [] if sequence.needs_prompt_logits else sequence.tokens[:-1]
+        reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
         shared, parent = self._pool.match_prefix(reusable, sequence.root)
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
             return False
+        if self._restores is not None and sequence.may_restore:
+            sequence.restore, is_own = self._restores.find(reusable, shared, parent)
+            if sequence.restore is not None:
+                sequence.may_restore = not is_own
+                return False
         self._pool.share(shared)
         sequence.blocks = shared + self._pool.allocate(needed)
         sequence.num_cached_blocks, sequence.parent = len(shared), parent
@@ -265,9 +289,10 @@ class Scheduler:
         """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
         length = len(sequence.tokens) - sequence.num_computed
         if length > left:
-            length = -(-left // 2) if has_others else left
+            length = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
         if sequence.needs_prompt_logits:
             length = min(length, MAX_SCORED_TOKENS)
+        length = with_whole_images(sequence, length)
         plan.chunks.append(Chunk(sequence, length))
         return length
 
@@ -332,8 +357,18 @@ class Scheduler:
         while (sequence.num_cached_blocks + 1) * size <= num_tokens:
             start = sequence.num_cached_blocks * size
             block = sequence.blocks[sequence.num_cached_blocks]
-            sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.tokens[start : start + size])
+            sequence.parent = self._pool.cache_block(block, sequence.parent, sequence.contents(start, start + size))
             sequence.num_cached_blocks += 1
+
+
+def with_whole_images(sequence: Sequence, length: int) -> int:
+    """The length of a chunk that ends within no image: before it, or else after it, however long that is."""
+    first = sequence.num_computed
+    end = first + length
+    for image in sequence.images:
+        if image.start < end < image.end:
+            end = image.start if image.start > first else image.end
+    return end - first
 
 
 def in_turns(sequences: Many[Sequence]) -> list[Sequence]:

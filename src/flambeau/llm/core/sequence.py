@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from flambeau.llm.core.prefix_restores import PrefixRestore
 from flambeau.llm.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
@@ -91,6 +93,23 @@ class SamplingState:
         return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedImage:
+    """The embeddings of an image; the digest tells its file from others."""
+
+    digest: bytes
+    features: Any  # [tokens, hidden size], on the host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImage:
+    """An image in the tokens of a prompt. Its tokens attend to each other, so they are computed in one step."""
+
+    start: int
+    end: int
+    image: EncodedImage
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One choice of a request. The keys and values of its first `num_computed` tokens are in the cache."""
@@ -105,6 +124,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
     adapter: int = field(default=0, init=False)  # the number of the adapter that it is computed with; 0: none
+    images: tuple[PromptImage, ...] = ()  # in the order of the prompt
     tenant: str = ""  # whose request it is; tenants take turns
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
     prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
@@ -118,6 +138,8 @@ class Sequence:
     num_accepted: int = 0
     num_preempted: int = 0
     finish_reason: FinishReason | None = None
+    restore: PrefixRestore | None = None  # the copy of its prefix that it waits for, or has waited for
+    may_restore: bool = True  # once between two preemptions
     siblings: list[Sequence] = field(default_factory=list)  # choices that start once the prompt is computed
     sampling: SamplingState = field(init=False)
 
@@ -134,6 +156,14 @@ class Sequence:
         """What comes before its first block: keys and values depend on the adapter, so each has its own prefixes."""
         return -self.adapter
 
+    def contents(self, start: int, end: int) -> list[Hashable]:
+        """What tells the keys and values of these tokens from others: their ids, or which part of which image."""
+        found: list[Hashable] = [*self.tokens[start:end]]
+        for image in self.images:
+            for place in range(max(start, image.start), min(end, image.end)):
+                found[place - start] = (image.image.digest, place - image.start)
+        return found
+
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
@@ -142,6 +172,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the last token is left to compute."""
         return self.num_computed == len(self.tokens) - 1 and self.num_computed > 0
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether its prefix is being copied to blocks."""
+        return self.restore is not None and not self.restore.is_over
 
     @property
     def needs_prompt_logits(self) -> bool:

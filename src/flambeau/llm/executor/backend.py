@@ -16,6 +16,7 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
+UNKNOWN_PARTS = "%s: the %s kernels do not know %s; plain PyTorch computes steps until Inductor has compiled them"
 
 
 class Greedy(Protocol):

@@ -74,6 +74,7 @@ class BackgroundCompiler:
 
 
 def summary(error: BaseException) -> str:
-    """The first lines of a compiler's long message."""
+    """The first lines of a compiler's long message; its hints are left out for the place that they are about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:500] or repr(error)
+    told = [line for line in lines if not line.startswith(("Explanation:", "Hint:"))]
+    return " ".join((told or lines)[:3])[:500] or repr(error)

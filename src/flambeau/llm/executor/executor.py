@@ -18,7 +18,7 @@ from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.executor.backend import Backend, Greedy, StartedTokens
-from flambeau.llm.executor.inputs import InputBuilder, to_tensor
+from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
 from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
@@ -166,7 +166,9 @@ class ModelExecutor:
     def _prefill(self, chunks: Many[Chunk]) -> Tensor:
         """The logits [N, V] after those chunks that are the last of their prompt."""
         sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
-        inputs = self._inputs.prefill(sequences, [sequence.num_computed for sequence in sequences], lengths)
+        starts = [sequence.num_computed for sequence in sequences]
+        inputs = self._inputs.prefill(sequences, starts, lengths)
+        inputs.images = images_of(sequences, starts, lengths)
         rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
         scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
         if not scored:

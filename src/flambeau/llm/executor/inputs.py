@@ -21,6 +21,18 @@ from flambeau.llm.core.sequence import Sequence
 Ints = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class StepImages:
+    """The tokens of a step that stand for parts of images. They attend to all of their image."""
+
+    rows_M: Tensor
+    features_ME: Tensor  # instead of the embeddings of these tokens
+    last_seen_T: Tensor  # the last position that each token of the step attends to
+
+    def to(self, device: torch.device) -> StepImages:
+        return StepImages(*(one.to(device) for one in (self.rows_M, self.features_ME, self.last_seen_T)))
+
+
 @dataclass(slots=True)
 class StepInputs:
     """Which tokens are computed, where their keys and values go, and what each token attends to."""
@@ -35,10 +47,11 @@ class StepInputs:
     query_len: int = field(default=0, kw_only=True)
     # The number of the adapter of each token, always on the host; None: no token has one.
     adapters_T: Tensor | None = field(default=None, kw_only=True)
+    images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors but the adapters, in the order that compiled steps take them."""
+        """All tensors but adapters and images, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
         return *places, self.query_starts, self.context_lens_S, self.block_tables_SB
 
@@ -46,7 +59,8 @@ class StepInputs:
         if all(tensor.device == device for tensor in self.tensors):
             return self
         moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
-        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T)
+        images = None if self.images is None else self.images.to(device)
+        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images)
 
 
 class BlockTables:
@@ -170,6 +184,28 @@ class InputBuilder:
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
         )
+
+
+def images_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepImages | None:
+    """The images in `lengths` tokens of each sequence, beginning at `starts`; None: there are none."""
+    if not any(sequence.images for sequence in sequences):
+        return None
+    rows: list[Ints] = []
+    features: list[Tensor] = []
+    last_seen = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    first_row = 0
+    for sequence, start, length, seen in zip(sequences, starts, lengths, last_seen, strict=True):
+        for one in sequence.images:
+            begin, end = max(start, one.start), min(start + length, one.end)
+            if begin < end:
+                assert end == one.end, "an image is divided between two chunks"
+                rows.append(np.arange(begin, end) - start + first_row)
+                features.append(one.image.features[begin - one.start :])
+                seen[begin - start : end - start] = one.end - 1
+        first_row += length
+    if not rows:
+        return None
+    return StepImages(to_tensor(np.concatenate(rows)), torch.cat(features), to_tensor(np.concatenate(last_seen)))
 
 
 def adapters_of(sequences: Rows[Sequence]) -> Ints | None:

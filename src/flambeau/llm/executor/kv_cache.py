@@ -1,7 +1,8 @@
 """KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
 
-A contiguous cache is one whose blocks are as long as a sequence: there is no second kind. In a cache of int8, the D
-numbers of a head are followed by their scale, a float32 in four bytes.
+Where keys and values are computed from latents (MLA), the cache holds these as keys, and no values. A contiguous
+cache is one whose blocks are as long as a sequence: there is no second kind. In a cache of int8, the D numbers of a
+head are followed by their scale, a float32 in four bytes.
 
 Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
 """
@@ -25,9 +26,9 @@ RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and ca
 
 
 class KVCache:
-    """Tensors [P, K, G, D] of keys and of values for each layer. Block 0 is for padding and belongs to no sequence.
+    """Tensors [P, K, G, D] of keys and of values for each layer; of latents there are no values.
 
-    With int8 they are [P, K, G, D + 4]: see `to_cached`.
+    Block 0 is for padding and belongs to no sequence. With int8 they are [P, K, G, D + 4]: see `to_int8`.
     """
 
     def __init__(
@@ -42,13 +43,41 @@ class KVCache:
         self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
         shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
         self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
-        self.values = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        self.is_latent = arch.latent_size > 0
+        self.values = [] if self.is_latent else [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that a block holds; the first dimension of each tensor is the block."""
+        return [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""
-        keys, values = self.keys[layer], self.values[layer]
-        keys.flatten(0, 1).index_copy_(0, slots_T, to_cached(k_TGD, keys.dtype))
-        values.flatten(0, 1).index_copy_(0, slots_T, to_cached(v_TGD, values.dtype))
+        store(self.keys[layer], slots_T, k_TGD)
+        if not self.is_latent:
+            store(self.values[layer], slots_T, v_TGD)
+
+
+def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
+    """Write numbers to their slots of [P, K, G, D]; those that a narrow type cannot hold become its largest."""
+    if cached.dtype == torch.int8:
+        cached.flatten(0, 1).index_copy_(0, slots_T, to_int8(new_TGD))
+        return
+    if cached.dtype.itemsize > 1:
+        cached.flatten(0, 1).index_copy_(0, slots_T, new_TGD.to(cached.dtype))
+        return
+    limit = torch.finfo(cached.dtype).max
+    bits_TGD = new_TGD.clamp(-limit, limit).to(cached.dtype).view(torch.uint8)
+    cached.view(torch.uint8).flatten(0, 1).index_copy_(0, slots_T, bits_TGD)  # not every device indexes float8
+
+
+def load(cached: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """The contents of these blocks […, K, G, D] in another type."""
+    if cached.dtype == torch.int8:
+        return from_int8(cached[blocks], dtype)
+    if cached.dtype.itemsize > 1:
+        return cached[blocks].to(dtype)
+    return cached.view(torch.uint8)[blocks].view(cached.dtype).to(dtype)
 
 
 SCALE_BYTES = 4
@@ -60,20 +89,16 @@ def head_room(arch: Architecture, dtype: torch.dtype) -> int:
     return arch.head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
-def to_cached(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values […, D] as they are cached: in int8, the largest number of a head is 127 steps."""
-    if dtype != torch.int8:
-        return x.to(dtype)
+def to_int8(x: Tensor) -> Tensor:
+    """Numbers […, D] as [..., D + 4]: the largest number of a head is 127 steps, and the scale follows."""
     wide = x.float()
     largest = wide.abs().amax(dim=-1, keepdim=True)
     steps = torch.where(largest > 1e-30, wide * (INT8_MAX / largest), 0.0).round()
     return torch.cat((steps.to(torch.int8), (largest / INT8_MAX).view(torch.int8)), dim=-1)
 
 
-def from_cached(cached: Tensor, dtype: torch.dtype) -> Tensor:
-    """The keys or values […, D] of what is cached."""
-    if cached.dtype != torch.int8:
-        return cached.to(dtype)
+def from_int8(cached: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers […, D] of what is cached."""
     scale = cached[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return (cached[..., :-SCALE_BYTES].float() * scale).to(dtype)
 
@@ -87,7 +112,8 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    return 2 * arch.num_layers * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
+    num_tensors = (1 if arch.latent_size else 2) * arch.num_layers
+    return num_tensors * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
 
 
 def num_blocks_for(

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy
-from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.inputs import StepImages, StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
-HEADER_SIZE = 7
+HEADER_SIZE = 9
 
-_ROWS = ("gate_proj", "up_proj", "q_proj")  # each rank has some of the outputs …
+_ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 
@@ -77,7 +77,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         )
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.has_alibi:
+    if arch.alibi is not None:
         raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
     if arch.num_kv_heads % size and size % arch.num_kv_heads:
         raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
@@ -226,13 +226,20 @@ def follow(
 
 
 def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
-    """Broadcast the inputs of the next pass: a header with the sizes, then all numbers in one tensor."""
-    tables, adapters_T = inputs.block_tables_SB, inputs.adapters_T
+    """Broadcast the inputs of the next pass: a header with the sizes, then all numbers in one tensor.
+
+    The embeddings of images follow, if there are any.
+    """
+    tables, adapters_T, images = inputs.block_tables_SB, inputs.adapters_T, inputs.images
     parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
     parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *(() if adapters_T is None else (adapters_T,))]
+    parts += [] if images is None else [images.rows_M, images.last_seen_T]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
-    dist.broadcast(torch.tensor([*sizes, int(adapters_T is not None)]), src=0, group=ranks.control)
+    image_shape = (0, 0) if images is None else images.features_ME.shape
+    dist.broadcast(torch.tensor([*sizes, int(adapters_T is not None), *image_shape]), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
+    if images is not None:
+        dist.broadcast(images.features_ME.to("cpu", torch.float32).contiguous(), src=0, group=ranks.control)
 
 
 def receive_header(ranks: TensorParallelGroup) -> list[int]:
@@ -246,17 +253,24 @@ def receive_inputs(
     ranks: TensorParallelGroup, header: list[int], device: torch.device
 ) -> tuple[StepInputs, Tensor | None]:
     """Receive the numbers behind a header that rank 0 has sent."""
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters = header
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width = header
     sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
-    numbers = torch.zeros(int(np.sum(sizes)) + has_adapters * num_tokens, dtype=torch.int64)
+    more = [has_adapters * num_tokens, num_image_rows, num_tokens if num_image_rows else 0]
+    numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
-    *_, adapters_T = torch.split(numbers, [*sizes, has_adapters * num_tokens])
+    *_, adapters_T, image_rows_M, last_seen_T = torch.split(numbers, [*sizes, *more])
+    images = None
+    if num_image_rows:
+        features_ME = torch.zeros(num_image_rows, width)
+        dist.broadcast(features_ME, src=0, group=ranks.control)
+        images = StepImages(image_rows_M, features_ME, last_seen_T).to(device)
     moved = numbers[: int(np.sum(sizes))].to(device)
     ids, positions, slots, starts, lengths, tables, rows = torch.split(moved, sizes)
     inputs = StepInputs(
         *(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks)),
         query_len=query_len,
         adapters_T=adapters_T if has_adapters else None,
+        images=images,
     )
     return inputs, rows if kind == PREFILL else None
 

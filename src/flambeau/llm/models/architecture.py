@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
-NormPlaces = Literal["before", "after", "both"]
+NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
+AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
+RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 
@@ -29,10 +31,31 @@ class RopeScaling:
     attention_factor: float | None = None  # yarn, longrope; None: computed from the factor
     short_factors: tuple[float, ...] = ()  # longrope: of each pair of dimensions
     long_factors: tuple[float, ...] = ()  # longrope
+    short_mscale: float | None = None  # longrope, in the place of the attention factor (Phi-3.5-MoE)
+    long_mscale: float | None = None  # longrope
     is_long: bool = True  # longrope: sequences may be longer than the original length, so the long factors are used
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ends of the ramp to whole dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionArchitecture:
+    """The shape of an image encoder (SigLIP) whose patches are pooled to the tokens of an image (Gemma 3)."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    image_size: int  # pixels of a side
+    patch_size: int
+    norm_epsilon: float
+    activation: Activation
+    num_tokens: int  # that an image takes in a prompt
+    text_size: int  # the decoder's hidden size
+    image_id: int  # the token in the places of an image …
+    begin_id: int  # … and those around them
+    end_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +93,42 @@ class Architecture:
     norm_bias: bool = False  # of a layer norm
     norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
     norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
+    has_last_norm: bool = True  # before the head (OPT-350M has none)
     is_parallel: bool = False  # attention and the feed-forward layer have the same input, and one norm
     has_gate: bool = True  # of the feed-forward layer
     activation: Activation = "silu"
     rotary_size: int | None = None  # the dimensions of a head that are rotated; None: all
     local_rope_theta: float | None = None  # of layers with a window, whose positions are not scaled (Gemma 3)
     wide_qk_norm: bool = False  # one norm over all heads instead of one per head (OLMo 2)
+    late_qk_norm: bool = False  # queries and keys are normalized after the rotation (Hunyuan)
     separate_qk_norm: bool = False  # a layer norm per head, and each head has its own weights (Cohere)
     has_norm_weight: bool = True  # of a layer norm (OLMo 1 has none)
     parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
+    latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
+    query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
+    unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
+    value_size: int = 0  # with a latent: of a head of values
+    paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
-    has_alibi: bool = False  # scores fall with the distance instead of rotary positions (BLOOM)
+    alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
+    chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
+    rotated_qk_norm: bool = False  # queries and keys are normalized after the rotation, without weights (Llama 4)
+    temperature_length: int = 0  # in unrotated layers, queries grow each time that so many tokens have passed …
+    temperature_scale: float = 0.0  # … by this times a logarithm (Llama 4)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)
     position_offset: int = 0  # of the first learned position (OPT)
+    embedding_size: int = 0  # of embeddings, projected to the hidden size and back (OPT-350M); 0: the hidden size
     embedding_norm: bool = False  # a norm after the embeddings (BLOOM)
+    scales_expert_inputs: bool = False  # experts get inputs times their weights, and are added up as they are (Llama 4)
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     gates_shared_expert: bool = False  # Qwen 2 MoE
-    has_sigmoid_router: bool = False  # experts are weighed one by one, and chosen with a bias (GLM-4.5)
-    num_expert_groups: int = 1  # with a sigmoid router: experts are chosen from the best groups only …
+    router: RouterKind = "softmax"  # how experts are chosen
+    router_jitter: float = 0.0  # of a sparse mixer
+    num_expert_groups: int = 1  # experts are chosen from the best groups only …
     num_chosen_groups: int = 1  # … of which there are so many
     routed_scale: float = 1.0  # of the weights of the chosen experts
     attention_scale: float | None = None  # None: the root of the head size
@@ -102,11 +139,14 @@ class Architecture:
     logit_scale: float = 1.0
     head_bias: bool = False
     # ---- end of the extras ----
+    vision: VisionArchitecture | None = None  # of a model that reads images
     renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
+    unused: str = ""  # in the files only: a pattern of the names of tensors that are left out
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
+    normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -117,6 +157,15 @@ class Architecture:
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
         return self.windows[layer] if self.windows else None
+
+    def chunk(self, layer: int) -> int | None:
+        """The tokens of a chunk that attend to each other; None: there are no chunks."""
+        return self.chunks[layer] if self.chunks else None
+
+    @property
+    def output_size(self) -> int:
+        """What attention gives for each head."""
+        return self.value_size or self.head_size
 
     @property
     def extras(self) -> tuple[str, ...]:

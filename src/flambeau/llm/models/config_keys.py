@@ -9,7 +9,8 @@ from typing import Any
 _HARMLESS = """
 _name_or_path architectures model_type auto_map transformers_version transformers.js_config tokenizer_class
 torch_dtype dtype _attn_implementation _attn_implementation_autoset attn_implementation unsloth_fixed
-unsloth_version unsloth_traced_with model_max_length is_llama_config name_or_path _commit_hash license
+_from_model_config unsloth_version unsloth_traced_with model_max_length is_llama_config name_or_path _commit_hash
+license
 attention_dropout attention_probs_dropout_prob attn_pdrop attn_dropout resid_pdrop embd_pdrop emb_pdrop
 embedding_dropout residual_dropout hidden_dropout hidden_dropout_prob dropout activation_dropout
 classifier_dropout layerdrop initializer_range initializer_factor init_std initializer_cutoff_factor
@@ -81,5 +82,7 @@ def unknown_keys(given: Mapping[str, Any], understood: frozenset[str]) -> tuple[
             # A section may hold one section for each type of layer.
             groups = {f"{section}.{key}": value for key, value in nested.items() if isinstance(value, Mapping)}
             groups = groups or {section: nested}
-            unknown += [f"{name}.{key}" for name, group in groups.items() for key in group if key not in ROPE_KEYS]
+            unknown += [
+                f"{name}.{key}" for name, group in groups.items() for key in group if key not in ROPE_KEYS | understood
+            ]
     return tuple(unknown)

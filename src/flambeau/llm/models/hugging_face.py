@@ -11,7 +11,10 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
-from flambeau.llm.models.families import Config, Family, family_of, partial_rotation
+from flambeau.llm.models.families.config_parts import partial_rotation
+from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.table import family_of
+from flambeau.llm.models.vision_config import decoder_config, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {
@@ -42,11 +45,14 @@ SUPPORTED = {  # options with only one supported value
     "use_mrope": (None, False),
 }
 ALWAYS_UNDERSTOOD = frozenset({"original_max_position_embeddings"})  # checked if positions are scaled
+MSCALES = frozenset({"short_mscale", "long_mscale"})  # of longrope
+CHECKPOINT_KEYS = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id")
 CANONICAL_FILES = {
     "renames": (),
     "interleaved_rope": False,
     "interleaved_gates": False,
     "grouped_qkv": False,
+    "normalized_head": False,
     "transposed": "",
 }
 QUANTIZATION_METHODS = (
@@ -88,7 +94,8 @@ def read_config(folder: Path) -> Config:
 
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
-    given = {family.aliases.get(key, key): value for key, value in config.items()}
+    whole = config
+    given = renamed(decoder_config(config) if family.has_images else text_config(config, family), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -135,7 +142,24 @@ def from_hugging_face(config: Config) -> Architecture:
     understood = HARMLESS | ALWAYS_UNDERSTOOD | windowed | family.understands | config.read
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
-    return replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
+
+
+def text_config(config: Config, family: Family) -> Config:
+    """The part of config.json on the language model, with what is said of the whole checkpoint."""
+    if not family.text_section:
+        return config
+    text = section(config, family.text_section)
+    if not text:
+        raise CheckpointError(f"config.json needs {family.text_section}, the settings of the language model")
+    return {**{key: config[key] for key in CHECKPOINT_KEYS if config.get(key) is not None}, **text}
+
+
+def renamed(config: Config, family: Family) -> dict[str, Any]:
+    """config.json with Llama's names of keys; the family's own names come first where a file has both."""
+    own = {family.aliases[key]: value for key, value in config.items() if key in family.aliases}
+    return {key: value for key, value in config.items() if key not in family.aliases} | own
 
 
 def activation(config: Config, family: Family) -> Activation:
@@ -200,6 +224,8 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
             f"original_max_position_embeddings is {outside} outside of the rope parameters, where it has no effect, "
             f"and {original} for them; put the right one into them"
         )
+    has_mscales = kind == "longrope" and family.understands >= MSCALES
+    mscales = {key: number(parameters, key) for key in MSCALES} if has_mscales else {}
     return RopeScaling(
         kind=kind,
         factor=number(parameters, "factor", trained / original if kind in ("yarn", "longrope") else None),
@@ -214,6 +240,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
         truncate=parameters.get("truncate", True),
         short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
         long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
+        **mscales,
         is_long=kind != "longrope" or trained > original,
     )
 

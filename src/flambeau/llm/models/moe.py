@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
 
 
 class Experts(nn.Module):
@@ -29,6 +30,7 @@ class Experts(nn.Module):
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, 2 * size)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
+        self.scales_inputs = arch.scales_expert_inputs
 
     def reset_parameters(self) -> None:
         """Random weights, as nn.Linear has them."""
@@ -49,29 +51,38 @@ class Experts(nn.Module):
         for expert in torch.unique(chosen_TA).tolist():
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
             up_bias, down_bias = self.biases(expert)
-            gate_up = F.linear(x_TE[tokens], self.gate_up_proj[expert], up_bias)
+            before, after = self.scales(weights_TA[tokens, places, None])
+            gate_up = F.linear(scaled(x_TE[tokens], before).to(x_TE.dtype), self.gate_up_proj[expert], up_bias)
             y = F.linear(self.activate(gate_up), self.down_proj[expert], down_bias)
-            y_TE.index_add_(0, tokens, (y * weights_TA[tokens, places, None]).to(y_TE.dtype))
+            y_TE.index_add_(0, tokens, scaled(y, after).to(y_TE.dtype))
         return y_TE
 
     def compute_gathered(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
         up_bias, down_bias = self.biases(chosen_TA)
-        gate_up = torch.einsum("ti,tafi->taf", x_TE, self.gate_up_proj[chosen_TA])
+        before, after = self.scales(weights_TA.unsqueeze(-1))
+        x_TAE = scaled(x_TE.unsqueeze(1).expand(-1, chosen_TA.shape[1], -1), before).to(x_TE.dtype)
+        gate_up = torch.einsum("tai,tafi->taf", x_TAE, self.gate_up_proj[chosen_TA])
         gate_up = gate_up if up_bias is None else gate_up + up_bias
         y_TAE = torch.einsum("taf,taif->tai", self.activate(gate_up), self.down_proj[chosen_TA])
         y_TAE = y_TAE if down_bias is None else y_TAE + down_bias
-        return (y_TAE * weights_TA.unsqueeze(-1)).sum(dim=1).to(x_TE.dtype)
+        return scaled(y_TAE, after).sum(dim=1).to(x_TE.dtype)
 
     def compute_all(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """All experts for all tokens; experts that a token did not choose have weight 0."""
         weights_TN = weights_TA.new_zeros(len(x_TE), len(self.down_proj)).scatter(1, chosen_TA, weights_TA)
         up_bias, down_bias = self.biases((slice(None), None))
-        gate_up = x_TE @ self.gate_up_proj.transpose(1, 2)
+        before, after = self.scales(weights_TN.t().unsqueeze(-1))
+        gate_up = scaled(x_TE, before).to(x_TE.dtype) @ self.gate_up_proj.transpose(1, 2)
         gate_up = gate_up if up_bias is None else gate_up + up_bias
         y_NTE = self.activate(gate_up) @ self.down_proj.transpose(1, 2)
         y_NTE = y_NTE if down_bias is None else y_NTE + down_bias
-        return (y_NTE * weights_TN.t().unsqueeze(-1)).sum(dim=0).to(x_TE.dtype)
+        # Without an input, an expert without biases gives nothing.
+        return scaled(y_NTE, after).sum(dim=0).to(x_TE.dtype)
+
+    def scales(self, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What inputs and outputs of experts are multiplied with."""
+        return (weights, None) if self.scales_inputs else (None, weights)
 
     def biases(self, chosen: Any) -> tuple[Tensor | None, Tensor | None]:
         """The biases of some experts, before and after the activation."""
@@ -85,6 +96,11 @@ class Experts(nn.Module):
             return F.silu(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+
+
+def scaled(x: Tensor, weights: Tensor | None) -> Tensor:
+    """x times the weights, if there are any."""
+    return x if weights is None else x * weights
 
 
 class SharedExpert(nn.Module):
@@ -109,12 +125,11 @@ class SparseMLP(nn.Module):
         self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
         self.experts = Experts(arch)
         self.experts.reset_parameters()
-        self.num_experts_per_token = arch.num_experts_per_token
         self.normalizes_experts = arch.normalizes_experts
-        self.num_groups, self.num_chosen_groups = arch.num_expert_groups, arch.num_chosen_groups
+        self.router, self.settings = arch.router, RouterSettings.of(arch)
         self.routed_scale = arch.routed_scale
         # float32 whatever the type of the network: it decides between scores that are close.
-        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.has_sigmoid_router else None
+        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router in BIASED else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
         self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
@@ -134,21 +149,11 @@ class SparseMLP(nn.Module):
         gate = self.shared_expert_gate
         return y + (shared if gate is None else shared * torch.sigmoid(gate(x)))  # type: ignore[no-any-return]
 
-    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, x_TE: Tensor) -> Routing:
         """The weights [T, A] of the chosen experts, and their numbers."""
-        if self.score_bias is None:
-            weights_TN = self.gate(x_TE).float().softmax(dim=-1)
-            weights_TA, chosen_TA = weights_TN.topk(self.num_experts_per_token, dim=-1)
-            return weights_TA, chosen_TA
-        weights_TN = F.linear(x_TE.float(), self.gate.weight.float()).sigmoid()
-        scores_TN = weights_TN + self.score_bias
-        if self.num_groups > 1:
-            scores = scores_TN.view(len(x_TE), self.num_groups, -1)
-            best = scores.topk(2, dim=-1)[0].sum(dim=-1).topk(self.num_chosen_groups, dim=-1)[1]
-            is_chosen = torch.zeros(scores.shape[:2], dtype=torch.bool, device=x_TE.device).scatter(1, best, True)
-            scores_TN = scores.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
-        chosen_TA = scores_TN.topk(self.num_experts_per_token, dim=-1)[1]
-        return weights_TN.gather(1, chosen_TA), chosen_TA
+        is_wide = self.router in WIDE
+        logits_TN = F.linear(x_TE.float(), self.gate.weight.float()) if is_wide else self.gate(x_TE)
+        return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
 
 
 def needs_static_shapes(x: Tensor) -> bool:

@@ -8,25 +8,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
+MAX_TABLE_LENGTH = 1 << 20
 Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
-Rotations = tuple[Angles, Angles]  # of ordinary layers, and of those with a local theta
+
+
+class Rotations(NamedTuple):
+    """What attention needs to know of positions."""
+
+    ordinary: Angles
+    local: Angles  # of layers with a local theta
+    query_scale: Tensor | None = None  # […, 1, 1]: what queries of unrotated layers are multiplied with
 
 
 class Rotation(nn.Module):
-    """The cosine and sine of every position, in float32 whatever the type of the network."""
+    """The cosine and sine of every position, in float32 whatever the type of the network.
+
+    Tables have those of all positions, unless sequences may be so long that they would take gigabytes.
+    """
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
         self.cos: Tensor
         self.sin: Tensor
+        self.inverse: Tensor
+        self.has_tables = arch.max_length <= MAX_TABLE_LENGTH
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
         self.local = (
@@ -37,14 +50,22 @@ class Rotation(nn.Module):
     def forward(self, positions: Tensor) -> Rotations:
         """What `rotate` needs for the positions […]."""
         angles = self.angles(positions)
-        return angles, self.local.angles(positions) if self.local is not None else angles
+        local = self.local.angles(positions) if self.local is not None else angles
+        return Rotations(angles, local, query_scale(self.arch, positions))
 
     def angles(self, positions: Tensor) -> Angles:
-        cos, sin = self.cos[positions], self.sin[positions]
+        if self.has_tables:
+            cos, sin = self.cos[positions], self.sin[positions]
+        else:
+            angles = positions.unsqueeze(-1).float() * self.inverse
+            cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
     def make_tables(self, device: torch.device) -> None:
-        length = 0 if device.type == "meta" else self.arch.max_length  # a network on the meta device has none yet
+        is_empty = device.type == "meta" or not self.has_tables  # a network on the meta device has none yet
+        length = 0 if is_empty else self.arch.max_length
+        inverse, self.factor = inverse_wavelengths(self.arch)
+        self.register_buffer("inverse", inverse.to(device), persistent=False)
         cos, sin = rotation_tables(self.arch, length)
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)
@@ -55,6 +76,14 @@ class Rotation(nn.Module):
         """Move to the network's device, but keep float32: the tables are computed again."""
         self.make_tables(fn(self.cos).device)
         return self
+
+
+def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:
+    """What the queries at these positions are multiplied with in layers without rotation; None: nothing."""
+    if not arch.temperature_length:
+        return None
+    passed = torch.floor((positions.float() + 1.0) / arch.temperature_length)
+    return (torch.log1p(passed) * arch.temperature_scale + 1.0)[..., None, None]
 
 
 def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
@@ -116,6 +145,9 @@ def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> T
 
 
 def long_attention_factor(scaling: RopeScaling) -> float:
+    mscale = scaling.long_mscale if scaling.is_long else scaling.short_mscale
+    if mscale is not None:
+        return mscale
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_length)) if scaling.factor > 1 else 1.0

@@ -28,6 +28,7 @@ RENAMES = (
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
+VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.))")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
 EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:[._](\w+))?$")  # several tensors if quantized or biased
@@ -50,9 +51,19 @@ class ParameterSlice:
 
 def canonical_name(name: str, renames: Renames = ()) -> str:
     """A tensor's Hugging Face name in a Llama, or our name if it is fused; `renames` are those of its family."""
-    for pattern, replacement in (*renames, *RENAMES):
+    return renamed(renamed(name, renames), RENAMES)
+
+
+def renamed(name: str, renames: Renames) -> str:
+    for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def vision_name(name: str) -> str | None:
+    """The name of a tensor in a VisionEncoder; None: it belongs to the decoder."""
+    found = VISION.match(name)
+    return None if found is None else (found[1] or found[2]) + name[found.end() :]
 
 
 def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:

@@ -77,13 +77,12 @@ def masks_of(state: SamplingState, ahead: Sequence[int], offset: int, num_places
     return bits
 
 
-def mask_logits(logits_SWV: Tensor, bits_PWB: Bits, rows_P: Tensor | None) -> None:
-    """Set the logits of tokens that are not allowed to -inf; `rows_P` None: in every row."""
+def mask_logits(logits_SWV: Tensor, bits_PWB: Bits, rows_P: Tensor | None) -> Tensor:
+    """The logits with -inf for tokens that are not allowed; `rows_P` None: in every row. The given ones stay."""
     is_allowed = expand_bits(bits_PWB, logits_SWV.shape[-1], logits_SWV.device)
     if rows_P is None:
-        logits_SWV.masked_fill_(is_allowed.logical_not_(), -torch.inf)
-    else:
-        logits_SWV[rows_P] = logits_SWV[rows_P].masked_fill_(is_allowed.logical_not_(), -torch.inf)
+        return torch.where(is_allowed, logits_SWV, -torch.inf)
+    return logits_SWV.index_copy(0, rows_P, torch.where(is_allowed, logits_SWV[rows_P], -torch.inf))
 
 
 def expand_bits(bits_PWB: Bits, vocab_size: int, device: torch.device) -> Tensor:

@@ -93,7 +93,12 @@ class LogitsProcessors:
         """Changed logits; place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead."""
         if self.are_none:
             return logits_SWV
-        logits_SWV = logits_SWV.clone()
+        if self._biased or self._with_min_tokens or self._penalized:
+            logits_SWV = self._changed(logits_SWV.clone(), ahead_SA, offset)
+        return self._constrain(logits_SWV, ahead_SA, offset) if self._constrained else logits_SWV
+
+    def _changed(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
+        """The same tensor, changed."""
         if self._biased:
             rows, ids, values = self._biased
             logits_SWV[rows, :, ids] += values
@@ -101,16 +106,14 @@ class LogitsProcessors:
         if self._penalized:
             rows = self._penalized_rows
             logits_SWV[rows] = self._penalize(logits_SWV[rows], ahead_SA, offset)
-        if self._constrained:
-            self._constrain(logits_SWV, ahead_SA, offset)
         return logits_SWV
 
-    def _constrain(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> None:
+    def _constrain(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Last of all changes, so that none of them allows what a grammar does not."""
         ahead = None if ahead_SA is None else ahead_SA.tolist()
         some = None if ahead is None else [ahead[i] for i in self._constrained_places]
         bits = self._masks.of(self._constrained, some, offset, logits_SWV.shape[1])
-        mask_logits(logits_SWV, bits, self._constrained_rows)
+        return mask_logits(logits_SWV, bits, self._constrained_rows)
 
     def _mask_end_tokens(self, logits_SWV: Tensor, offset: int) -> None:
         for i, state in self._with_min_tokens:

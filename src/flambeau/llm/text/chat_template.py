@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flambeau.llm.text.chat_sandbox import Sandbox
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
+IMAGE_PART = {"type": "image"}
 END_MARK = "\ufdd1"  # a noncharacter: where the text of a message ends
 USED = ("default", "tool_use")  # other named templates are ignored
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
@@ -118,7 +119,9 @@ def read_message(message: Message, name: str) -> dict[str, Any]:
 
 
 def check_part(part: Any, name: str) -> None:
-    """Reject a part that is not text."""
+    """Reject a part that is neither text nor the place of an image, whose file is not in the messages."""
+    if part == IMAGE_PART:
+        return
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind != "text" or not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{name} has type {kind!r}; this model reads text parts only", name)
@@ -141,6 +144,8 @@ def joined_parts(message: Message) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return message
+    if IMAGE_PART in content:
+        raise InvalidRequest("the model's chat template shows no images; leave them out", "messages")
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
@@ -154,7 +159,7 @@ def with_end_mark(messages: Sequence[Message]) -> list[Message]:
     """The messages with a mark after the text of the last one, where a model is to continue it."""
     *others, last = read_messages(messages)
     content = last.get("content")
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         *parts, part = content
         content = [*parts, {**part, "text": part["text"] + END_MARK}]
     elif isinstance(content, str):

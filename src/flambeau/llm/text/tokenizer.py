@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
@@ -26,6 +27,7 @@ from flambeau.llm.text.detokenizer import (
 )
 from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
 from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
+from flambeau.llm.text.infill import find_infill
 from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
 from flambeau.llm.text.vocabulary import (
     SentencePieceVocabulary,
@@ -64,6 +66,7 @@ class Tokenizer:
         own = () if vocabulary.eos_id is None else (vocabulary.eos_id,)
         self.eos_ids = frozenset((*eos_ids, *own))
         self.template = ChatTemplate(templates, tokens or {}) if templates else None
+        self.infill = find_infill(vocabulary)  # None: the model writes behind a prompt only
 
     @property
     def vocab_size(self) -> int:
@@ -148,6 +151,10 @@ class Tokenizer:
         """Special tokens by their names."""
         return self._vocabulary.special_ids
 
+    def named_id(self, text: str) -> int | None:
+        """The token of a name that messages cannot contain; special tokens are among them."""
+        return self._vocabulary.named_ids.get(text)
+
     def special_id(self, text: str) -> int | None:
         return self._vocabulary.special_ids.get(text)
 
@@ -176,11 +183,13 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        expansions: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> list[int]:
         """The prompt ids of a conversation. Messages cannot contain special tokens.
 
         With `continue_final_message` the prompt ends with the text of the last message, and the model continues it.
+        `expansions` are names of special tokens that the template writes, and the texts that replace them.
         """
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
@@ -190,6 +199,8 @@ class Tokenizer:
         text = self.render_chat(masked, tools=self._mask(tools), **others)
         if continue_final_message:
             text = up_to_end_mark(text)
+        for name, expansion in expansions.items():
+            text = text.replace(name, expansion)  # those in messages are masked
         if self._vocabulary.finds_special and MASK not in text:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)

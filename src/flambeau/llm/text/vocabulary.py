@@ -14,6 +14,7 @@ from flambeau.llm.text.detokenizer import LeadingSpaces
 from flambeau.llm.text.tokenizer_files import AddedToken
 
 SPACE = "\u2581"  # how SentencePiece writes a space
+LONG_TEXT = 2000  # characters: about a millisecond
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -175,7 +176,14 @@ class TokenizersVocabulary:
         """The ids of a text, with those that the post-processor adds."""
         check_unicode(text)
         with self._lock:
+            return self._ids(text, add_special=add_special)
+
+    def _ids(self, text: str, *, add_special: bool) -> list[int]:
+        """A long text is a batch of one: for a batch the library releases Python's lock, for a text it does not."""
+        if len(text) < LONG_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        return list(encoding.ids)
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a text; names of special tokens are plain text."""
@@ -183,7 +191,7 @@ class TokenizersVocabulary:
         with self._lock:
             self._tokenizer.encode_special_tokens = True
             try:
-                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+                return self._ids(text, add_special=False)
             finally:
                 self._tokenizer.encode_special_tokens = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +19,16 @@ from flambeau.wire.control import (
     FoundPort,
     FromAgent,
     Joined,
+    Look,
+    Looked,
     Prepare,
     Prepared,
     Printed,
+    RemoteFiles,
     Started,
+    TakeStacks,
     ToAgent,
+    TookStacks,
     Usage,
     WantPieces,
     from_agent_decoder,
@@ -34,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20  # the event loop encrypts one in about a millisecond
 ANSWER_S = 60.0  # for an agent to answer what takes no time
+INSPECTION_S = 5.0  # for an agent to look at a worker
 
 
 class Hosted(Protocol):
@@ -78,17 +84,39 @@ class AgentLink:
         assert isinstance(answer, FoundPort)
         return answer.port
 
-    async def prepare(self, folder: Path) -> str:
-        """Where the files of a model are on its machine; they are sent if it has none. Raises PlacementFailed."""
+    async def look(self, worker: str) -> Looked:
+        """What the kernel there knows of a worker's process; raises PlacementFailed or TimeoutError."""
+        serial = next(self._serials)
+        async with asyncio.timeout(INSPECTION_S):
+            answer = await self._ask(serial, Look(serial, worker))
+        assert isinstance(answer, Looked)
+        return answer
+
+    async def take_stacks(self, worker: str, after_s: float) -> TookStacks:
+        """The stacks of a worker, a moment later; raises PlacementFailed or TimeoutError."""
+        serial = next(self._serials)
+        async with asyncio.timeout(INSPECTION_S):
+            answer = await self._ask(serial, TakeStacks(serial, worker, after_s))
+        assert isinstance(answer, TookStacks)
+        return answer
+
+    async def prepare(self, folder: Path, remote: Sequence[RemoteFiles] = ()) -> str:
+        """Where the files of a model are on its machine. Raises PlacementFailed.
+
+        Files that it does not have are sent, unless it can get them from where they came from.
+        """
         files = await asyncio.to_thread(list_files, folder)
         serial = next(self._serials)
         answer = await self._ask(serial, Prepare(serial, str(folder), files))
         if isinstance(answer, Prepared) and not answer.folder:
             digest = await asyncio.to_thread(digest_of, folder)
             serial = next(self._serials)
-            answer = await self._ask(serial, Prepare(serial, str(folder), files, digest))
-            if isinstance(answer, WantPieces):
-                answer = await self._send_files(serial, folder, files)
+            answer = await self._ask(serial, Prepare(serial, str(folder), files, digest, [*remote]))
+            while isinstance(answer, WantPieces):
+                if answer.problem:
+                    logger.warning("%s could not get a model by itself: %s", self._host, answer.problem)
+                held = {*answer.held}
+                answer = await self._send_files(serial, folder, [file for file in files if file.path not in held])
         assert isinstance(answer, Prepared)
         if not answer.folder:
             raise PlacementFailed(f"its model could not be stored on {self._host}: {answer.reason}")
@@ -131,7 +159,7 @@ class AgentLink:
         if isinstance(message, Joined):
             self.joined = message
             self._on_joined(self)
-        elif isinstance(message, FoundPort | Prepared | WantPieces):
+        elif isinstance(message, FoundPort | Looked | TookStacks | Prepared | WantPieces):
             answer = self._answers.get(message.serial)
             if answer is not None and not answer.done():
                 answer.set_result(message)

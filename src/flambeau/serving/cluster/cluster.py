@@ -80,7 +80,9 @@ class Cluster:
         return sum(seat.node == node for placement in self.placements for seat in placement.seats if seat.is_open)
 
     async def nodes(self) -> list[NodeInfo]:
-        """The machines of the cluster; raises TimeoutError if the placer does not answer."""
+        """The machines of the cluster; raises TimeoutError if the placer does not answer, or is not connected."""
+        if not self.connection:
+            raise TimeoutError(self.problem)
         serial = next(self._serials)
         answer: asyncio.Future[list[NodeInfo]] = asyncio.get_running_loop().create_future()
         self._answers[serial] = answer
@@ -119,6 +121,9 @@ class Cluster:
 
     def _on_placer_end(self, words: str) -> None:
         self.connection, self.problem = "", words
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(TimeoutError(words))
         for placement in self.placements:
             placement.on_waiting(f"the placer ended: {words}")
 

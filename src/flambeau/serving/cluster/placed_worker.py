@@ -9,17 +9,19 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from flambeau.errors import FlambeauError, PlacementFailed
 from flambeau.serving.cluster.resources import node_environment
 from flambeau.serving.crash_recovery import WorkerExit
+from flambeau.serving.workers.inspection import Stacks
+from flambeau.serving.workers.process_state import GONE, Activity, ProcessState, ThreadState
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec, exit_of
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.control import Adopt, Ended, Kill, Printed, Start, Started
+from flambeau.wire.control import Adopt, Ended, Kill, Looked, Printed, Start, Started
 from flambeau.wire.messages import Failed
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class PlacedWorker:
         self._kill_cause: WorkerExit | None = None
         self._token = ""
         self._resident_bytes = 0
+        self._is_stopped = False  # as its agent reported it
         self._is_closed = False  # the channel
         self._end: asyncio.Future[RemoteEnd] = asyncio.get_running_loop().create_future()
 
@@ -93,6 +96,28 @@ class PlacedWorker:
     @property
     def is_connected(self) -> bool:
         return self._channel is not None and not self._is_closed
+
+    # ---- what it does ----
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    async def look(self) -> ProcessState:
+        """Nothing is known without an agent."""
+        try:
+            return process_state_of(await self._seat.open_link.look(self.key)) if self._seat is not None else GONE
+        except (PlacementFailed, TimeoutError):
+            return GONE
+
+    async def take_stacks(self, after_s: float = 0.0) -> Stacks:
+        if self._seat is None:
+            return Stacks()
+        try:
+            found = await self._seat.open_link.take_stacks(self.key, after_s)
+        except (PlacementFailed, TimeoutError):
+            return Stacks()
+        return Stacks(found.text, found.is_endless)
 
     # ---- life ----
 
@@ -129,7 +154,7 @@ class PlacedWorker:
         seat = self._seat = await self._or_end(self._placement.seat_of(load.rank))
         try:
             link = seat.open_link
-            folder = await self._or_end(link.prepare(Path(load.folder)))
+            folder = await self._or_end(link.prepare(Path(load.folder), spec.remote))
             group = await self._or_end(self._placement.group_environment(load.rank))
         except PlacementFailed:
             if seat.is_open:
@@ -143,7 +168,7 @@ class PlacedWorker:
         self._token = self._placement.port.expect(self._open)
         environment = {**node_environment(spec.environment), **group}
         python = spec.python if spec.has_own_python else ""
-        link.send(Start(self.key, folder, environment, self._token, python))
+        link.send(Start(self.key, folder, environment, self._token, python, self._placement.port.local_name))
         asyncio.get_running_loop().call_later(CONNECT_S, self._check_connected)
         return True
 
@@ -257,12 +282,23 @@ class PlacedWorker:
         self._set_end(RemoteEnd(message.code, message.out_of_memory, reason))
 
     def on_usage(self, resident_bytes: int, *, is_stopped: bool) -> None:
-        self._resident_bytes = resident_bytes
+        self._resident_bytes, self._is_stopped = resident_bytes, is_stopped
 
     def on_agent_lost(self) -> None:
         """Its agent is gone. If its channel is too, its machine is lost; otherwise it works on."""
+        self._is_stopped = False  # nobody would report that it goes on
         if self._is_closed or self._channel is None:
             self._set_end(self._lost())
+
+
+def process_state_of(looked: Looked) -> ProcessState:
+    return ProcessState(
+        activity=cast(Activity, looked.activity),
+        user_s=looked.user_s,
+        system_s=looked.system_s,
+        num_events=looked.num_events,
+        threads=tuple(ThreadState(*thread) for thread in looked.threads),
+    )
 
 
 class RemoteStream:

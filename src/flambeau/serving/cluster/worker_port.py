@@ -1,4 +1,4 @@
-"""WorkerPort: where agents and workers of other machines connect, inside TLS, each with a token of its own."""
+"""WorkerPort: where agents and placed workers connect, each with a token: inside TLS, or by a Unix socket."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from typing import cast
@@ -15,7 +16,15 @@ from typing import cast
 from flambeau.certificates import self_signed
 from flambeau.errors import ConfigError
 from flambeau.serving.cluster.tls_connection import TlsConnection
-from flambeau.wire.tls import TOKEN_BYTES, fingerprint_of, keep_alive, server_context, split_address
+from flambeau.wire.tls import (
+    SOCKET_BUFFER_BYTES,
+    TOKEN_BYTES,
+    fingerprint_of,
+    keep_alive,
+    listen_locally,
+    server_context,
+    split_address,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +36,21 @@ NewProtocol = Callable[[], asyncio.BufferedProtocol]
 
 
 class WorkerPort:
-    """One listening port. `expect` returns a token; whoever shows it first gets the protocol that goes with it."""
+    """One listening port, and a Unix socket for workers of this machine, which need no TLS.
+
+    `expect` returns a token; whoever shows it first gets the protocol that goes with it.
+    """
 
     def __init__(self, address: str, heartbeat_s: float) -> None:
         self._host, self._port = split_address(address)
         self._heartbeat_s = heartbeat_s
         self._expected: dict[bytes, NewProtocol] = {}  # by the hash of a token, so that a look-up tells nothing of it
         self._known: dict[bytes, NewProtocol] = {}
-        self._strangers: set[TlsConnection] = set()  # that have not shown a token yet
-        self._server: asyncio.Server | None = None
+        self._strangers: set[TlsConnection | TokenCheck] = set()  # that have not shown a token yet
+        self._servers: list[asyncio.Server] = []
         self._refusals = Refusals()
         self.fingerprint = ""
+        self.local_name = ""  # of the Unix socket; empty: there is none
 
     @property
     def address(self) -> str:
@@ -60,17 +73,21 @@ class WorkerPort:
                 "choose an address of this machine and a free port with --worker-address HOST:PORT"
             ) from None
         self._port = listener.getsockname()[1]
-        self._server = await asyncio.get_running_loop().create_server(self._new_connection, sock=listener)
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._new_connection, sock=listener))
+        if sys.platform == "linux":
+            here, self.local_name = listen_locally()
+            self._servers.append(await loop.create_unix_server(self._new_local_connection, sock=here))
 
     def _listen(self) -> socket.socket:
         family, *_, place = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family, backlog=1024)
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            for stranger in [*self._strangers]:
-                stranger.raw.abort()
+        for server in self._servers:
+            server.close()
+        for stranger in [*self._strangers]:
+            stranger.raw.abort()
 
     def expect(self, new_protocol: NewProtocol) -> str:
         """A token that is good for one connection."""
@@ -93,23 +110,36 @@ class WorkerPort:
 
     def _admit(self, connection: TlsConnection) -> asyncio.BufferedProtocol:
         """The handshake is done; the token comes next."""
-        sock, peer = connection.raw.get_extra_info("socket"), connection.raw.get_extra_info("peername")
+        sock = connection.raw.get_extra_info("socket")
         keep_alive(sock, self._heartbeat_s)
-        if len(self._strangers) > MAX_STRANGERS:
-            self._refuse(connection, f"{MAX_STRANGERS} connections have not shown a token yet")
-        return TokenCheck(self._take, lambda reason: self._settle(connection, reason), str(peer[0]))
+        self._limit_strangers(connection)
+        return TokenCheck(self._take, lambda reason: self._settle(connection, reason))
 
-    def _settle(self, connection: TlsConnection, reason: str) -> None:
+    def _new_local_connection(self) -> TokenCheck:
+        check = TokenCheck(self._take, lambda reason: self._settle(check, reason), self._on_local_connection)
+        self._strangers.add(check)
+        return check
+
+    def _on_local_connection(self, check: TokenCheck) -> None:
+        sock = check.raw.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        self._limit_strangers(check)
+
+    def _limit_strangers(self, newest: TlsConnection | TokenCheck) -> None:
+        if len(self._strangers) > MAX_STRANGERS:
+            self._refuse(newest, f"{MAX_STRANGERS} connections have not shown a token yet")
+
+    def _settle(self, connection: TlsConnection | TokenCheck, reason: str) -> None:
         """A connection has shown its token, or is refused for a reason."""
         if reason:
             self._refuse(connection, reason)
         self._strangers.discard(connection)
 
-    def _refuse(self, connection: TlsConnection, reason: str) -> None:
+    def _refuse(self, connection: TlsConnection | TokenCheck, reason: str) -> None:
         if connection in self._strangers:
             self._strangers.discard(connection)
             peer = connection.raw.get_extra_info("peername")
-            self._refusals.note(str(peer[0]) if peer else "somebody", reason)
+            self._refusals.note(str(peer[0]) if peer else "this machine", reason)
             connection.raw.abort()
 
     def _take(self, token: bytes) -> NewProtocol | None:
@@ -121,17 +151,21 @@ class TokenCheck(asyncio.BufferedProtocol):
     """Reads the token of a new connection and hands it over to the protocol that waits for it."""
 
     def __init__(
-        self, take: Callable[[bytes], NewProtocol | None], on_settled: Callable[[str], None], peer: str
+        self,
+        take: Callable[[bytes], NewProtocol | None],
+        on_settled: Callable[[str], None],
+        on_connected: Callable[[TokenCheck], None] = lambda check: None,
     ) -> None:
         self._take = take
         self._on_settled = on_settled
-        self._peer = peer
+        self._on_connected = on_connected
         self._token = bytearray(TOKEN_BYTES)
         self._size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.raw = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(TOKEN_S, self._on_settled, "it sent no token")
+        self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._token)[self._size :]  # not a byte of what follows
@@ -147,8 +181,8 @@ class TokenCheck(asyncio.BufferedProtocol):
             return
         self._on_settled("")
         protocol = new_protocol()
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
+        self.raw.set_protocol(protocol)
+        protocol.connection_made(self.raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -65,6 +65,7 @@ class DownloadLimits:
 
 
 DEFAULT_LIMITS = DownloadLimits()
+IMAGE_LIMITS = DownloadLimits(max_bytes=20 << 20, connect_s=5, silence_s=10, total_s=30, min_rate=0)
 
 
 class DownloadRejected(Exception):

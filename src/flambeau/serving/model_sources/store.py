@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -38,11 +39,13 @@ from flambeau.serving.model_sources.urls import (
     is_url,
     local_path_of,
 )
+from flambeau.wire.control import RemoteFiles
 
 logger = logging.getLogger(__name__)
 
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
 PREFIX = "flambeau-models-"
+SNAPSHOT = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 NO_STORE = "start the server with --model-store FOLDER (config.properties: model_store), or with the model's path"
 
 
@@ -85,10 +88,20 @@ class Store:
             logger.info("%s is in the model store already, and served from there", shown(url))
             return await asyncio.to_thread(self.open_path, folder / file_name_of(canonical(url)), url)
         try:
-            return replace(await asyncio.to_thread(self.open_path, file, url, keep_broken=True), downloaded=file)
+            source = await asyncio.to_thread(self.open_path, file, url, keep_broken=True)
+            return replace(source, downloaded=file, remote=() if signed else self._remote(url))
         except BaseException:
             file.unlink(missing_ok=True)
             raise
+
+    def _remote(self, url: str) -> tuple[RemoteFiles, ...]:
+        """Where other machines may download an archive; a file of this machine is sent to them."""
+        if not url.lower().startswith(("http:", "https:")) or not file_name_of(canonical(url)).endswith(
+            ARCHIVE_SUFFIXES
+        ):
+            return ()
+        allowed = [pattern.pattern for pattern in self.downloader.allowed]
+        return (RemoteFiles(url=url, allowed=allowed, allow_private=self.downloader.allow_private),)
 
     def _check(self, url: str) -> Path:
         """Raise if the URL itself is not acceptable. Clients rely on the order of the checks."""
@@ -219,7 +232,7 @@ class Store:
         inner = [*path.iterdir()]
         if len(inner) == 1 and inner[0].is_dir() and inner[0].name != Path(MANIFEST).parent.name:
             path = inner[0]
-        return Source(url=url, folder=path, manifest=manifest_of(path))
+        return Source(url=url, folder=path, manifest=manifest_of(path), remote=hub_files(path))
 
     def _new_folder(self) -> Path:
         try:
@@ -236,6 +249,17 @@ class Store:
         except OSError as error:
             raise ConfigError(f"archives cannot be unpacked: {error}; set TMPDIR to a writable folder") from None
         return folder
+
+
+def hub_files(folder: Path) -> tuple[RemoteFiles, ...]:
+    """The models of the hub that a folder is, or has links to, as the layout of the hub's cache tells."""
+    found = []
+    for path in (folder, *sorted(path for path in folder.iterdir() if path.is_symlink())):
+        name = SNAPSHOT.search(path.resolve().as_posix())
+        if name is not None and path.is_dir():
+            below = "" if path == folder else path.name
+            found.append(RemoteFiles(folder=below, hub=f"{name['org']}/{name['name']}@{name['commit']}"))
+    return tuple(found)
 
 
 def hub_remedy(url: str, store: str) -> str:
@@ -406,6 +430,7 @@ class Source:
     downloaded: Path | None = None  # the file in the store, deleted with the model
     origin: Origin | None = None  # of unpacked files
     problem: str = ""  # why its archive could not be read
+    remote: tuple[RemoteFiles, ...] = ()  # where other machines may get the files by themselves
 
     def restore(self) -> None:
         """Bring unpacked files back that were deleted."""

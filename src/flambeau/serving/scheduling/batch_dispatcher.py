@@ -12,6 +12,7 @@ from flambeau.metrics.traffic import smoothed
 from flambeau.serving.job import Job
 from flambeau.serving.scheduling.batch_policy import BatchLimits, free_places, held_tenants, may_send_ahead, wait_s
 from flambeau.serving.scheduling.dispatcher import NO_TICKET, Timer, Worker
+from flambeau.serving.scheduling.prefix_affinity import PrefixAffinity
 from flambeau.serving.scheduling.queue import JobQueue
 
 STUCK_S = 0.05  # a worker without progress for this long returns the batches that it has not begun
@@ -42,6 +43,7 @@ class BatchDispatcher:
         self._will_feed = False
         self._held_since = 0.0  # a worker is free from then on, and the next batch waits for more jobs; 0: it does not
         self._contention: CpuContention | None = None  # with more workers than cores
+        self._affinity = PrefixAffinity()
 
     def add(self, job: Job) -> str:
         """Queue a job. Jobs that arrive in one iteration of the event loop leave together when the model batches."""
@@ -82,6 +84,8 @@ class BatchDispatcher:
                 self._held_since = 0.0
                 return
             if worker.places:  # jobs join a running batch one by one, without a delay
+                if len(self._workers) > 1:
+                    worker = self._prefer(worker)
                 worker.send(queue.take(1))
                 continue
             if limits.delay_s is not None and not queue.oldest.is_alone:
@@ -119,6 +123,22 @@ class BatchDispatcher:
             if self._may_send_beside(worker) if worker.is_concurrent else self._may_send_ahead(worker, num_waiting):
                 best = worker
         return best
+
+    def _prefer(self, least_busy: Worker) -> Worker:
+        """The worker that holds the beginning of the next job's prompt, or else the least busy one."""
+        job = self._queue.oldest
+        if job.is_suspect:
+            return least_busy
+        others = [worker for worker in self._workers if worker is not least_busy and self._may_join(worker)]
+        return self._affinity.pick([least_busy, *others], job)
+
+    def _may_join(self, worker: Worker) -> bool:
+        """Whether a worker that takes jobs one by one could take the next one."""
+        if not worker.is_ready or worker.is_retiring or not worker.places:
+            return False
+        if not worker.batches:
+            return self._contention is None or not self._has_contention(self._contention)
+        return self._may_send_beside(worker)
 
     def _has_contention(self, contention: CpuContention) -> bool:
         """Whether as many workers compute as there are cores for them."""
@@ -171,6 +191,7 @@ class BatchDispatcher:
         self.feed()
 
     def on_worker_exit(self) -> None:
+        self._affinity.keep([worker for worker in self._workers if worker.is_ready])
         self.feed()
 
     def end_sequence(self, id: str) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
-from flambeau.serving.workers.endless_loops import find_endless_loop
 from flambeau.serving.workers.health import (
     StepTimes,
     WorkerWatch,
@@ -22,10 +18,9 @@ from flambeau.serving.workers.health import (
     slowness_in_words,
 )
 from flambeau.serving.workers.pool import WorkerPool
-from flambeau.serving.workers.process_state import ProcessState, is_stopped, read_process
+from flambeau.serving.workers.process_state import ProcessState
 from flambeau.serving.workers.remote_worker import RemoteWorker
-from flambeau.small_files import read_small
-from flambeau.wire.stack_dumps import StackDump, is_same_place, main_stack
+from flambeau.wire.stack_dumps import is_same_place, main_stack
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +57,8 @@ class HangDetector:
     async def _check(self, worker: RemoteWorker) -> None:
         silent_s = worker.seconds_silent()
         watch = self._watches.get(worker)
-        pids = worker.local_pids
-        has_stopped = any(map(is_stopped, pids))
+        processes = worker.processes
+        has_stopped = any(process.is_stopped for process in processes)
         if silent_s < self.interval_s and not has_stopped:  # the usual case: idle, or quick
             if watch is not None:
                 watch.clear()
@@ -73,16 +68,16 @@ class HangDetector:
             watch = self._watches[worker] = WorkerWatch()
         if has_stopped:
             watch.see(ProcessState(activity="stopped"), time.monotonic())
-        elif len(pids) == 1:
-            watch.see(await asyncio.to_thread(read_process, pids[0]), time.monotonic())
+        elif len(processes) == 1:
+            watch.see(await processes[0].look(), time.monotonic())
         else:  # ranks wait for each other in ways of their own
             watch.clear()
-        await self._judge(worker, watch, pids)
+        await self._judge(worker, watch)
 
-    async def _judge(self, worker: RemoteWorker, watch: WorkerWatch, pids: Sequence[int]) -> None:
+    async def _judge(self, worker: RemoteWorker, watch: WorkerWatch) -> None:
         silent_s, now = worker.seconds_silent(), time.monotonic()
         if watch.has_lasted(silent_s, now, self._times, self._hang_s):
-            await self._replace(worker, watch, pids, watch.held_s(silent_s, now))
+            await self._replace(worker, watch, watch.held_s(silent_s, now))
         elif silent_s > slow_after_s(self._times, self._hang_s):
             activity = None if watch.before is None else watch.before.activity
             worker.health = slowness_in_words(silent_s, activity, self._times)
@@ -92,49 +87,31 @@ class HangDetector:
         else:
             worker.health = ""
 
-    async def _replace(self, worker: RemoteWorker, watch: WorkerWatch, pids: Sequence[int], held_s: float) -> None:
+    async def _replace(self, worker: RemoteWorker, watch: WorkerWatch, held_s: float) -> None:
         hang, silent_s = watch.hang, worker.seconds_silent()
         assert hang is not None
         stacks, place = "", ""
         if hang != "stopped":
-            [pid] = pids
-            dumps = [await asyncio.to_thread(take_dump, pid, 0.0)]
-            if needs_proof(hang, self._times) and not await asyncio.to_thread(is_in_endless_loop, dumps[0]):
+            [process] = worker.processes
+            dumps = [await process.take_stacks()]
+            if needs_proof(hang, self._times) and not dumps[0].is_endless:
                 watch.clear()  # it may just be slow
                 return
             if hang == "computing":
-                dumps += [await asyncio.to_thread(take_dump, pid, CONFIRMATION_S) for _ in range(CONFIRMATIONS - 1)]
-            frames, *later = [main_stack(dump) for dump in dumps]
+                dumps += [await process.take_stacks(CONFIRMATION_S) for _ in range(CONFIRMATIONS - 1)]
+            frames, *later = [main_stack(dump.text) for dump in dumps]
             if hang == "computing" and not all(is_same_place(frames, others) for others in later):
                 watch.clear()  # it is somewhere else each time, so it gets on
                 return
-            place, stacks = str(frames[0]) if frames else "", dumps[-1]
+            place, stacks = str(frames[0]) if frames else "", dumps[-1].text
             if worker.seconds_silent() < silent_s:  # it has just answered
                 watch.clear()
                 return
-        states = [await asyncio.to_thread(read_process, pid) for pid in pids]
-        kernel = "\n\n".join(f"process {pid}:\n{state}" for pid, state in zip(pids, states, strict=True))
+        states = [(process.pid, await process.look()) for process in worker.processes]
+        kernel = "\n\n".join(f"process {pid}:\n{state}" for pid, state in states)
         words = worker.health = hang_in_words(hang, held_s, place, self._times)
         if worker.ended.done():
             return
         self._events.worker_hung(worker.spec.ref, words)
         stacks = f"{stacks}\n{kernel}\n" if stacks else f"{kernel}\n"
         worker.kill(WorkerExit(reason=words, is_hung=True, spares_jobs=hang == "stopped", stacks=stacks))
-
-
-def is_in_endless_loop(dump: str) -> bool:
-    """Whether the main thread is in a loop whose source shows that it cannot end. Call it in a thread."""
-    frames = main_stack(dump)
-    if not frames:
-        return False
-    try:
-        source = read_small(Path(frames[0].file)).decode()
-    except (OSError, ValueError):
-        return False
-    return find_endless_loop(source, int(frames[0].line)) is not None
-
-
-def take_dump(pid: int, after_s: float) -> str:
-    """The stacks of a process, a moment later. Call it in a thread."""
-    time.sleep(after_s)
-    return StackDump(pid).wait()

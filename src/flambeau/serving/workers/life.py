@@ -7,6 +7,8 @@ from typing import Protocol
 
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
+from flambeau.serving.workers.inspection import Stacks
+from flambeau.serving.workers.process_state import ProcessState
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.channel import ServerChannel
@@ -32,6 +34,16 @@ class WorkerLife(Protocol):
     @property
     def resident_bytes(self) -> int:
         """Its resident memory, as last known; 0 if unknown."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, as last known."""
+
+    async def look(self) -> ProcessState:
+        """What the kernel knows of the process."""
+
+    async def take_stacks(self, after_s: float = 0.0) -> Stacks:
+        """Its stacks, a moment later."""
 
     async def run(self) -> WorkerExit:
         """Run the process to its end."""

@@ -49,7 +49,7 @@ class RankGroup:
         new_life: NewLife,
     ) -> None:
         self._specs = (spec, *spec.others)
-        self._processes = [
+        self.processes = [
             new_life(s, partial(self._new_channel, rank), output.of_rank(rank)) for rank, s in enumerate(self._specs)
         ]
         self._channels: dict[int, ServerChannel] = {}
@@ -65,20 +65,20 @@ class RankGroup:
     @property
     def pid(self) -> int:
         """The process id of rank 0, or 0 before there is one."""
-        return self._processes[0].pid
+        return self.processes[0].pid
 
     @property
     def pids(self) -> list[int]:
         """The process ids, by rank."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self.processes]
 
     @property
     def local_pids(self) -> list[int]:
-        return [pid for process in self._processes for pid in process.local_pids]
+        return [pid for process in self.processes for pid in process.local_pids]
 
     @property
     def resident_by_rank(self) -> list[int]:
-        return [process.resident_bytes for process in self._processes]
+        return [process.resident_bytes for process in self.processes]
 
     @property
     def resident_bytes(self) -> int:
@@ -87,13 +87,13 @@ class RankGroup:
     @property
     def has_exited(self) -> bool:
         """Whether one of the ranks has; the others follow."""
-        return any(process.has_exited for process in self._processes)
+        return any(process.has_exited for process in self.processes)
 
     # ---- the interface of a process ----
 
     async def run(self) -> WorkerExit:
         """Run every rank until the first exits, then stop the others; return how the first exited."""
-        lives = [asyncio.ensure_future(process.run()) for process in self._processes]
+        lives = [asyncio.ensure_future(process.run()) for process in self.processes]
         try:
             await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             first = next(rank for rank, life in enumerate(lives) if life.done())
@@ -113,7 +113,7 @@ class RankGroup:
         )
 
     def kill(self, cause: WorkerExit) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.kill(cause)
 
     # ---- the interface of a channel ----
@@ -156,7 +156,7 @@ class RankGroup:
         """Each rank has a channel of its own."""
 
     def _on_end(self, rank: int, fault: str) -> None:
-        self._processes[rank].on_channel_closed()
+        self.processes[rank].on_channel_closed()
         if fault:
             self.kill(WorkerExit(reason=f"rank {rank} {fault}"))
         if not self._is_closed:
@@ -171,7 +171,7 @@ class RankGroup:
             if isinstance(message, Ready):
                 to_server += self._on_ready(rank, message)
             elif isinstance(message, Failed) and not message.job_ids:
-                self._processes[rank].load_failure = message
+                self.processes[rank].load_failure = message
                 self._failed_rank = rank if self._failed_rank is None else self._failed_rank
             elif self._lockstep is None:
                 to_server += [message] if rank == 0 else []
@@ -191,7 +191,7 @@ class RankGroup:
         Ranks of a generating model are not in lockstep: rank 0 leads the others itself.
         """
         self._ready[rank] = message
-        self._processes[rank].note_ready()
+        self.processes[rank].note_ready()
         if len(self._ready) < len(self._specs):
             return []
         if any(ready.places for ready in self._ready.values()):

@@ -43,13 +43,11 @@ from flambeau.wire.messages import (
     ToServer,
     Work,
 )
-from flambeau.wire.stack_dumps import StackDump
 
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 2.0  # between the end of the channel and SIGKILL
-DUMP_S = 0.1  # for a stalled worker to write its stacks
-MAX_DUMP_WAITS = 5  # further ones, while there are none
+STACKS_S = 1.0  # for a stalled worker to write its stacks; on a busy machine a signal may take its time
 LAST_FRAMES_S = 0.5  # between the end of the process and that of the channel
 
 
@@ -144,6 +142,11 @@ class RemoteWorker:
         return self._process.local_pids
 
     @property
+    def processes(self) -> Sequence[WorkerLife]:
+        """Its processes, by rank."""
+        return self._process.processes if isinstance(self._process, RankGroup) else [self._process]
+
+    @property
     def resident_by_rank(self) -> list[int]:
         """The resident memory of each process, as last known."""
         process = self._process
@@ -229,20 +232,18 @@ class RemoteWorker:
         self._process.kill(cause)
 
     def kill_with_stacks(self, cause: WorkerExit) -> None:
-        """Kill the process a moment later, when it has written its stacks; at once if it cannot."""
-        dumps = [dump for pid in self.local_pids if (dump := StackDump(pid)).is_requested]
-        if dumps:
+        """Kill the process when it has written its stacks, or cannot, or takes too long for that."""
+        if not self.is_ending:
             self.is_ending = True
-            asyncio.get_running_loop().call_later(DUMP_S, self._kill_with, cause, dumps, MAX_DUMP_WAITS)
-        else:
-            self.kill(cause)
+            self._ending = asyncio.ensure_future(self._kill_with_stacks(cause))
 
-    def _kill_with(self, cause: WorkerExit, dumps: Sequence[StackDump], num_waits: int) -> None:
-        texts = [dump.text() for dump in dumps]
-        if not all(texts) and num_waits:  # on a busy machine a signal may take its time
-            asyncio.get_running_loop().call_later(DUMP_S, self._kill_with, cause, dumps, num_waits - 1)
-            return
-        self.kill(replace(cause, stacks="\n".join(texts)))
+    async def _kill_with_stacks(self, cause: WorkerExit) -> None:
+        tasks = [asyncio.ensure_future(process.take_stacks()) for process in self.processes]
+        done, late = await asyncio.wait(tasks, timeout=STACKS_S)
+        for task in late:
+            task.cancel()
+        texts = [task.result().text for task in tasks if task in done and task.exception() is None]
+        self.kill(replace(cause, stacks="\n".join(text for text in texts if text)))
 
     async def retire(self, timeout_s: float) -> None:
         """Let it finish its jobs, then stop it; kill it after `timeout_s`."""

@@ -201,4 +201,5 @@ class WorkerFactory:
             max_frame_bytes=server.max_response_bytes * max(1, self.config.num_together),
             transport=server.worker_transport,
             restore_files=self._source.restore if self._source.origin else None,
+            remote=self._source.remote,
         )

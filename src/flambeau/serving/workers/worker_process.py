@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
@@ -22,9 +22,12 @@ from flambeau.errors import FlambeauError
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
+from flambeau.serving.workers.inspection import Stacks, take_stacks
 from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
+from flambeau.serving.workers.process_state import GONE, ProcessState, is_stopped, read_process
 from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
+from flambeau.wire.control import RemoteFiles
 from flambeau.wire.messages import Failed, Load
 from flambeau.wire.stack_dumps import stack_lines
 from flambeau.wire.tls import TOKEN_VARIABLE
@@ -51,6 +54,7 @@ class WorkerSpec:
     others: tuple[WorkerSpec, ...] = ()  # the other ranks, if this is rank 0 of a group
     keeps_step: bool = False  # every rank of the group gets every batch
     restore_files: Callable[[], None] | None = None  # unpacks files of the model again that were deleted
+    remote: Sequence[RemoteFiles] = ()  # where other machines may get the files
 
     @property
     def has_own_python(self) -> bool:
@@ -103,6 +107,16 @@ class WorkerProcess:
     @property
     def has_exited(self) -> bool:
         return self._process is not None and self._process.has_exited
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._process is not None and is_stopped(self.pid)
+
+    async def look(self) -> ProcessState:
+        return await asyncio.to_thread(read_process, self.pid) if self._process else GONE
+
+    async def take_stacks(self, after_s: float = 0.0) -> Stacks:
+        return await asyncio.to_thread(take_stacks, self.pid, after_s) if self._process else Stacks()
 
     async def run(self) -> WorkerExit:
         """Run the process to its end."""

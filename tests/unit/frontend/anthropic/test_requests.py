@@ -10,9 +10,10 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.anthropic.messages import checked_generation
 from flambeau.frontend.anthropic.requests import CountTokensRequest, MessagesRequest, to_chat
 from flambeau.frontend.openai.requests import read_request
-from flambeau.wire.generation import given_options
+from flambeau.wire.generation import ImageInput, given_options
 
 HELLO = [{"role": "user", "content": "Hello"}]
+PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
 
 
@@ -55,6 +56,19 @@ def test_system_and_contents_may_be_blocks():
     blocks = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
     found = asked(system=blocks, messages=[{"role": "user", "content": blocks}])
     assert found.messages == [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "a\nb"}]
+
+
+def test_images_become_data_urls_with_the_names_of_the_client():
+    remote = {"type": "url", "url": "https://images.example/a.png"}
+    blocks = [{"type": "image", "source": PNG}, {"type": "text", "text": "a"}, {"type": "image", "source": remote}]
+    found = asked(system="Look.", messages=[{"role": "user", "content": blocks}])
+    assert found.messages is not None
+    image, text = {"type": "image"}, {"type": "text", "text": "a"}
+    assert found.messages[1] == {"role": "user", "content": [image, text, image]}
+    assert found.images == [
+        ImageInput("messages[0].content[0]", "data:image/png;base64,AAAA"),
+        ImageInput("messages[0].content[2]", "https://images.example/a.png"),
+    ]
 
 
 def test_conversation_with_thoughts_calls_and_results():
@@ -112,7 +126,22 @@ def test_tool_choice_none_shows_no_tools():
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source.type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {**PNG, "media_type": "a/b"}}]}]},
+            "messages[0].content[0].source",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "ftp:x"}}]}]},
+            "messages[0].content[0].source.url",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
+            "messages[0].content[0]",
+        ),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),

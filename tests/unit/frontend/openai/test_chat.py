@@ -9,9 +9,36 @@ import pytest
 
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
-from flambeau.frontend.openai.responses import ResponseHead
-from flambeau.wire.generation import CallPiece, Piece, Token, decode_request, encode_request, given_options
+from flambeau.frontend.openai.responses import ResponseHead, estimated_tokens
+from flambeau.wire.generation import CallPiece, ImageInput, Piece, Token, decode_request, encode_request, given_options
 from support.openai_requests import HELLO, chat_of, completion_of, refusal
+
+DATA = "data:image/png;base64,AAAA"
+PNG = {"type": "image_url", "image_url": {"url": DATA}}
+IMAGE = {"type": "image"}
+
+
+def image_message(image):
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": image}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_images_are_taken_out_of_the_messages():
+    more = {"type": "image_url", "image_url": {"url": "https://images.example/a.png", "detail": "high"}}
+    text = {"type": "text", "text": "And?"}
+    asked = chat_of(messages=[*HELLO, {"role": "user", "content": [PNG, text, more]}])
+    assert asked.messages == [*HELLO, {"role": "user", "content": [IMAGE, text, IMAGE]}]
+    assert asked.images == [
+        ImageInput("messages[1].content[0]", DATA),
+        ImageInput("messages[1].content[2]", "https://images.example/a.png"),
+    ]
+    assert decode_request(encode_request(asked)) == asked
+
+
+def test_bytes_of_images_are_not_counted_as_text():
+    image = {"type": "image_url", "image_url": {"url": DATA + "A" * 100_000}}
+    asked = chat_of(messages=[{"role": "user", "content": [image]}], max_tokens=5)
+    assert 256 < estimated_tokens(asked, len(encode_request(asked))) < 400
 
 
 def test_every_setting_of_a_chat_reaches_the_model():
@@ -206,10 +233,26 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be text"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages[0].content[0]",
-            "text only",
+            "text or image_url",
         ),
+        ({"messages": [{"role": "system", "content": [PNG]}]}, "messages[0].content[0]", "only messages of the user"),
+        ({"messages": image_message(None)}, "messages[0].content[1].image_url", "an object with a url"),
+        ({"messages": image_message({})}, "messages[0].content[1].image_url.url", "must be a data URL"),
+        (
+            {"messages": image_message({"url": "file:///etc/passwd"})},
+            "messages[0].content[1].image_url.url",
+            "https://",
+        ),
+        ({"messages": image_message({"url": "data:image/png,abc"})}, "messages[0].content[1].image_url.url", "base64"),
+        (
+            {"messages": image_message({"url": DATA, "detail": "best"})},
+            "messages[0].content[1].image_url.detail",
+            "auto, low or high",
+        ),
+        ({"messages": image_message({"url": DATA, "size": 5})}, "messages[0].content[1].size", "unknown field 'size'"),
+        ({"messages": [{"role": "user", "content": [PNG] * 129}]}, "messages[0].content[128]", "at most 128"),
         ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "messages[0].tool_calls", "a list of calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "that has a name"),
     ],

@@ -36,7 +36,7 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
         ({"prompt": [-1]}, "prompt[0]", ">= 0"),
         ({"prompt": None}, "prompt", "text or a list"),
         ({"prompt": ["a"] * 100, "n": 100}, "prompt", "send fewer"),
-        ({"suffix": "b"}, "suffix", "not supported"),
+        ({"suffix": "b", "echo": True}, "echo", "not supported with a suffix"),
         ({"best_of": 3, "n": 2}, "best_of", "may only be n (2)"),
         ({"logprobs": 21}, "logprobs", "<= 20"),
         ({"logprobs": True}, "logprobs", "a whole number"),
@@ -50,6 +50,11 @@ def test_a_wrong_field_of_a_completion_is_named(fields, field, told):
     found, message = refusal(completion_of, **fields)
     assert found == field
     assert told in message
+
+
+def test_suffix_goes_to_the_model():
+    assert completion_of(suffix=" end").suffix == " end"
+    assert completion_of().suffix == ""
 
 
 def test_both_names_of_the_limit_count():

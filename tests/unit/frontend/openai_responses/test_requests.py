@@ -10,9 +10,12 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.openai.chat import generation_of
 from flambeau.frontend.openai.requests import read_request
 from flambeau.frontend.openai_responses.requests import ResponsesRequest, items_of, messages_of, to_chat
-from flambeau.wire.generation import given_options
+from flambeau.wire.generation import ImageInput, given_options
 
 TOOL = {"type": "function", "name": "weather", "description": "…", "parameters": {"type": "object"}, "strict": True}
+
+
+PNG = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
 
 
 def asked(**fields):
@@ -43,6 +46,16 @@ def test_every_setting_reaches_the_model():
     assert found.tools == [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}]
     assert (found.template_options, found.reasoning_effort) == ({}, "low")
     assert found.stream
+
+
+def test_images_have_the_names_of_the_client():
+    text = {"type": "input_text", "text": "a"}
+    found = asked(
+        instructions="Look.", input=[{"role": "user", "content": "b"}, {"role": "user", "content": [text, PNG]}]
+    )
+    assert found.messages is not None
+    assert found.messages[-1] == {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}
+    assert found.images == [ImageInput("input[1].content[1]", "data:image/png;base64,AAAA")]
 
 
 def test_items_of_one_turn_are_one_message():
@@ -83,7 +96,17 @@ def test_call_without_a_text_is_a_turn():
     ("fields", "name"),
     [
         ({"input": [{"role": "nobody", "content": "a"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{**PNG, "detail": "best"}]}]},
+            "input[0].content[0].detail",
+        ),
+        ({"input": [{"role": "user", "content": [PNG, {"type": "input_file"}]}]}, "input[0].content[1]"),
+        ({"input": [{"role": "assistant", "content": [PNG]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),

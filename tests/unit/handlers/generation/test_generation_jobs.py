@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from flambeau.errors import BadRequest, PredictionException
+from flambeau.errors import BadRequest, InvalidField, PredictionException
 from flambeau.handlers.generation.generation_jobs import LONG_BYTES, GenerationMetrics, GptGeneration
 from flambeau.handlers.generation.reply_formats import TextFormat
 from flambeau.handlers.generation.request_reader import Prompted, encode_step, read_state
 from flambeau.llm.core.outputs import Output, SequenceCounts
-from flambeau.llm.errors import LLMError
+from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.wire.generation import ImageInput
 from flambeau.wire.messages import Request
 
 COUNTS = SequenceCounts(num_prompt=3, num_generated=2, num_cached=1, num_drafted=4, num_accepted=1)
@@ -35,17 +37,40 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.error: Exception | None = None
         self.is_closed = False
+        self.images: dict[str, list] = {}
+        self.may_encode = threading.Event()
+        self.was_cancelled: list[bool] = []
 
     @property
     def has_work(self):
         return bool(self.script)
 
     def add(
-        self, name, ids, params, *, generated=None, seed=None, adapter="", turn=None, tenant="", scores_prompt=False
+        self,
+        name,
+        ids,
+        params,
+        *,
+        generated=None,
+        seed=None,
+        adapter="",
+        turn=None,
+        tenant="",
+        scores_prompt=False,
+        images=(),
     ):
         if self.error is not None:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}
+        self.images[name] = [*images]
+
+    def encode_images(self, files, is_cancelled):
+        assert self.may_encode.wait(30)
+        for file in files:
+            if file.data == b"bad":
+                raise InvalidRequest(f"{file.name} is bad", file.name)
+        self.was_cancelled.append(is_cancelled())
+        return [file.data.upper() for file in files]
 
     def step(self):
         return self.script.pop(0)
@@ -343,9 +368,9 @@ class SlowSetup(Setup):
 
         self.generation._read = read_slowly
 
-    def join_long(self, job_id, size=LONG_BYTES):
-        request = Request(job_id, f"r{job_id}", [], b"", "generate")
-        self.generation.join(request, {"body": b"x" * size})
+    def join_long(self, job_id, size=LONG_BYTES, kind="generate"):
+        request = Request(job_id, f"r{job_id}", [], b"x" * size, kind)
+        self.generation.join(request, {"body": request.body})
 
     def step_until(self, is_done):
         results = []
@@ -367,6 +392,18 @@ def test_long_request_is_read_beside_the_steps():
     setup.step_until(lambda: len(setup.engine.added) == 2)
     assert [*setup.engine.added] == ["1/0", "2/0"]
     assert not setup.generation.has_work
+    setup.generation.close()
+
+
+def test_long_prediction_is_read_beside_the_steps_unless_the_user_has_code_there():
+    setup = SlowSetup()
+    setup.join_long(1, kind="predict")
+    assert setup.engine.added == {}
+    setup.may_go_on.set()
+    setup.step_until(lambda: len(setup.engine.added) == 1)
+    setup.generation._has_own_read = lambda: True
+    setup.join_long(2, kind="predict")
+    assert [*setup.engine.added] == ["1/0", "2/0"]
     setup.generation.close()
 
 
@@ -399,4 +436,75 @@ def test_long_text_is_tokenized_beside_the_steps():
         results = setup.generation.step()
     [part] = results
     assert (part.job_id, part.body, part.last) == (2, b"A" * LONG_BYTES, True)
+    setup.generation.close()
+
+
+# ---- images ----
+
+
+class ImageSetup(Setup):
+    """The requests with an odd job id have these images."""
+
+    def __init__(self, *images):
+        super().__init__()
+        read = self.generation._read
+
+        def read_with_images(request, row, state):
+            return replace(read(request, row, state), images=images if request.job_id % 2 else ())
+
+        self.generation._read = read_with_images
+
+    def step_until(self, is_done):
+        results = []
+        deadline = time.monotonic() + 30
+        while not is_done() and time.monotonic() < deadline:
+            results += self.generation.step()
+        assert is_done()
+        return results
+
+
+def test_images_are_encoded_beside_the_steps_and_text_does_not_wait_for_them():
+    setup = ImageSetup(ImageInput("first", "data:image/png;base64,YWI="), ImageInput("second", "https://x/y", b"cd"))
+    setup.join(1)
+    setup.join(2)
+    assert [*setup.engine.added] == ["2/0"]
+    assert setup.generation.has_work
+    assert setup.generation.step() == []
+    setup.engine.may_encode.set()
+    setup.step_until(lambda: "1/0" in setup.engine.added)
+    assert setup.engine.images == {"2/0": [], "1/0": [b"AB", b"CD"]}
+    setup.generation.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("data:image/png;base64,YmFk", "is bad"),
+        ("data:image/png;base64,no", "base64"),
+        ("data:image/png,ab", "data URL"),
+        ("https://x/y", "data URL"),
+    ],
+)
+def test_an_image_that_cannot_be_read_fails_its_own_job_and_is_named(url, reason):
+    setup = ImageSetup(ImageInput("messages[3].content[1]", url))
+    setup.engine.may_encode.set()
+    setup.join(1)
+    [(job_id, error)] = setup.step_until(lambda: not setup.generation.has_work)
+    assert job_id == 1
+    assert isinstance(error, InvalidField)
+    assert error.field == "messages[3].content[1]"
+    assert "messages[3].content[1]" in str(error)
+    assert reason in str(error)
+    setup.generation.close()
+
+
+def test_the_images_of_a_cancelled_job_are_dropped():
+    setup = ImageSetup(ImageInput("first", "data:image/png;base64,YWI="))
+    setup.join(1)
+    setup.generation.cancel(1)
+    assert not setup.generation.has_work
+    setup.engine.may_encode.set()
+    setup.generation._image_reads._executor.shutdown(wait=True)
+    assert setup.engine.was_cancelled in ([], [True])
+    assert setup.engine.added == {}
     setup.generation.close()

@@ -31,6 +31,30 @@ def test_unreadable_steps_give_no_state():
     assert read_state([encode_step({0: [1]}, set(), seed=None)]) is None  # its beginning is missing
 
 
+# ---- a text between two others ----
+
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
+
+
+def test_suffix_becomes_a_prompt_with_the_models_markers(tmp_path):
+    reader, tokenizer = reader_of(tmp_path, "", ("<|begin|>", "<|end|>", *FIM))
+    request = Generate(prompts=["def f(", ""], suffix="):")
+    made = reader.generate(encode_request(request), None)
+    texts = ["".join(map(tokenizer.token_text, ids)) for ids in made.prompts]
+    assert texts == [
+        "<|begin|><|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>",
+        "<|begin|><|fim_prefix|><|fim_suffix|>):<|fim_middle|>",
+    ]
+    assert made.params.stop_token_ids == (tokenizer.special_id("<|fim_pad|>"),)
+
+
+def test_suffix_is_refused_where_a_vocabulary_has_no_markers(tmp_path):
+    reader, _ = reader_of(tmp_path, "")
+    with pytest.raises(BadRequest, match="suffix"):
+        reader.generate(encode_request(Generate(prompts=["a"], suffix="b")), None)
+    assert reader.generate(encode_request(Generate(prompts=["a"])), None).params.stop_token_ids == ()
+
+
 # ---- chats ----
 
 HERMES = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[-1].content }}<tool_call>"

@@ -89,6 +89,7 @@ def test_our_own_settings_reach_the_engine(folder):
         """
         resume: true
         handler: {dtype: bfloat16, quantization: int8, max_num_seqs: 4, max_model_len: 99, kv_cache_fraction: 0.5,
+                  kv_cache_dtype: fp8,
                   num_blocks: 7, prefix_cache: false, tensor_parallel_size: 2, name: gpt_handler}
         """,
         folder,
@@ -101,7 +102,14 @@ def test_our_own_settings_reach_the_engine(folder):
         99,
     )
     assert (engine.kv_cache_fraction, engine.num_blocks, engine.prefix_cache) == (0.5, 7, False)
+    assert engine.kv_cache_dtype == "fp8"
     assert (settings.resume, settings.tensor_parallel_size, settings.model_path) == (True, 2, folder)
+
+
+def test_a_folder_for_prefixes_leads_from_the_servers_folder(folder):
+    engine = read("handler: {kv_host_memory_mb: 64, kv_disk_folder: blocks, kv_disk_mb: 5}", folder).engine
+    assert (engine.kv_host_memory_mb, engine.kv_disk_mb) == (64, 5)
+    assert engine.kv_disk_folder == str(Path.cwd() / "blocks")
 
 
 def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):

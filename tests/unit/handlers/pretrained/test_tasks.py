@@ -358,6 +358,66 @@ def test_speech_recognition_with_a_decoder(task_of, folder_of):
     same([ask(task, body)[0] for body in bodies], wanted)
 
 
+def transcribe(speech, samples: Any, **order: Any) -> dict[str, Any]:
+    """The transcript that the front end asks for."""
+    given = json.dumps({"task": "transcribe", "timestamps": [], **order}).encode()
+    row = {"file": bytearray(wav(samples)), "transcription": bytearray(given)}
+    request = read_task_request(row, speech.known, fields=speech.fields, is_binary=speech.is_binary)
+    inputs = speech.prepare(request)
+    return json.loads(json.dumps(speech.reply(request, inputs, speech.run(inputs))))
+
+
+@pytest.mark.filterwarnings("ignore:std")  # of the library, for the times of few words
+def test_transcripts_are_those_of_the_library(task_of, folder_of):
+    task = task_of("automatic-speech-recognition", "multilingual_whisper")
+    reference = pipeline("automatic-speech-recognition", folder_of("multilingual_whisper"))
+    sound = pretrained_models.tone(2.0)
+    options = {"language": "de", "task": "transcribe", "num_beams": 1}
+    wanted = reference(sound.copy(), generate_kwargs=dict(options))["text"]
+    assert wanted
+    assert transcribe(task, sound, language="de") == {"text": wanted, "duration": 2.0}
+    assert transcribe(task, sound, language="German")["text"] == wanted
+    translated = transcribe(task, sound, language="de", task="translate")["text"]
+    assert translated == reference(sound.copy(), generate_kwargs={**options, "task": "translate"})["text"] != wanted
+    assert transcribe(task, sound, language="de", prompt="the cat " * 50)["text"] != wanted  # cut to what fits
+
+    timed = transcribe(task, sound, language="de", timestamps=["segment", "word"])
+    chunks = reference(sound.copy(), return_timestamps=True, generate_kwargs=dict(options))["chunks"]
+    assert [entry["text"] for entry in timed["segments"]] == [chunk["text"] for chunk in chunks]
+    assert [entry["start"] for entry in timed["segments"]] == [chunk["timestamp"][0] for chunk in chunks]
+    assert all(entry["end"] is not None for entry in timed["segments"])
+    assert "".join(entry["word"] for entry in timed["words"]).split() == timed["text"].split()
+    assert timed["language"] == "german"
+    assert transcribe(task, sound, timestamps=["segment"])["language"] in ("english", "german", "french")
+
+
+@pytest.mark.parametrize(
+    ("model", "order", "reason"),
+    [
+        ("multilingual_whisper", {"language": "tlh"}, "tlh"),
+        ("multilingual_whisper", {"timestamps": ["segment", "word"], "temperature": 0.5}, "temperature"),
+        ("multilingual_whisper", {"prompt": "<|en|>"}, "prompt"),
+        ("whisper", {"timestamps": ["segment"]}, "timestamps"),
+        ("whisper", {"language": "en"}, "leave language out"),
+        ("whisper", {"task": "translate"}, "one language"),
+        ("whisper", {"prompt": "Ada"}, "prompt"),
+        ("automatic-speech-recognition", {"timestamps": ["segment"]}, "timestamps"),
+        ("automatic-speech-recognition", {"prompt": "Ada"}, "prompt"),
+        ("automatic-speech-recognition", {"task": "translate"}, "transcriptions"),
+    ],
+)
+def test_transcripts_that_a_model_cannot_make_are_refused(task_of, model, order, reason):
+    task = task_of("automatic-speech-recognition", model.removeprefix("automatic-speech-recognition"))
+    with pytest.raises(BadRequest, match=reason):
+        transcribe(task, SOUNDS[1], **order)
+
+
+def test_transcript_of_a_model_with_one_output_per_frame(task_of):
+    found = transcribe(task_of("automatic-speech-recognition"), SOUNDS[1])
+    assert found["text"]
+    assert found["duration"] == pytest.approx(0.12)
+
+
 def test_audio_classification(task_of, folder_of):
     task, reference = (
         task_of("audio-classification"),

@@ -126,6 +126,20 @@ def test_an_adapter_loaded_again_does_not_find_the_old_prefixes(engine, checkpoi
     assert tokens_of(engine, "one") == expected["two"]
 
 
+def test_stored_prefixes_of_adapters_are_kept_apart(checkpoint, expected, tmp_path):
+    folder, adapters = checkpoint
+    tokens = {}
+    for _ in range(2):  # the second engine finds what the first has stored
+        engine = load_engine(folder, lora_adapters=adapters, kv_disk_folder=str(tmp_path), **OPTIONS)
+        try:
+            for name in ("", "one", "two"):
+                completion = engine.generate([PROMPTS[0]], GREEDY, adapter=name)[0]
+                tokens.setdefault(name, []).append((completion.token_ids, completion.counts.num_cached))
+        finally:
+            engine.close()
+    assert tokens == {name: [(expected[name][0], 0), (expected[name][0], 8)] for name in tokens}
+
+
 def test_an_unloaded_adapter_finishes_its_requests_and_is_freed(engine, expected):
     engine.add("last", PROMPTS[0], GREEDY, adapter="one")
     engine.step()

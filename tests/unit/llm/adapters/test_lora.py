@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
+from flambeau.llm.adapters.merge import merge_on_load
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import can_compute
@@ -31,6 +33,8 @@ NAMES = {  # of layers in families that have others
     "phi-2": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "gpt-j": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
+    "minicpm-3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "deepseek-v2-lite": ("q_proj", "kv_a_proj_with_mqa", "o_proj"),
     "glm": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 KINDS = ("llama-3", "llama-biased", "qwen-3", "gemma-2", "cohere", *NAMES)
@@ -222,7 +226,7 @@ def small(tmp_path, llama):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "merge_lora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias"),
         ({"init_lora_weights": "pissa"}, "pissa"),
@@ -270,3 +274,32 @@ def test_half_of_a_pair_is_refused(small):
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match="only lora_A"):
         store_of(model, folder)
+
+
+@pytest.mark.parametrize("kind", ["llama-3", "glm", "minicpm-3"])
+def test_dora_is_merged_while_the_weights_are_loaded(tmp_path, kind):
+    write_checkpoint(tmp_path, kind)
+    adapter = write_adapter(tmp_path / "adapter", shapes_of(tmp_path, kind), use_dora=True)
+    target = target_of(load_model(tmp_path))
+    model = load_model(tmp_path, arrived=merge_on_load(adapter, target, None))
+    backend = EagerBackend(model, room(model, len(PROMPTS)))
+    reference = merge(read_checkpoint(tmp_path), adapter)
+    found = prompt_logits(backend, [0] * len(PROMPTS))
+    for i, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(found[i], expected_logits(reference, prompt), **TOLERANCE)
+
+
+def test_dora_needs_all_its_tensors_and_whole_weights(tmp_path):
+    write_checkpoint(tmp_path, "llama-3")
+    adapter = write_adapter(tmp_path / "adapter", layer_shapes(tmp_path), use_dora=True)
+    target = target_of(load_model(tmp_path))
+    sharded = replace(target, local=local_architecture(target.arch, 2), shard=Shard(target.arch, 0, 2))
+    with pytest.raises(CheckpointError, match="one rank"):
+        merge_on_load(adapter, sharded, None)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    lengths = next(name for name in tensors if name.endswith("magnitude_vector"))
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name != lengths}, adapter / "adapter_model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="DoRA"):
+        merge_on_load(adapter, target, None)

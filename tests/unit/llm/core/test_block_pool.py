@@ -80,3 +80,60 @@ def test_blocks_are_neither_lost_nor_given_twice():
     for blocks in held:
         pool.free(blocks)
     assert pool.num_free == pool.num_blocks
+
+
+class Store:
+    """Keeps every block that it is offered."""
+
+    def __init__(self):
+        self.offered: dict[bytes, int] = {}
+        self.num_free = 0
+
+    def __contains__(self, key):
+        return key in self.offered
+
+    def offer(self, block, content, key):
+        self.offered[key] = block
+
+    def set_num_free(self, number):
+        self.num_free = number
+
+
+def test_blocks_without_users_are_offered_under_the_same_keys_in_every_pool():
+    tokens, stores = [*range(12)], [Store(), Store()]
+    for store in stores:
+        pool = BlockPool(9, 4, store=store)
+        pool.set_root(0, b"weights")
+        pool.free(computed(pool, tokens))
+        assert store.num_free == 8
+    assert [*stores[0].offered] == [*stores[1].offered]
+    fresh = BlockPool(9, 4, store=stores[0])
+    assert fresh.match_stored(tokens, 0, 0) == []  # nothing is known about this root
+    fresh.set_root(0, b"weights")
+    assert fresh.match_stored(tokens, 0, 0) == [*reversed(stores[0].offered)]
+    assert fresh.match_stored([*tokens[:8], 99, 98, 97, 96], 0, 0) == [*reversed(stores[0].offered)][:2]
+    fresh.set_root(-1, b"adapter")
+    assert fresh.match_stored(tokens, 0, -1) == []
+
+
+def test_a_block_holds_its_content_until_it_is_evicted():
+    store = Store()
+    pool = BlockPool(3, 4, store=store)
+    pool.set_root(0, b"weights")
+    (block,) = computed(pool, [1, 2, 3, 4])
+    content = pool._contents[block]
+    pool.free([block])
+    assert pool.holds(block, content)
+    pool.free(pool.allocate(2))
+    assert not pool.holds(block, content)
+    pool.free(computed(pool, [1, 2, 3, 4]))
+    assert not pool.holds(block, content)  # the same tokens, computed again
+
+
+def test_what_is_more_than_tokens_is_not_offered():
+    store = Store()
+    pool = BlockPool(9, 2, store=store)
+    pool.set_root(0, b"weights")
+    pool.free(computed(pool, [1, 2, ("image", 0), 3, 4, 5]))
+    assert len(store.offered) == 1
+    assert len(pool.match_stored([1, 2, ("image", 0), 3], 0, 0)) == 1

@@ -6,8 +6,8 @@ import pytest
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
-from flambeau.llm.core.scheduler import Scheduler, StepPlan, append_tokens, cut_at_end
-from flambeau.llm.core.sequence import NoDetokenizer, Sequence
+from flambeau.llm.core.scheduler import Scheduler, StepPlan, append_tokens, cut_at_end, with_whole_images
+from flambeau.llm.core.sequence import EncodedImage, NoDetokenizer, PromptImage, Sequence
 from flambeau.llm.sampling_params import SamplingParams
 
 
@@ -347,3 +347,59 @@ def test_prompt_of_a_tenant_of_whom_nothing_runs_has_a_step_of_its_own_but_not_t
     assert (names(plan.decodes), chunks(plan)) == (["a0", "b0"], [("c0", 4)])
     plans.add([of("a", "a1", 4)])
     assert names(run(plans).decodes) == ["a0", "b0", "c0"]
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_others_but_no_piece_is_small():
+    plans = scheduler(1000, max_num_seqs=6, max_step_tokens=512)
+    for name in "abcdef":
+        plans.add([new(name, 600, max_length=1000)])
+    assert chunks(plans.plan()) == [("a", 256), ("b", 128), ("c", 64), ("d", 64)]
+
+
+# ---- images ----
+
+
+def with_images(sequence: Sequence, *places: tuple[int, int], digest: bytes = b"a") -> Sequence:
+    sequence.images = tuple(PromptImage(start, end, EncodedImage(digest, None)) for start, end in places)
+    return sequence
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "length", "expected"),
+    [
+        (0, 4, 4),  # ends before the first image
+        (0, 5, 5),
+        (0, 6, 5),  # would end in the image: ends before it
+        (0, 14, 5),
+        (0, 15, 15),  # ends with the image
+        (0, 17, 17),
+        (5, 1, 10),  # begins with the image: takes all of it
+        (5, 9, 10),
+        (9, 2, 6),  # its first part is cached
+        (5, 16, 15),  # takes the first image and the text, and ends before the second
+        (20, 3, 10),
+        (30, 4, 4),
+    ],
+)
+def test_a_chunk_never_ends_within_an_image(num_computed, length, expected):
+    sequence = with_images(new("a", 40), (5, 15), (20, 30))
+    sequence.num_computed = num_computed
+    assert with_whole_images(sequence, length) == expected
+
+
+def test_a_prompt_with_images_takes_whole_images_however_small_the_steps():
+    plans = scheduler(max_step_tokens=4)
+    plans.add([with_images(new("a", 24), (3, 11), (12, 20))])
+    lengths = []
+    while (plan := run(plans)).chunks:
+        lengths += [length for _, length in chunks(plan)]
+    assert lengths == [3, 8, 1, 8, 4]
+
+
+def test_blocks_of_different_images_are_told_apart():
+    contents = {digest: with_images(new("a", 12), (2, 10), digest=digest).contents(0, 12) for digest in (b"a", b"b")}
+    assert contents[b"a"][:2] == contents[b"b"][:2]
+    assert contents[b"a"][10:] == contents[b"b"][10:]
+    assert not {*contents[b"a"][2:10]} & {*contents[b"b"][2:10]}
+    assert len({*contents[b"a"][2:10]}) == 8
+    assert new("a", 12).contents(3, 7) == new("a", 12).tokens[3:7]

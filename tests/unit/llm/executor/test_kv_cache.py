@@ -9,7 +9,7 @@ import torch
 
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor import kv_cache
-from flambeau.llm.executor.kv_cache import SMALL_BYTES, block_bytes, num_blocks_for
+from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for
 from support.tiny_models import ARCH
 
 CPU, BLOCK_SIZE = torch.device("cpu"), 16
@@ -36,6 +36,15 @@ def test_a_small_model_on_a_cpu_has_a_small_cache_although_memory_is_plenty():
     assert cache_bytes(weight_bytes=10 << 20, max_num_seqs=8) == 8 * 1024 // BLOCK_SIZE * BLOCK_BYTES < SMALL_BYTES
 
 
+def test_the_cache_of_latent_attention_has_one_latent_and_one_rotated_key_for_each_token():
+    """DeepSeek V3: 576 numbers for each token of a layer, instead of 128 heads with 192 + 128."""
+    arch = replace(SMALL, num_heads=128, num_kv_heads=1, head_size=512 + 64, latent_size=512, rotary_size=64)
+    assert block_bytes(arch, BLOCK_SIZE, torch.float32) == arch.num_layers * BLOCK_SIZE * 576 * 4
+    cache = KVCache(arch, 3, BLOCK_SIZE)
+    stored = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert stored == 3 * block_bytes(arch, BLOCK_SIZE, torch.float32)
+
+
 def test_its_draft_has_a_part_of_it():
     assert SMALL_BYTES - 2 * BLOCK_BYTES < cache_bytes(draft=replace(SMALL, num_layers=1)) <= SMALL_BYTES
 
@@ -55,3 +64,15 @@ def test_one_sequence_of_full_length_fits():
 def test_what_is_configured_holds():
     assert cache_bytes(weight_bytes=10 << 20, kv_cache_bytes=1 << 30) == 256 * 64 * BLOCK_BYTES == 512 << 20
     assert cache_bytes(weight_bytes=10 << 20, num_blocks=9000) == 9000 * BLOCK_BYTES
+
+
+def test_numbers_of_8_bits_are_rounded_and_too_large_ones_become_the_largest():
+    cache = KVCache(SMALL, 3, BLOCK_SIZE, dtype=torch.float8_e4m3fn)
+    k_TGD = torch.full((2, 2, 32), 1.07)
+    k_TGD[1] = -1000.0
+    cache.write(1, torch.tensor([BLOCK_SIZE, 2 * BLOCK_SIZE + 3]), k_TGD, k_TGD)
+    blocks = load(cache.keys[1], torch.tensor([1, 2]), torch.float32)
+    assert torch.equal(blocks[0, 0], torch.full((2, 32), 1.125))
+    assert torch.equal(blocks[1, 3], torch.full((2, 32), -448.0))
+    assert not cache.keys[0].float().any()
+    assert block_bytes(SMALL, BLOCK_SIZE, torch.float8_e4m3fn) == block_bytes(SMALL, BLOCK_SIZE, torch.bfloat16) // 2

@@ -14,7 +14,17 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor import parallel
+from flambeau.llm.executor.inputs import StepImages, StepInputs
+from flambeau.llm.executor.parallel import (
+    PREFILL,
+    Shard,
+    TensorParallelGroup,
+    local_architecture,
+    receive_header,
+    receive_inputs,
+    send_inputs,
+)
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_model
@@ -156,3 +166,33 @@ def test_a_bias_of_a_sum_is_added_once():
 def test_heads_that_cannot_be_shared_out_are_refused(size, what):
     with pytest.raises(LLMError, match=what):
         local_architecture(ARCH, size)
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+@pytest.mark.parametrize("has_images", [False, True])
+def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapters):
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
+    inputs = StepInputs(
+        *(torch.arange(6) + 10 * i for i in range(3)),
+        torch.tensor([0, 2, 6]),
+        torch.tensor([5, 7]),
+        torch.tensor([[1, 2], [3, 4]]),
+        adapters_T=torch.arange(6) if has_adapters else None,
+        images=StepImages(torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)) if has_images else None,
+    )
+    ranks = TensorParallelGroup(0, 2, None)  # type: ignore[arg-type]
+    send_inputs(ranks, PREFILL, inputs, torch.tensor([1, 5]))
+    monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: tensor.copy_(sent.pop(0)))
+    found, rows_N = receive_inputs(ranks, receive_header(ranks), torch.device("cpu"))
+    assert sent == []
+    assert rows_N is not None
+    assert rows_N.tolist() == [1, 5]
+    for one, other in zip(found.tensors, inputs.tensors, strict=True):
+        assert torch.equal(one, other)
+    assert (found.adapters_T is None) == (not has_adapters)
+    assert (found.images is None) == (not has_images)
+    if inputs.images is not None and found.images is not None:
+        assert torch.equal(found.images.rows_M, inputs.images.rows_M)
+        assert torch.equal(found.images.features_ME.bfloat16(), inputs.images.features_ME)
+        assert torch.equal(found.images.last_seen_T, inputs.images.last_seen_T)

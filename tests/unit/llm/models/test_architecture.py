@@ -278,3 +278,28 @@ def test_keys_that_may_have_an_effect_and_are_not_known_are_listed():
 def test_keys_that_are_known_to_change_the_result_are_refused(key, value):
     with pytest.raises(CheckpointError, match=key):
         llama(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("DeepseekV2ForCausalLM", "norm_topk_prob", True),
+        ("DeepseekV2ForCausalLM", "scoring_func", "sigmoid"),
+        ("DeepseekV2ForCausalLM", "topk_method", "noaux_tc"),
+        ("DeepseekV3ForCausalLM", "topk_method", "greedy"),
+        ("DeepseekV3ForCausalLM", "moe_layer_freq", 2),
+        ("DeepseekV3ForCausalLM", "num_key_value_heads", 4),
+        ("DeepseekV3ForCausalLM", "index_topk", 2048),
+    ],
+)
+def test_what_a_family_of_latent_attention_does_not_support_is_refused_by_name(name, key, value):
+    config = {**LLAMA, "num_key_value_heads": 32, "num_experts_per_tok": 8, "architectures": [name]}
+    assert from_hugging_face(config).latent_size == 512
+    with pytest.raises(CheckpointError, match=key):
+        from_hugging_face({**config, key: value})
+
+
+def test_what_is_cached_of_deepseek_v3_is_a_latent_and_a_rotated_key():
+    arch = from_hugging_face({**LLAMA, "num_key_value_heads": 32, "architectures": ["DeepseekV3ForCausalLM"]})
+    assert (arch.num_kv_heads, arch.head_size) == (1, 512 + 64)
+    assert (arch.query_latent_size, arch.unrotated_size, arch.rotary_size, arch.output_size) == (1536, 128, 64, 128)

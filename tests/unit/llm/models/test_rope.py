@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flambeau.llm.models import rope
 from flambeau.llm.models.architecture import RopeScaling
 from flambeau.llm.models.rope import Rotation, inverse_wavelengths, rotate
 from support.tiny_models import ARCH
@@ -76,3 +77,13 @@ def test_quick_frequencies_are_kept_slow_ones_stretched_and_those_between_blende
 )
 def test_yarn_sharpens_attention(options, expected):
     assert inverse_wavelengths(replace(WIDE, rope_scaling=replace(YARN, **options)))[1] == pytest.approx(expected)
+
+
+def test_angles_of_very_long_sequences_are_computed_without_tables(monkeypatch):
+    scaled = replace(WIDE, rope_scaling=YARN, max_length=4096)
+    positions = torch.tensor([0, 5, 4095])
+    expected = Rotation(scaled)(positions)
+    monkeypatch.setattr(rope, "MAX_TABLE_LENGTH", 1024)
+    rotation = Rotation(scaled)
+    assert not rotation.cos.numel()
+    torch.testing.assert_close(rotation(positions).ordinary, expected.ordinary, atol=1e-6, rtol=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -184,7 +185,10 @@ def test_short_sequences_have_the_short_factors_of_longrope_if_none_may_be_long(
     assert "max_model_len: 16" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo", "deepseek-v2", "llama-4"],
+)
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
     ids, cache = some_ids(20), cache_for(model)
@@ -210,10 +214,19 @@ OTHER_FILES = (  # kinds whose files have other names, or another arrangement, t
     "granite-moe-shared",
     "glm-4.5",
     "gpt-oss",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "minicpm-3",
+    "llama-4",
+    "phi-moe",
+    "hunyuan-moe",
+    "ernie-4.5-moe",
+    "starcoder-all-heads",
     "gpt-2",
     "gpt-j",
     "gpt-neox",
     "falcon-40b",
+    "opt-350m",
     "opt",
     "bloom",
     "mpt",
@@ -244,6 +257,15 @@ SHARDED = (
     "granite-moe-shared",
     "glm-4.5",
     "gpt-oss",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "minicpm-3",
+    "llama-4",
+    "phi-moe",
+    "hunyuan-moe",
+    "ernie-4.5-moe",
+    "starcoder",
+    "opt-350m",
     "gpt-2",
     "gpt-j",
     "gpt-neox",
@@ -295,6 +317,50 @@ def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them
             with pytest.raises(CheckpointError, match="eh_proj"):
                 load_model(tmp_path)
     model = load_model(tmp_path)
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_the_language_model_of_a_llama_4_with_pictures_is_loaded_alone(tmp_path, caplog):
+    reference = write_checkpoint(tmp_path, "llama-4")
+    tensors = {f"language_model.{name}": t for name, t in load_file(tmp_path / "model.safetensors").items()}
+    tensors |= {
+        "vision_model.class_embedding": torch.ones(8),
+        "multi_modal_projector.linear_1.weight": torch.ones(8, 8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {"a": 1}}
+    file.write_text(json.dumps({**whole, "text_config": text}))
+    model = load_model(tmp_path)
+    assert model.arch.unknown_keys == ()
+    assert "pictures" in caplog.text
+    torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_deepseek_in_blocks_of_fp8_is_dequantized(tmp_path):
+    reference = write_checkpoint(tmp_path, "deepseek-v3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "_mqa.weight"))]:
+        scale = tensors[name].abs().max() / 448
+        stored = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors |= {
+            name: stored,
+            f"{name}_scale_inv": scale.expand(*(-(-size // 128) for size in stored.shape)).clone(),
+        }
+        plain = stored.float() * scale
+        if name in dict(reference.named_parameters()):
+            reference.get_parameter(name).copy_(plain)
+            continue
+        stack, expert, projection = re.fullmatch(r"(.*experts)\.(\d+)\.(\w+)\.weight", name).groups()
+        fused = reference.get_parameter(f"{stack}.{'down_proj' if projection == 'down_proj' else 'gate_up_proj'}")
+        rows = {"gate_proj": slice(0, 24), "up_proj": slice(24, 48), "down_proj": slice(None)}[projection]
+        fused[int(expert), rows] = plain
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / "config.json"
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    model = load_model(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 

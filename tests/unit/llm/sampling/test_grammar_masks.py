@@ -26,7 +26,7 @@ def test_masked_logits_are_the_plain_loops(vocab_size, rows):
     bits = generator.integers(-(2**31), 2**31, (len(rows), 2, -(-vocab_size // 32))).astype(np.int32)
     logits = torch.randn(3, 2, vocab_size)
     expected = plainly_masked(logits, bits, rows)
-    mask_logits(logits, bits, None if len(rows) == 3 else torch.tensor(rows))
+    logits = mask_logits(logits, bits, None if len(rows) == 3 else torch.tensor(rows))
     assert torch.equal(logits, expected)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -250,3 +253,42 @@ def test_the_names_of_mistral_are_found(tmp_path, pieces):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model.v3").write_bytes(sentencepiece_bytes())
     assert load_tokenizer(tmp_path).encode("To be") == pieces.encode("To be")
+
+
+# ---- long texts ----
+
+
+@pytest.mark.parametrize("add_special", [True, False])
+def test_long_text_has_the_ids_of_the_library(tmp_path, add_special):
+    folder = write_json_tokenizer(tmp_path, byte_level_json())
+    text = "To be, <|im_end|> or not to be. " * 200
+    tokenizers = pytest.importorskip("tokenizers")
+    wanted = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=add_special)
+    assert load_tokenizer(folder).encode(text, add_special=add_special) == wanted.ids
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "sentencepiece"])
+def test_other_threads_run_while_a_long_text_is_encoded(tmp_path, kind):
+    is_json = kind == "tokenizers"
+    tokenizer = load_tokenizer(
+        write_json_tokenizer(tmp_path, byte_level_json()) if is_json else write_sentencepiece(tmp_path)
+    )
+    text, clocks, total_s = "To be, or not to be, that is the question: " * 20_000, [], []
+
+    def encode():
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        tokenizer.encode(text)
+        total_s.append(time.thread_time())
+        is_read.wait(30)  # the clock ends with the thread
+
+    is_read = threading.Event()
+    thread = threading.Thread(target=encode)
+    thread.start()
+    moments = []  # what the thread had computed whenever this one could run
+    while not total_s:
+        if clocks:
+            moments.append(time.clock_gettime(clocks[0]))
+    is_read.set()
+    thread.join()
+    longest = max(after - before for before, after in pairwise([0.0, *moments, total_s[0]]))
+    assert longest < max(0.05, 0.5 * total_s[0])  # the library may compute in threads of its own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from contextlib import asynccontextmanager
 
@@ -11,7 +13,7 @@ import pytest
 from flambeau.serving.cluster.worker_port import WorkerPort
 from flambeau.wire.channel import ServerChannel
 from flambeau.wire.messages import Cancel, Part, Run, Stop
-from flambeau.wire.tls import WrongServer, connect_worker
+from flambeau.wire.tls import WrongServer, connect_locally, connect_worker
 
 BODY = b"x" * 3_000_000
 
@@ -126,3 +128,46 @@ async def test_worker_does_not_show_its_token_to_another_server():
         with pytest.raises(WrongServer):
             await meeting.worker(pin="0" * 64)
         assert port._expected  # nobody has used it
+
+
+async def connect_here(meeting, name=None, token=None):
+    return await asyncio.to_thread(connect_locally, name or meeting.port.local_name, token or meeting.token)
+
+
+async def test_worker_of_the_same_machine_connects_without_tls():
+    async with opened() as port:
+        meeting = Meeting(port)
+        worker = await connect_here(meeting)
+        await until(lambda: meeting.channel._transport is not None)
+        assert worker.socket.family == socket.AF_UNIX
+        meeting.channel.send(Cancel([7]))
+        assert await asyncio.to_thread(worker.receive) == Cancel([7])
+        await asyncio.to_thread(worker.send, [Part(1, BODY)])
+        await until(lambda: meeting.received)
+        assert meeting.received == [Part(1, BODY)]
+        worker.socket.close()
+        await asyncio.wait_for(meeting.is_closed.wait(), 20)
+
+
+async def test_token_is_good_for_one_connection_of_either_kind(caplog):
+    async with opened() as port:
+        meeting = Meeting(port)
+        first = await meeting.worker()
+        await until(lambda: meeting.channel._transport is not None)
+        second = await connect_here(meeting)
+        assert await asyncio.to_thread(second.receive) is None
+        assert "this machine" in caplog.text
+        assert "used before" in caplog.text
+        first.socket.close()
+        second.socket.close()
+
+
+async def test_server_of_another_machine_or_user_is_not_dialed_locally(monkeypatch):
+    async with opened() as port:
+        meeting = Meeting(port)
+        assert await connect_here(meeting, name="flambeau-elsewhere") is None
+        monkeypatch.setattr("flambeau.wire.tls.os.geteuid", lambda: os.getuid() + 1)
+        assert await connect_here(meeting) is None
+        worker = await meeting.worker()  # the token was not shown
+        await until(lambda: meeting.channel._transport is not None)
+        worker.socket.close()

@@ -8,8 +8,12 @@ import tempfile
 import pytest
 
 from flambeau.errors import ConfigError, ModelNotFound
-from flambeau.serving.model_sources.store import PREFIX, Store, claim, make_private, models_in, sweep
+from flambeau.serving.model_sources.downloader import Downloader
+from flambeau.serving.model_sources.store import PREFIX, Store, claim, hub_files, make_private, models_in, sweep
+from flambeau.serving.model_sources.urls import compile_patterns
+from flambeau.wire.control import RemoteFiles
 from support.archives import pack_handler
+from support.file_server import serving_files
 
 
 def test_folder_that_cannot_be_unpacked_into_names_the_remedy(tmp_path, monkeypatch):
@@ -127,3 +131,31 @@ async def test_model_of_the_hub_is_not_registered_and_the_remedy_is_told(tmp_pat
     assert "hf download acme/mood --local-dir" in caught.value.cause
     with pytest.raises(ModelNotFound, match="not been configured"):  # TorchServe's words
         await Store(None).open("acme/mood")
+
+
+async def test_other_machines_may_download_what_this_one_has_downloaded(tmp_path):
+    archive = pack_handler(tmp_path, "echo")
+    (tmp_path / "store").mkdir()
+    with serving_files() as web:
+        web.files["/echo.mar"] = archive.read_bytes()
+        downloader = Downloader(compile_patterns(["http://127.*", "file://.*"]), allow_private=True)
+        store = Store(tmp_path / "store", downloader)
+        source = await store.open(f"{web.url}/echo.mar")
+        expected = RemoteFiles(url=f"{web.url}/echo.mar", allowed=["http://127.*", "file://.*"], allow_private=True)
+        assert source.remote == (expected,)
+        store.discard(source)
+        assert (await store.open(f"file://{archive}")).remote == ()
+        store.close()
+
+
+def test_links_into_the_cache_of_the_hub_are_known(tmp_path):
+    commit = "0123456789" * 4
+    snapshot = tmp_path / "hub" / "models--acme--tiny--llama" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "checkpoint").symlink_to(snapshot)
+    (tmp_path / "model" / "other").symlink_to(tmp_path)
+    hub = f"acme/tiny--llama@{commit}"
+    assert hub_files(snapshot) == (RemoteFiles(hub=hub),)
+    assert hub_files(tmp_path / "model") == (RemoteFiles(folder="checkpoint", hub=hub),)
+    assert hub_files(tmp_path / "hub") == ()

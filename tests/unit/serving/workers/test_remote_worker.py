@@ -106,11 +106,12 @@ async def test_load_of_an_engine_is_gone_with_its_worker_and_its_counts_stay():
     worker = new_worker(is_concurrent=True, places=4)
     gaps = [0] * 17
     gaps[2] = 3
-    worker._receive([EngineReport(2, 1, 10, 5, 1, 4, gaps, 0.012)])
+    worker._receive([EngineReport(2, 1, 10, 5, 1, 4, gaps, 0.012, 7, 3)])
     engine = worker._traffic.engine
     assert (engine.num_running, engine.num_waiting, engine.kv_usage, engine.token_gaps.number) == (2, 1, 0.5, 3)
     worker._end(WorkerExit(reason="x"))
     assert (engine.num_running, engine.kv_usage, engine.num_preempted, engine.token_gaps.number) == (0, 0.0, 1, 3)
+    assert (engine.num_blocks_saved, engine.num_blocks_restored) == (7, 3)
 
 
 async def test_parts_of_one_reply_that_arrive_together_are_delivered_together():

@@ -7,9 +7,13 @@ export class Chat {
     this.model = model;
     this.origin = origin;
     this.messages = [];
+    this.images = []; // data URLs of the next message
     this.welcome = h("p", { class: "empty" }, `Say something to ${model.name}.`);
     this.log = h("div", { class: "chat", role: "log", "aria-label": "Conversation", tabindex: "0" }, this.welcome);
     this.field = h("textarea", { id: "prompt", rows: 2, placeholder: "Enter sends, Shift+Enter begins a new line", onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); this.send(); } } });
+    this.attached = h("p", { class: "attached", "aria-live": "polite" });
+    this.attach = h("input", { type: "file", id: "attach", accept: "image/png,image/jpeg,image/webp,image/gif", multiple: true, onchange: () => this.take(this.attach.files) });
+    const images = model.abilities.includes("vision") ? [h("label", { for: "attach" }, "Images"), this.attach, this.attached] : [];
     this.button = h("button", { class: "primary" }, "Send");
     this.problem = h("p", { class: "problem", role: "alert" });
     this.code = h("div");
@@ -26,7 +30,7 @@ export class Chat {
     this.scale = h("p", { class: "scale", hidden: true }, [["p0", "below 10 %"], ["p1", "40 %"], ["p2", "80 %"], ["p3", "above"]].map(([shade, text]) => h("span", { class: `token ${shade}` }, text)));
     this.probabilities.addEventListener("change", () => { this.scale.hidden = !this.probabilities.checked; });
     this.node = h("div", {}, h("div", { class: "split" },
-      h("section", { class: "card talk" }, this.log, h("form", { onsubmit: (event) => { event.preventDefault(); this.abort ? this.abort.abort() : this.send(); } }, h("label", { for: "prompt" }, "Message"), h("div", { class: "inline end" }, this.field, this.button)), this.problem),
+      h("section", { class: "card talk" }, this.log, h("form", { onsubmit: (event) => { event.preventDefault(); this.abort ? this.abort.abort() : this.send(); } }, h("label", { for: "prompt" }, "Message"), h("div", { class: "inline end" }, this.field, this.button), images), this.problem),
       h("section", { class: "card" }, h("h2", {}, "Sampling"), temperature.nodes, topP.nodes, length.nodes,
         h("div", { class: "inline" }, h("div", {}, h("label", { for: "top-k" }, "Top-k"), this.numbers.top_k), h("div", {}, h("label", { for: "seed" }, "Seed"), this.numbers.seed)),
         h("label", { for: "stop" }, "Stop at"), this.stop,
@@ -38,9 +42,26 @@ export class Chat {
   clear() {
     this.abort?.abort();
     this.messages = [];
+    this.detach();
     replace(this.log, this.welcome);
     replace(this.code);
     put(this.problem, "");
+  }
+
+  // Images go with the next message, as data URLs.
+  async take(files) {
+    this.images = await Promise.all([...files].map((file) => new Promise((done) => {
+      const reader = new FileReader();
+      reader.onload = () => done(reader.result);
+      reader.readAsDataURL(file);
+    })));
+    replace(this.attached, [...files].map((file) => h("img", { src: URL.createObjectURL(file), alt: file.name })));
+  }
+
+  detach() {
+    this.images = [];
+    this.attach.value = "";
+    replace(this.attached);
   }
 
   request() {
@@ -64,11 +85,13 @@ export class Chat {
 
   async send() {
     const text = this.field.value.trim();
-    if (!text || this.abort) return;
+    if ((!text && !this.images.length) || this.abort) return;
     put(this.problem, "");
     this.field.value = "";
-    this.messages.push({ role: "user", content: text });
-    this.turn("user", text);
+    const parts = [...this.images.map((url) => ({ type: "image_url", image_url: { url } })), ...(text ? [{ type: "text", text }] : [])];
+    this.messages.push({ role: "user", content: this.images.length ? parts : text });
+    this.turn("user", [...this.attached.childNodes, text]);
+    this.detach();
     const request = this.request();
     const node = this.turn("assistant", "");
     this.abort = new AbortController();
@@ -124,6 +147,7 @@ export class Chat {
   }
 
   examples(request) {
+    request = { ...request, messages: shortened(request.messages) };
     const { model, messages, top_k: topK, ...options } = request;
     const extra = topK === undefined ? {} : { extra_body: { top_k: topK } };
     const named = (fields) => Object.entries(fields).map(([name, value]) => `    ${name}=${python(value, "    ")},\n`).join("");
@@ -133,6 +157,12 @@ export class Chat {
       OpenAI: `from openai import OpenAI\n\nclient = OpenAI(base_url="${this.origin()}/v1", api_key="${hasKey() ? "…" : "none"}")\nreply = client.chat.completions.create(\n${named({ model, messages, ...options, ...extra })})\nprint(reply.choices[0].message.content)`,
     };
   }
+}
+
+// The messages of an example: data of images are left out.
+function shortened(messages) {
+  const short = (part) => (part.type === "image_url" ? { ...part, image_url: { url: part.image_url.url.replace(/,.*/s, ",…") } } : part);
+  return messages.map((message) => (Array.isArray(message.content) ? { ...message, content: message.content.map(short) } : message));
 }
 
 function slider(id, label, value, { min = 0, max, step }) {

@@ -14,7 +14,7 @@ from flambeau.llm.backends.cpu.bindings import CPagedStep, index_pointers, kerne
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attend
+from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
 CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
@@ -75,7 +75,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = keys.dtype in CACHE_KINDS and cache.head_size in HEAD_SIZES
+    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and cache.head_size in HEAD_SIZES
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 
@@ -102,17 +102,13 @@ class CpuAttention:
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if sinks is not None or has_alibi:  # which the kernel does not know
-            return PagedAttention(cache, inputs)(
-                layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
-            )
+        if not changes.has_only_softcap:  # the kernel does not know others
+            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
-        cached = cache.keys[layer], cache.values[layer]
-        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap or 0.0)
+        cached, softcap = (cache.keys[layer], cache.values[layer]), changes.softcap or 0.0
+        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap)
         return y

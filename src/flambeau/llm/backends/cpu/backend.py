@@ -18,14 +18,21 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import INTEGER_LAYERS, CpuNetwork, can_compute, can_pack_float32, has_layers
+from flambeau.llm.backends.cpu.network import (
+    INTEGER_LAYERS,
+    CpuNetwork,
+    can_compute,
+    can_pack_float32,
+    has_layers,
+    unknown_parts,
+)
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.executor.mapped_files import release_weight_files, trim_heap
+from flambeau.llm.mapped_files import release_weight_files, trim_heap
 from flambeau.llm.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -63,8 +70,11 @@ class CpuBackend:
             self._build_kernels()  # quickly: all layers but the last are packed
         elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
-        elif has_layers(model, INTEGER_LAYERS):
-            self._compiler.find("layers", self._build_layers)
+        else:
+            if parts := unknown_parts(model.arch):
+                log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
+            if has_layers(model, INTEGER_LAYERS):
+                self._compiler.find("layers", self._build_layers)
 
     @property
     def greedy(self) -> Greedy | None:
@@ -83,7 +93,7 @@ class CpuBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        if self._network is not None:
+        if self._network is not None and inputs.images is None:  # of which the kernels know nothing
             return self._network.run(inputs, rows_N)
         return self._eager.prefill(inputs, rows_N)
 

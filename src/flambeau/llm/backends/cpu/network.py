@@ -265,10 +265,15 @@ def can_pack_float32(model: Transformer) -> bool:
     return 4 * sum(p.numel() for p in model.parameters() if p.dtype == torch.float32) <= PACKED_FLOAT32_BYTES
 
 
+def unknown_parts(arch: Architecture) -> list[str]:
+    """The parts of a network that the kernels do not compute."""
+    return sorted(set(arch.extras) - EXTRAS) + (["experts"] if arch.num_experts else [])
+
+
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on a CPU; no experts, layer norms, parallel or sharded layers."""
     arch, keys = model.arch, cache.keys[0]
-    if not set(arch.extras) <= EXTRAS or arch.num_experts:
+    if unknown_parts(arch) or not model.rotation.has_tables:
         return False
     if keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS or arch.head_size not in HEAD_SIZES:
         return False

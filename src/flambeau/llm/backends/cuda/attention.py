@@ -22,12 +22,22 @@ from torch import Tensor
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, store
+from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
 MIN_ROWS = 16  # of a matrix product
+# Places that a program reads at a time, warps and pipeline stages.
+DECODE_SHAPE = 64, 4, 3
+PROMPT_SHAPE = 64, 4, 3
 TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
+
+
+@triton.constexpr_function
+def compute_type_of(cached, dtype):  # type: ignore[no-untyped-def]
+    """The type that attention multiplies: 8 bits become float16 by one instruction, bfloat16 by several."""
+    return tl.float16 if cached == tl.float8e4nv and dtype == tl.bfloat16 else dtype
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # type: ignore[untyped-decorator]
@@ -71,6 +81,7 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
 
     q_at = q_ptr + token[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
+    q = q.to(compute_type_of(keys_ptr.dtype.element_ty, q.dtype))
     high = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
@@ -81,8 +92,8 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
         slot = block * BLOCK_SIZE + place % BLOCK_SIZE
         at = slot[:, None] * (KV_HEADS * SIZE) + kv_head * SIZE + dimension[None, :]
         mask = is_place[:, None] & is_dimension[None, :]
-        k = tl.load(keys_ptr + at, mask=mask, other=0.0)
-        v = tl.load(values_ptr + at, mask=mask, other=0.0)
+        k = tl.load(keys_ptr + at, mask=mask, other=0.0).to(q.dtype)
+        v = tl.load(values_ptr + at, mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         behind = position[:, None] - place[None, :]
         is_seen = (behind >= 0) & is_place[None, :]
@@ -177,6 +188,7 @@ def launch_split_kv(
     scale: float,
     window: int,
 ) -> Tensor:
+    places, warps, stages = DECODE_SHAPE if tiles is None else PROMPT_SHAPE
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
     kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
@@ -190,8 +202,8 @@ def launch_split_kv(
         q, keys, values, tables_SB, positions_T, tiles, out, sums, highs, totals,
         scale, q.stride(0), tables_SB.stride(0),
         WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
-        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=64,
-        **overlap_options(num_tokens), num_warps=4, num_stages=3,
+        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=places,
+        **overlap_options(num_tokens), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         launch = merge_splits
@@ -215,8 +227,8 @@ def make_tiles(query_starts: Tensor, num_heads_each: int) -> Tensor:
 
 def cache_kv(slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor, keys: Tensor, values: Tensor) -> None:
     """Write keys and values to their slots of [P, K, G, D]."""
-    keys.flatten(0, 1).index_copy_(0, slots_T, k_TGD)
-    values.flatten(0, 1).index_copy_(0, slots_T, v_TGD)
+    store(keys, slots_T, k_TGD)
+    store(values, slots_T, v_TGD)
 
 
 def empty_output(q_THD: Tensor, *others: object) -> Tensor:
@@ -255,16 +267,12 @@ class TritonAttention:
         *,
         scale: float,
         window: int | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        has_alibi: bool = False,
+        changes: ScoreChanges = PLAIN_SCORES,
     ) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if softcap is not None or sinks is not None or has_alibi:  # which the kernel does not know
-            return PagedAttention(cache, inputs)(
-                layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks, has_alibi=has_alibi
-            )
+        if cache.is_latent or changes.softcap is not None or not changes.has_only_softcap:  # not known to the kernel
+            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
         y: Tensor = torch.ops.flambeau.paged_decode(
             q,

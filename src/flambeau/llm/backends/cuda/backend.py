@@ -20,13 +20,16 @@ from torch import Tensor
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cuda import prompt_graphs
 from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
+from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy, StartedTokens
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attend, Transformer
+from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import argmax_tokens
 
@@ -65,7 +68,8 @@ class CudaBackend:
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
         self._network: CudaNetwork | None = None
         self._captured: dict[tuple[int, int], CapturedStep] = {}  # (query_len, batch size) → graph
-        self._not_capturable: set[tuple[int, int]] = set()
+        self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
+        self._not_capturable: set[tuple[int, int] | int] = set()
         self._pool: Any = None  # of memory, shared by the graphs
         self._side_stream: Any = None  # of the background thread
         self._compiler.find(KERNELS, self._build_kernels)
@@ -92,9 +96,14 @@ class CudaBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        computes = self._eager if self._needs_eager(inputs) else self._network or self._eager
+        network = None if self._needs_eager(inputs) else self._network
         with torch.cuda.device(self.device):
-            return computes.prefill(inputs, rows_N)
+            if network is None:
+                return self._eager.prefill(inputs, rows_N)
+            graph = self._find_prompts(network, inputs, rows_N)
+            if graph is None:
+                return network.prefill(inputs, rows_N)
+            return graph.run(inputs, rows_N, network.tiles(inputs))
 
     @torch.inference_mode()
     def argmax(self, inputs: StepInputs) -> Tensor:
@@ -118,8 +127,8 @@ class CudaBackend:
         self._compiler.close()
 
     def _needs_eager(self, inputs: StepInputs) -> bool:
-        """Whether tokens have adapters, which only plain PyTorch adds."""
-        return self._has_adapters and inputs.adapters_T is not None
+        """Whether tokens have adapters, which only plain PyTorch adds, or there are images."""
+        return inputs.images is not None or (self._has_adapters and inputs.adapters_T is not None)
 
     def _find(self, inputs: StepInputs) -> CapturedStep | None:
         """The graph for such a step; captured here if its step was compiled since the last call."""
@@ -136,6 +145,27 @@ class CudaBackend:
         if graph is None:  # use a larger one meanwhile
             graph = self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
         return graph
+
+    def _find_prompts(self, network: CudaNetwork, inputs: StepInputs, rows_N: Tensor) -> CapturedPrompts | None:
+        """The graph for such prompts, captured here if it is the first of its size; None if there is none."""
+        size = prompt_graphs.size_for(inputs, rows_N)
+        if size is None or size in self._not_capturable or inputs.block_tables_SB.shape[1] > self._max_blocks:
+            return None
+        if size not in self._captured_prompts and COMPILING.acquire(blocking=False):
+            num_tiles = network.max_tiles(size, prompt_graphs.MAX_SEQUENCES)
+            stream = torch.cuda.current_stream()
+            try:
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                self._captured_prompts[size] = CapturedPrompts(
+                    network.run, size, num_tiles, self._max_blocks, self.device, self._pool
+                )
+            except RuntimeError as error:  # for example out of memory
+                torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
+                self._not_capturable.add(size)
+                log.warning("prompts of %d tokens are not captured and stay slower: %s", size, summary(error))
+            finally:
+                COMPILING.release()
+        return self._captured_prompts.get(size)
 
     def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
         """Capture a step; None if that is not possible now, or not at all."""
@@ -171,7 +201,11 @@ class CudaBackend:
         """Compile the Triton kernels; if this GPU cannot use them, Inductor is used."""
         inductor.use_persistent_cache()
         try:
-            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute  # Triton may not be installed
+            from flambeau.llm.backends.cuda.network import (
+                CudaNetwork,
+                can_compute,
+                unknown_parts,
+            )  # Triton may not be installed
 
             if can_compute(self.model, self.cache):
                 network = CudaNetwork(self.model, self.cache)
@@ -180,6 +214,8 @@ class CudaBackend:
                         prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                         network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
                 self._network = network
+            elif parts := unknown_parts(self.model.arch):
+                log.info(UNKNOWN_PARTS, self._name, "GPU", ", ".join(parts))
         except ImportError as error:
             log.warning("decoding is slower without Triton: pip install triton (%s)", error)
         except Exception as error:

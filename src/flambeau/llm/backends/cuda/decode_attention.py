@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.attention import MIN_ROWS, merge_splits, num_splits
+from flambeau.llm.backends.cuda.attention import MIN_ROWS, compute_type_of, merge_splits, num_splits
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
@@ -42,6 +42,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
     half: tl.constexpr = SIZE // 2
     dtype = out_ptr.dtype.element_ty
+    cached_type = keys_ptr.dtype.element_ty
+    compute_type = compute_type_of(cached_type, dtype)
     row = tl.arange(0, ROWS)
     is_row = row < group
     head = kv_head * group + row
@@ -94,7 +96,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     if ROTATES:
         q1, q2 = rotate(q1, q2, cos[None, :], sin[None, :])
         k1, k2 = rotate(k1, k2, cos, sin)
-    q1, q2, k1, k2, v = q1.to(dtype), q2.to(dtype), k1.to(dtype), k2.to(dtype), v.to(dtype)
+    q1, q2 = q1.to(dtype).to(compute_type), q2.to(dtype).to(compute_type)
+    k1, k2, v = k1.to(dtype).to(cached_type), k2.to(dtype).to(cached_type), v.to(dtype).to(cached_type)
     high = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
@@ -114,10 +117,10 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         block = tl.load(tables_ptr + token * table_stride + place // BLOCK_SIZE, mask=is_place, other=0)
         base = (block * BLOCK_SIZE + place % BLOCK_SIZE) * (KV_HEADS * SIZE) + kv_head * SIZE
         k_mask = is_place[:, None] & is_half[None, :]
-        old_k1 = tl.load(keys_ptr + base[:, None] + d[None, :], mask=k_mask, other=0.0)
-        old_k2 = tl.load(keys_ptr + base[:, None] + half + d[None, :], mask=k_mask, other=0.0)
+        old_k1 = tl.load(keys_ptr + base[:, None] + d[None, :], mask=k_mask, other=0.0).to(compute_type)
+        old_k2 = tl.load(keys_ptr + base[:, None] + half + d[None, :], mask=k_mask, other=0.0).to(compute_type)
         v_mask = is_place[:, None] & is_dimension[None, :]
-        old_v = tl.load(values_ptr + base[:, None] + dimension[None, :], mask=v_mask, other=0.0)
+        old_v = tl.load(values_ptr + base[:, None] + dimension[None, :], mask=v_mask, other=0.0).to(compute_type)
         is_seen = is_place
         if WINDOW > 0:
             is_seen = is_seen & (position - place < WINDOW)
@@ -128,7 +131,7 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         weights = tl.where(is_seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
         shrink = tl.exp(high - higher)
         total = total * shrink + tl.sum(weights, 1)
-        sums = sums * shrink[:, None] + tl.dot(weights.to(dtype), old_v, input_precision="ieee")
+        sums = sums * shrink[:, None] + tl.dot(weights.to(compute_type), old_v, input_precision="ieee")
         high = higher
     kept = (token.to(tl.int64) * HEADS + head) * SPLITS + split
     at = kept[:, None] * SIZE + dimension[None, :]
@@ -154,17 +157,19 @@ def attend_new_tokens(
     num_heads: int,
     scale: float,
     window: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The outputs [T, H, D] of projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D]; a window of 0 means none.
 
-    Keys and values are written to their slots of [P, K, G, D]. `rotation` are the cosine and sine of positions; None:
-    no rotary positions. `gains` normalize queries and keys; None: no normalization.
+    Outputs have the type `dtype`. Keys and values are written to their slots of [P, K, G, D], in the type of the
+    cache. `rotation` are the cosine and sine of positions; None: no rotary positions. `gains` normalize queries and
+    keys; None: no normalization.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
     splits = num_splits(num_tokens, kv_heads)
     group = num_heads // kv_heads
     places, warps, stages = attention_shape(num_tokens * kv_heads * splits)
-    out = torch.empty((num_tokens, num_heads, size), dtype=keys.dtype, device=keys.device)
+    out = torch.empty((num_tokens, num_heads, size), dtype=dtype, device=keys.device)
     sums = highs = totals = None
     if splits > 1:
         sums = torch.empty((num_tokens, num_heads, splits, size), dtype=torch.float32, device=keys.device)
@@ -190,4 +195,4 @@ def attend_new_tokens(
 
 def attention_shape(num_programs: int) -> tuple[int, int, int]:
     """Places that a program reads at a time, warps and pipeline stages: the best of those measured."""
-    return (32, 1, 2) if num_programs >= MANY_PROGRAMS else (64, 4, 3)
+    return (32, 1, 2) if num_programs >= MANY_PROGRAMS else (64, 2, 2)

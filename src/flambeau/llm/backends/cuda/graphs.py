@@ -136,7 +136,7 @@ class InputBuffers:
         self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=is_on_gpu)
         self._copied: Any = torch.cuda.Event() if is_on_gpu else None  # type: ignore[no-untyped-call]
         self.inputs = StepInputs(
-            **self._views,
+            **self._views,  # type: ignore[arg-type]
             query_starts=example.query_starts,
             block_tables_SB=self._tables,
             query_len=example.query_len,

@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda import few_row_kernel
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
@@ -140,8 +139,7 @@ class KernelLinear:
         y: Tensor = self.layer(x)
         if not self.gates:
             return y
-        gate, up = y.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return gated(y, self.width)
 
 
 def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
@@ -199,10 +197,15 @@ def few_rows_int4(x: Tensor, linear: KernelLinear) -> Tensor:
     )  # fmt: skip
     if not linear.gates:
         return y
-    gated = torch.empty(num_rows, linear.width, dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(linear.width, GATE_BLOCK), num_rows)
-    gate_rows[grid](y, gated, num_rows, N=linear.width, PARTS=parts, BLOCK=GATE_BLOCK)
-    return gated
+    return gated(y, linear.width, x.dtype)
+
+
+def gated(y: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The first half of the outputs [T, 2N], or of parts [S, T, 2N] of their sums, as gates of the second: [T, N]."""
+    parts, num_rows = y.shape[0] if y.dim() == 3 else 1, y.shape[-2]
+    outputs = torch.empty(num_rows, width, dtype=dtype or y.dtype, device=y.device)
+    gate_rows[(triton.cdiv(width, GATE_BLOCK), num_rows)](y, outputs, num_rows, N=width, PARTS=parts, BLOCK=GATE_BLOCK)
+    return outputs
 
 
 def sums_for(x: Tensor, width: int, parts: int) -> Tensor:

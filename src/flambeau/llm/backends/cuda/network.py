@@ -22,7 +22,9 @@ from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Attention, Transformer, is_unmodified
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
@@ -55,12 +57,21 @@ class CudaNetwork:
         self._last_gain = body.norm.weight
         self._device = self._last_gain.device
         self._tables = model.rotation.cos, model.rotation.sin
+        self._num_shared = arch.num_heads // arch.num_kv_heads  # heads that share keys and values
         self._layers = [cuda_layer(layer, cache, i) for i, layer in enumerate(body.layers)]
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
-        tiles = make_tiles(inputs.query_starts, self._num_heads // self._layers[0].keys.shape[2])
+        tiles = self.tiles(inputs)
         return self.run(inputs.to(self._device), rows_N.to(self._device), tiles.to(self._device))
+
+    def tiles(self, inputs: StepInputs) -> Tensor:
+        """The tiles [M, 3] of the sequences' tokens."""
+        return make_tiles(inputs.query_starts, self._num_shared)
+
+    def max_tiles(self, num_tokens: int, num_sequences: int) -> int:
+        """How many tiles so many tokens have at most."""
+        return -(-num_tokens // (TILE_ROWS // self._num_shared)) + num_sequences
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
@@ -94,6 +105,7 @@ class CudaNetwork:
                 self._num_heads,
                 attention.scale,
                 window,
+                self._last_gain.dtype,
             ).flatten(1)
         q_THD = rope(
             qkv,
@@ -105,6 +117,7 @@ class CudaNetwork:
             layer.qk_gains,
             self._epsilon,
             self._num_heads,
+            self._last_gain.dtype,
         )
         return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
 
@@ -146,12 +159,20 @@ def tied_head(embedding: nn.Embedding) -> nn.Linear:
     return head
 
 
+def unknown_parts(arch: Architecture) -> list[str]:
+    """The parts of a network that the kernels do not compute."""
+    return [*arch.extras, *(["experts"] if arch.num_experts else [])]
+
+
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on an NVIDIA GPU; no experts, not sharded."""
     arch = model.arch
-    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or arch.num_experts or arch.extras:
+    if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
-    if arch.num_heads // arch.num_kv_heads > TILE_ROWS:
+    if arch.num_heads // arch.num_kv_heads > TILE_ROWS or not model.rotation.has_tables:
         return False
-    are_alike = all(p.dtype == cache.keys[0].dtype and p.is_contiguous() for p in model.parameters())
+    dtype, cached = model.model.norm.weight.dtype, cache.keys[0].dtype
+    if cached not in (dtype, torch.float8_e4m3fn):
+        return False
+    are_alike = all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
     return are_alike and all(is_unmodified(module, QUANTIZED) for module in model.modules())

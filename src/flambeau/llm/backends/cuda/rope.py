@@ -58,18 +58,19 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
             second = second * cos + first * sin
             first = rotated
     first_half, second_half = first.to(dtype), second.to(dtype)
+    cached_type = keys_ptr.dtype.element_ty
     if head < HEADS:
-        to = q_ptr + (token * HEADS + head) * SIZE + d
-        tl.store(to, first_half, mask=is_dimension)
-        tl.store(to + half, second_half, mask=is_dimension)
+        query = q_ptr + (token * HEADS + head) * SIZE + d
+        tl.store(query, first_half, mask=is_dimension)
+        tl.store(query + half, second_half, mask=is_dimension)
     elif head < HEADS + KV_HEADS:
-        to = keys_ptr + (slot * KV_HEADS + head - HEADS) * SIZE + d
-        tl.store(to, first_half, mask=is_dimension)
-        tl.store(to + half, second_half, mask=is_dimension)
+        key = keys_ptr + (slot * KV_HEADS + head - HEADS) * SIZE + d
+        tl.store(key, first_half.to(cached_type), mask=is_dimension)
+        tl.store(key + half, second_half.to(cached_type), mask=is_dimension)
     else:
-        to = values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * SIZE + d
-        tl.store(to, first_half, mask=is_dimension)
-        tl.store(to + half, second_half, mask=is_dimension)
+        value = values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * SIZE + d
+        tl.store(value, first_half.to(cached_type), mask=is_dimension)
+        tl.store(value + half, second_half.to(cached_type), mask=is_dimension)
 
 
 def rope(
@@ -82,14 +83,15 @@ def rope(
     gains: tuple[Tensor, Tensor] | None,
     epsilon: float,
     num_heads: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """The queries [T, H, D] of the projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D].
+    """The queries [T, H, D] of the projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D], in this type.
 
     Keys and values are written to their slots of [P, K, G, D]. `tables` are the cosine and sine of positions; None: no
     rotary positions. `gains` normalize queries and keys; None: no normalization.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
-    q = torch.empty((num_tokens, num_heads, size), dtype=keys.dtype, device=keys.device)
+    q = torch.empty((num_tokens, num_heads, size), dtype=dtype, device=keys.device)
     launch: Any = rope_and_cache
     launch[(num_tokens, num_heads + 2 * kv_heads)](
         qkv, q, keys, values, *(tables or (None, None)), positions_T, slots_T, *(gains or (None, None)),

@@ -13,6 +13,17 @@ from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
 
 
+# Attention whose cache has one latent of 24 and a rotated key of 8 for each token.
+LATENT = {
+    "num_kv_heads": 1,
+    "head_size": 32,
+    "latent_size": 24,
+    "rotary_size": 8,
+    "unrotated_size": 12,
+    "value_size": 10,
+}
+
+
 def expected_tokens(model, asked, num_tokens=8):
     """What the plain network says."""
     return greedy(EagerBackend(model, room(model, len(asked))), asked, num_tokens)
@@ -47,7 +58,7 @@ def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, mon
         for each in inputs:
             backend.decode(each)
         backend.wait_until_compiled(timeout_s=60)
-    assert [record.args for record in caplog.records] == [("the draft", "Inductor")]
+    assert [record.args for record in caplog.records] == [("the draft", "CPU", "norm"), ("the draft", "Inductor")]
     backend.close()
 
 
@@ -55,7 +66,7 @@ def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, mon
 @pytest.mark.filterwarnings("default")  # the compiler's own
 def test_a_network_that_the_kernels_do_not_know_is_compiled_while_steps_go_on(monkeypatch):
     monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
-    model, asked = random_model(head_size=16, num_layers=1, norm="layer"), prompts(3)
+    model, asked = random_model(num_layers=1, norm="layer", **LATENT), prompts(3)
     expected = expected_tokens(model, asked)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
     rounds = 0

@@ -158,7 +158,7 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
         {"norm": "layer"},
         {"is_parallel": True},
         {"num_experts": 4, "expert_size": 8},
-        {"has_alibi": True},
+        {"alibi": "plain"},
         {"head_size": 8},
     ],
 )

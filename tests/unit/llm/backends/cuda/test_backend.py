@@ -150,4 +150,5 @@ def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
         assert backend.wait_until_compiled(timeout_s=280)
     assert set(backend._captured) == {(1, 8), (1, 1)}
     assert kind in backend.decode_path
+    assert bool(backend._captured_prompts) == (kind == "kernels")
     backend.close()

@@ -119,6 +119,34 @@ def test_prompts(case, network):
         torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter does not know 8-bit floating point numbers")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["one sequence", "several", "many", "verified", "one", "chunks"])
+def test_a_cache_of_8_bits(case, dtype):
+    model = with_random_vectors(random_model(head_size=32)).to(DEVICE, dtype)
+    ours, twin = caches(model, device=DEVICE)
+    for cache in (ours, twin):
+        cache.keys, cache.values = (
+            [each.to(torch.float8_e4m3fn) for each in all_] for all_ in (cache.keys, cache.values)
+        )
+    with torch.inference_mode():
+        if case in PROMPTS:
+            inputs = step_inputs(PROMPTS[case])
+            rows = inputs.query_starts[1:] - 1
+            found, expected = (
+                CudaNetwork(model, ours).prefill(inputs, rows),
+                EagerBackend(model, twin).prefill(inputs, rows),
+            )
+        else:
+            inputs = inputs_of(case)
+            found, expected = CudaNetwork(model, ours).run(inputs), EagerBackend(model, twin).decode(inputs)
+    assert (found - expected).norm() < 0.03 * expected.norm()  # what rounds the other way is off by a sixteenth
+    changed = [
+        (a.float() - b.float())[1:].abs() > 0.1 * b.float()[1:].abs() for a, b in zip(ours.keys, twin.keys, strict=True)
+    ]
+    assert sum(each.sum() for each in changed) < 0.01 * sum(each.numel() for each in changed)
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4 in large groups"])
 @pytest.mark.parametrize("case", ["one sequence", "several", "many"])
 def test_quantized_networks(case, kind):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from flambeau.llm.executor.mapped_files import clean_regions, release_weight_files
+from flambeau.llm.mapped_files import clean_regions, release_weight_files
 
 SMAPS = """\
 7f0000000000-7f0000400000 rw-p 00000000 fe:00 123 /models/my model.safetensors

@@ -1,0 +1,73 @@
+"""CapturedPrompts: the computation of up to a number of prompt tokens as a CUDA graph with fixed input buffers.
+
+Without a graph, the host takes longer to launch the kernels of a few hundred tokens than the GPU to run them.
+
+Shapes: T tokens of the step · S sequences · B blocks of the longest one · M tiles of tokens · N rows of them ·
+V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.executor.inputs import StepInputs
+
+SIZES = (8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512)  # tokens; more keep the GPU busy without a graph
+MAX_SEQUENCES = 32
+
+Network = Callable[[StepInputs, Tensor, Tensor], Tensor]  # inputs, rows [N] and tiles [M, 3] to logits [N, V]
+
+
+def size_for(inputs: StepInputs, rows_N: Tensor) -> int | None:
+    """The smallest size for these prompts; None if there are too many tokens, sequences or rows."""
+    if max(len(inputs.context_lens_S), len(rows_N)) > MAX_SEQUENCES:
+        return None
+    return next((size for size in SIZES if size >= len(inputs.ids_T)), None)
+
+
+class CapturedPrompts:
+    """A captured step of prompts. The tokens of padding belong to no tile, and are written to block 0."""
+
+    def __init__(
+        self, network: Network, num_tokens: int, num_tiles: int, max_blocks: int, device: torch.device, pool: Any
+    ) -> None:
+        sizes = [num_tokens] * 3 + [MAX_SEQUENCES, 3 * num_tiles]
+        self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        # Pinned memory, from which the GPU copies asynchronously.
+        self._host_numbers = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=True)
+        self._host_views = [view.numpy() for view in torch.split(self._host_numbers, sizes)]
+        self._tables = torch.zeros((MAX_SEQUENCES, max_blocks), dtype=torch.int64, device=device)
+        self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=True)
+        self._copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ids_T, positions_T, slots_T, rows_N, tiles = torch.split(self._numbers, sizes)
+        unused = torch.zeros(0, dtype=torch.int64, device=device)  # tiles say which tokens belong to a sequence
+        inputs = StepInputs(ids_T, positions_T, slots_T, unused, unused, self._tables)
+        arguments = inputs, rows_N, tiles.view(-1, 3)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # a warm-up: what is not compiled cannot be captured
+            network(*arguments)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # "thread_local": another thread may compile, and allocate, at the same time.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._logits_NV = network(*arguments)
+
+    def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
+        """The logits [N, V] of the tokens at `rows_N`."""
+        self._copied.synchronize()
+        given = inputs.ids_T, inputs.positions_T, inputs.slots_T, rows_N, tiles.flatten()
+        for view, numbers in zip(self._host_views, given, strict=True):
+            view[: len(numbers)] = numbers.cpu().numpy()
+            view[len(numbers) :] = 0
+        self._numbers.copy_(self._host_numbers, non_blocking=True)
+        num_sequences, num_blocks = inputs.block_tables_SB.shape
+        self._host_tables.numpy()[:num_sequences, :num_blocks] = inputs.block_tables_SB.cpu().numpy()
+        self._tables[:num_sequences].copy_(self._host_tables[:num_sequences], non_blocking=True)
+        self._copied.record()
+        self._graph.replay()
+        return self._logits_NV[: len(rows_N)].clone()  # the next step overwrites them

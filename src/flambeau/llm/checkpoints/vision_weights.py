@@ -1,0 +1,45 @@
+"""load_vision: the encoder of images from the files of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
+from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, mismatch
+from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.models.meta_device import on_meta_device
+from flambeau.llm.models.tensor_names import vision_name
+from flambeau.llm.models.vision import VisionEncoder
+
+UNUSED = "vision_tower.head."  # pools an image to one vector, for other tasks
+
+
+def load_vision(
+    path: Path, arch: VisionArchitecture, *, device: torch.device | str, dtype: torch.dtype
+) -> VisionEncoder:
+    """The encoder, ready to run; raises CheckpointError if the files do not fit it."""
+    files = open_files(path)
+    with on_meta_device(dtype):
+        encoder = VisionEncoder(arch).eval().requires_grad_(False)
+    targets = encoder.state_dict(keep_vars=True)
+    mismatches, placements = WeightMismatches(), []
+    for stored in (stored for file in files for stored in file):
+        name = vision_name(stored.name)
+        if name is None or name.startswith(UNUSED) or name.endswith(".position_ids"):
+            continue
+        if name not in targets:
+            mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")
+            continue
+        given = torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+        if problem := mismatch(given, targets[name]):
+            mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
+            continue
+        placements.append(
+            Placement(stored=stored, cut=lambda tensor: tensor, parameter=name, region=(), num_bytes=given.nbytes)
+        )
+    mismatches.missing += sorted(targets.keys() - {placement.parameter for placement in placements})
+    mismatches.raise_if_any(files)
+    fill(encoder, placements, torch.device(device), progress_of(f"{path.name} (images)"), None)
+    return encoder

@@ -1,0 +1,1 @@
+"""Images in prompts: their files → pixels → the embeddings that the decoder reads."""

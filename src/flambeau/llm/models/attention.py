@@ -1,0 +1,119 @@
+"""Attention: queries, keys and values of a layer; `attend` stores them and computes what the queries find.
+
+Shapes: … any leading dimensions · E hidden · H heads · G key-value heads · D head size
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.models.architecture import AlibiKind, Architecture
+from flambeau.llm.models.norms import HeadNorm, make_norm
+from flambeau.llm.models.rope import Rotations, rotate
+
+
+class ScoreChanges(NamedTuple):
+    """What happens to the scores of attention before the softmax, beside the scale and a window."""
+
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+    alibi: AlibiKind | None = None
+    chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
+
+    @property
+    def has_only_softcap(self) -> bool:
+        return self.sinks is None and self.alibi is None and self.chunk is None
+
+
+PLAIN_SCORES = ScoreChanges()
+
+
+class Attend(Protocol):
+    """Stores the keys and values of a layer's tokens and computes the attention of its queries."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        changes: ScoreChanges = PLAIN_SCORES,
+    ) -> Tensor:
+        """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
+
+
+class Attention(nn.Module):
+    """Queries, keys and values with rotary positions; several query heads share one key-value head."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__()
+        size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
+        self.layer, self.head_size, self.num_heads, self.num_kv_heads = layer, size, heads, kv_heads
+        self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
+        self.softcap = arch.attention_softcap
+        self.window = arch.window(layer)
+        self.is_local = self.window is not None and arch.local_rope_theta is not None
+        self.rotary_size = arch.rotary_size
+        self.is_rotated = layer not in arch.unrotated_layers
+        self.qkv_proj = nn.Linear(arch.hidden_size, (heads + 2 * kv_heads) * size, bias=arch.qkv_bias)
+        self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
+        self.clip = arch.clip_qkv
+        self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
+        self.is_tempered = not self.is_rotated
+        self.alibi, self.chunk = arch.alibi, arch.chunk(layer)
+        self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
+        spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
+        self.is_wide, self.normalizes_late = arch.wide_qk_norm, arch.late_qk_norm
+        self.q_norm: nn.Module | None = make_norm(arch, spans[0]) if arch.qk_norm else None
+        self.k_norm: nn.Module | None = make_norm(arch, spans[1]) if arch.qk_norm else None
+        if arch.separate_qk_norm:
+            self.q_norm = HeadNorm(heads, size, arch.norm_epsilon)
+            self.k_norm = HeadNorm(kv_heads, size, arch.norm_epsilon)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
+        if not self.normalizes_late:
+            qk = self.normalize(qk)
+        if self.clip is not None:
+            qk, v = qk.clamp(-self.clip, self.clip), v.clamp(-self.clip, self.clip)
+        if self.is_rotated:
+            rotation = rotations.local if self.is_local else rotations.ordinary
+            if self.rotary_size is None:
+                qk = rotate(qk, *rotation)  # queries and keys at once: half the kernels
+            else:
+                rotated, rest = qk.tensor_split([self.rotary_size], dim=-1)
+                qk = torch.cat((rotate(rotated, *rotation), rest), dim=-1)
+        if self.normalizes_late:
+            qk = self.normalize(qk)
+        if self.normalizes_rotated:
+            qk = F.rms_norm(qk.float(), (self.head_size,), eps=self.epsilon).to(qk.dtype)
+        q, k = self.split_qk(qk)
+        if self.is_tempered and rotations.query_scale is not None:
+            q = (q * rotations.query_scale).to(q.dtype)
+        changes = ScoreChanges(self.softcap, self.sinks, self.alibi, self.chunk)
+        y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, changes=changes)
+        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def normalize(self, qk: Tensor) -> Tensor:
+        """Queries and keys […, H+G, D] after their norms, if there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        q, k = self.split_qk(qk)
+        if not self.is_wide:
+            return torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+        qk = torch.cat((self.q_norm(q.flatten(-2)), self.k_norm(k.flatten(-2))), dim=-1)
+        return qk.view(*qk.shape[:-1], -1, self.head_size)
+
+    def split_qk(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        """[…, H+G, D] to […, H, D] and […, G, D]."""
+        q, k = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=-2)
+        return q, k

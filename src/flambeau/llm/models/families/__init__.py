@@ -1,0 +1,1 @@
+"""The supported families: a table of each kind."""

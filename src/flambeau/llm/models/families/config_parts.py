@@ -1,0 +1,66 @@
+"""Parts of an architecture that several families read from config.json."""
+
+from __future__ import annotations
+
+from flambeau.llm.models.families.family import Config
+
+ROTARY_KEYS = frozenset({"partial_rotary_factor"})
+_HUNYUAN_KEYS = """
+alpha eod_token_id attention_head_dim org_vocab_size cla_share_factor use_rotary_pos_emb add_classification_head
+anyres_pooling_size class_num dense_list im_start_id im_end_id im_newline_id pad_id pool_type text_start_id text_end_id
+video_start_id video_end_id mask_init_id moe_drop_tokens moe_random_routing_dropped_token capacity_factor
+"""
+HUNYUAN_KEYS = frozenset(_HUNYUAN_KEYS.split())  # `alpha` is a rope parameter; the others have no effect
+HUNYUAN_NAMES = (
+    (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+    (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+)
+HUNYUAN_SUPPORTED = {
+    "use_qk_norm": (None, True),
+    "use_cla": (None, False),
+    "norm_type": (None, "hf_rms", "rms"),
+    "group_limited_greedy": (None, False),
+    "routed_scaling_factor": (None, False, 1.0),
+    "moe_layer_num_skipped": (None, 0),
+    "use_mixed_mlp_moe": (None, False, True),
+}
+CLIP_KEYS = frozenset({"clip_qkv"})
+
+
+def partial_rotation(config: Config) -> Config:
+    """`partial_rotary_factor`, at the top level or among the rope parameters."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    size = int(head_size * factor)
+    return {} if size == head_size else {"rotary_size": size}
+
+
+def stretched_theta(config: Config) -> Config:
+    """Hunyuan's `alpha` stretches theta, whatever the length; its files call that dynamic."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    alpha, kind = parameters.get("alpha"), parameters.get("rope_type") or parameters.get("type")
+    if not alpha or kind != "dynamic":
+        return {}
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"rope_theta": float(theta * alpha ** (size / (size - 2)))}
+
+
+def granite(config: Config) -> Config:
+    return {
+        "embedding_scale": float(config["embedding_multiplier"]),
+        "residual_scale": float(config["residual_multiplier"]),
+        "attention_scale": float(config["attention_multiplier"]),
+        "logit_scale": 1.0 / config["logits_scaling"],
+    }
+
+
+def uniform_bias(config: Config) -> Config:
+    """`use_bias`: all layers have one, or none."""
+    has_bias = bool(config["use_bias"])
+    return {"qkv_bias": has_bias, "output_bias": has_bias, "mlp_bias": has_bias}
+
+
+def clipped(config: Config) -> Config:
+    return {"clip_qkv": config.get("clip_qkv")}

@@ -1,0 +1,42 @@
+"""Family: the settings of a class of models that its config.json leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Config = Mapping[str, Any]
+# The layers with a window, unless `layer_types` names them: `pattern` leaves out every nth layer.
+WindowedLayers = Literal["none", "all", "late", "unrotated", "even", "pattern"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Settings of a class of models that its config.json does not contain."""
+
+    model_type: str
+    text_section: str = ""  # of config.json: the section of the language model, in models whose images are not read
+    qkv_bias: bool | None = None  # None: set by `attention_bias`
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    windowed: WindowedLayers = "none"  # the layers limited to `sliding_window`
+    switches_window: bool = True  # `use_sliding_window` turns the window on
+    names_layers: bool = True  # `layer_types` names the layers with a window
+    has_local_rope: bool = False  # layers with a window have rope parameters of their own
+    rotates_windows: bool = False  # of a model with windows, only layers with one have rotary positions
+    experts: bool = False
+    defaults: Config = field(default_factory=dict)  # of keys that config.json may leave out
+    parts: Config = field(default_factory=dict)  # fields of Architecture that differ from Llama's
+    derive: Callable[[Config], Config] | None = None  # more of them, from config.json
+    understands: frozenset[str] = frozenset()  # keys that `derive` reads, which are not supported elsewhere
+    epsilon_key: str = "rms_norm_eps"
+    activation_key: str = "hidden_act"
+    renames: tuple[tuple[str, str], ...] = ()  # of tensors: patterns and what replaces them
+    aliases: Mapping[str, str] = field(default_factory=dict)  # of keys: the family's own names → Llama's
+    supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of keys that are supported
+    has_kv_heads: bool = True  # False: as many as heads, whatever config.json says
+    is_rotated: bool = True  # False: no layer has rotary positions
+    mlp_ratio: int | None = None  # the default of the intermediate size, in hidden sizes
+    dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
+    has_images: bool = False  # the decoder's settings are under `text_config`, an encoder's under `vision_config`

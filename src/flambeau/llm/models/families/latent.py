@@ -1,0 +1,233 @@
+"""Families with latent attention (MLA): keys and values of all heads come from one small vector of a token."""
+
+from __future__ import annotations
+
+import math
+
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.family import Config, Family
+
+
+def latent_attention(config: Config) -> Config:
+    """Sizes, and the scale of attention; the cache has one key-value head, a latent and a rotated key."""
+    latent, rotated, plain = (int(config[key]) for key in ("kv_lora_rank", "head_dim", "qk_nope_head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if kv_heads not in (None, heads):
+        raise CheckpointError(
+            f"num_key_value_heads {kv_heads!r} is not supported here; supported is {heads}, as many as heads"
+        )
+    value = config.get("v_head_dim") or config["hidden_size"] // heads
+    return {
+        "latent_size": latent,
+        "query_latent_size": int(config.get("q_lora_rank") or 0),
+        "rotary_size": rotated,
+        "unrotated_size": plain,
+        "value_size": int(value),
+        "num_kv_heads": 1,
+        "head_size": latent + rotated,
+        "attention_scale": (plain + rotated) ** -0.5 * sharpness(config) ** 2,
+    }
+
+
+def sharpness(config: Config) -> float:
+    """What YaRN multiplies queries and keys with, beside the rotation."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    mscale, factor = parameters.get("mscale_all_dim") or 0.0, parameters.get("factor") or 1.0
+    if kind == "default" or not mscale or factor <= 1:
+        return 1.0
+    return float(0.1 * mscale * math.log(factor) + 1.0)
+
+
+def deepseek_experts(config: Config) -> Config:
+    """Shared experts, groups and the first layers without experts."""
+    return {
+        "shared_expert_size": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
+        "num_expert_groups": int(config.get("n_group") or 1),
+        "num_chosen_groups": int(config.get("topk_group") or 1),
+        "routed_scale": float(config["routed_scaling_factor"]),
+        "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
+        "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
+    }
+
+
+def deepseek_2(config: Config) -> Config:
+    parts = {**latent_attention(config), **deepseek_experts(config)}
+    method = config.get("topk_method")
+    if method == "greedy":  # groups have no effect
+        return {**parts, "num_expert_groups": 1, "num_chosen_groups": 1}
+    if method != "group_limited_greedy":
+        raise CheckpointError(
+            f"topk_method {method!r} is not supported here; supported are 'greedy' and 'group_limited_greedy'"
+        )
+    return parts
+
+
+def deepseek_3(config: Config) -> Config:
+    return {**latent_attention(config), **deepseek_experts(config), "paired_rope": bool(config["rope_interleave"])}
+
+
+def glm_4_lite(config: Config) -> Config:
+    kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]
+    if len(kinds) != config["num_hidden_layers"] or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
+    return {**deepseek_3(config), "dense_layers": frozenset(i for i, kind in enumerate(kinds) if kind == "dense")}
+
+
+def youtu(config: Config) -> Config:
+    return {**latent_attention(config), "paired_rope": bool(config["rope_interleave"])}
+
+
+def minicpm_3(config: Config) -> Config:
+    num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    depth, base = config.get("scale_depth"), config.get("dim_model_base")
+    return {
+        **latent_attention(config),
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": 1.0 if depth is None else depth / math.sqrt(num_layers),
+        "logit_scale": 1.0 if base is None else base / hidden,
+    }
+
+
+ALIASES = {"qk_rope_head_dim": "head_dim"}  # whatever a file has as head_dim
+DEEPSEEK_ALIASES = {**ALIASES, "n_routed_experts": "num_experts"}
+DEEPSEEK_NAMES = (
+    (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+    (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+)
+DEEPSEEK_DEFAULTS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+DERIVED_KEYS = frozenset({"qk_head_dim", "num_mtp_layers", "num_local_experts"})  # written beside those that count
+
+LATENT = {
+    "DeepseekV2ForCausalLM": Family(
+        model_type="deepseek_v2",
+        has_kv_heads=False,
+        experts=True,
+        parts={"router": "grouped_softmax", "paired_rope": True},
+        derive=deepseek_2,
+        understands=DERIVED_KEYS | {"n_group", "topk_group"},
+        supported={
+            "norm_topk_prob": (None, False),
+            "scoring_func": (None, "softmax"),
+            "moe_layer_freq": (None, 1),
+        },
+        aliases=DEEPSEEK_ALIASES,
+        renames=DEEPSEEK_NAMES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "num_experts": 64,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1407,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        model_type="deepseek_v3",
+        has_kv_heads=False,
+        experts=True,
+        parts={"router": "biased_sigmoid"},
+        derive=deepseek_3,
+        understands=DERIVED_KEYS,
+        supported={
+            "topk_method": (None, "noaux_tc"),
+            "scoring_func": (None, "sigmoid"),
+            "index_topk": (None,),  # sparse attention of V3.2
+            "moe_layer_freq": (None, 1),
+        },
+        aliases=DEEPSEEK_ALIASES,
+        renames=DEEPSEEK_NAMES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "max_position_embeddings": 4096,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+            "num_nextn_predict_layers": 1,
+            "eos_token_id": 1,
+            "bos_token_id": 0,
+        },
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        model_type="glm4_moe_lite",
+        has_kv_heads=False,
+        experts=True,
+        parts={"router": "biased_sigmoid"},
+        derive=glm_4_lite,
+        understands=DERIVED_KEYS | {"first_k_dense_replace"},
+        supported={"topk_method": (None, "noaux_tc"), "scoring_func": (None, "sigmoid"), "index_topk": (None,)},
+        aliases=DEEPSEEK_ALIASES,
+        renames=DEEPSEEK_NAMES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+            "eos_token_id": 1,
+            "bos_token_id": 0,
+        },
+    ),
+    "YoutuForCausalLM": Family(
+        model_type="youtu",
+        has_kv_heads=False,
+        derive=youtu,
+        understands=DERIVED_KEYS | {"embedding_initializer_range"},
+        aliases=ALIASES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "rope_interleave": True,
+            "eos_token_id": 128001,
+            "bos_token_id": 128000,
+        },
+    ),
+    "MiniCPM3ForCausalLM": Family(
+        model_type="minicpm3",
+        has_kv_heads=False,
+        derive=minicpm_3,
+        understands=DERIVED_KEYS,
+        aliases=ALIASES,
+        defaults={
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+            "head_dim": 32,
+            "qk_nope_head_dim": 64,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    ),
+}

@@ -1,0 +1,88 @@
+"""LatentAttention: keys and values of all heads are computed from one small vector of a token, its latent (MLA).
+
+The cache holds the latent and one rotated key for all heads, nothing else. Attention runs on the latents themselves:
+the weights that would make keys are applied to the queries instead, and those that would make values to the result.
+To `attend` this is attention with one key-value head, whose values are its keys.
+
+Shapes: … any leading dimensions · E hidden · H heads · R latent · P rotated part of a head · N the rest of it · V value
+of a head
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.norms import RMSNorm
+from flambeau.llm.models.rope import Rotations, rotate
+
+LATENT_EPSILON = 1e-6  # of the norms of latents, whatever config.json says of the others
+
+
+class LatentUp(nn.Module):
+    """The weights that make keys and values from a latent; never quantized, as they are not used as a linear layer."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.num_heads, self.key_size, self.value_size = arch.num_heads, arch.unrotated_size, arch.value_size
+        rows = arch.num_heads * (arch.unrotated_size + arch.value_size)
+        self.weight = nn.Parameter(torch.empty(rows, arch.latent_size))
+        nn.init.normal_(self.weight, std=arch.latent_size**-0.5)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """For keys [H, N, R], and for values [H, V, R]."""
+        heads = self.weight.view(self.num_heads, self.key_size + self.value_size, -1)
+        keys, values = torch.split(heads, [self.key_size, self.value_size], dim=1)
+        return keys, values
+
+
+class LatentAttention(nn.Module):
+    """Attention of many heads over one latent per token; queries may have a latent of their own."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__()
+        assert arch.rotary_size is not None
+        hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
+        self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
+        self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
+        self.is_paired = arch.paired_rope
+        size = arch.unrotated_size + arch.rotary_size
+        self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
+        if rank:
+            self.q_a_proj = nn.Linear(hidden, rank, bias=arch.qkv_bias)
+            self.q_a_layernorm = RMSNorm(rank, LATENT_EPSILON)
+            self.q_b_proj = nn.Linear(rank, heads * size, bias=False)
+        else:
+            self.q_proj = nn.Linear(hidden, heads * size, bias=False)
+        self.has_query_latent = rank > 0
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + arch.rotary_size, bias=arch.qkv_bias)
+        self.kv_a_layernorm = RMSNorm(arch.latent_size, LATENT_EPSILON)
+        self.kv_b_proj = LatentUp(arch)
+        self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        rotation = rotations.ordinary
+        latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
+        k_rotated = rotate(self.to_halves(k_rotated.unsqueeze(-2)), *rotation)
+        k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)
+        q = torch.unflatten(self.queries(x), -1, (self.num_heads, -1))
+        q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)
+        to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
+        q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
+        q = torch.cat((q_latent, rotate(self.to_halves(q_rotated), *rotation)), dim=-1)
+        y = attend(self.layer, q, k, k, scale=self.scale, window=None)
+        y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
+        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[…, E] to […, H × (N + P)]."""
+        if self.has_query_latent:
+            return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))  # type: ignore[no-any-return]
+        return self.q_proj(x)  # type: ignore[no-any-return]
+
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Put the first coordinates of all pairs before the second ones, if they lie side by side."""
+        return torch.unflatten(x, -1, (-1, 2)).transpose(-1, -2).flatten(-2) if self.is_paired else x

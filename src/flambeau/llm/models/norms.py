@@ -1,0 +1,76 @@
+"""The norms of a network, and of its queries and keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.models.architecture import Architecture
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root of the mean square, in float32."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """An RMSNorm whose weights are stored as their difference from a number."""
+
+    def __init__(self, size: int, epsilon: float, offset: float) -> None:
+        super().__init__(size, epsilon)
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float() + self.offset
+        return F.rms_norm(x.float(), weight.shape, weight, self.epsilon).to(x.dtype)
+
+
+class CenteredNorm(nn.Module):
+    """Subtracts the mean and divides by the deviation, in float32."""
+
+    def __init__(self, size: int, epsilon: float, *, weight: bool = True, bias: bool, offset: float = 0.0) -> None:
+        super().__init__()
+        self.size, self.epsilon, self.offset = size, epsilon, offset
+        self.has_weight = weight
+        self.weight: nn.Parameter
+        self.register_parameter("weight", nn.Parameter(torch.ones(size)) if weight else None)
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float() + self.offset if self.has_weight else None
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), (self.size,), weight, bias, self.epsilon).to(x.dtype)
+
+
+class HeadNorm(nn.Module):
+    """A layer norm per head; each head has its own weights."""
+
+    def __init__(self, num_heads: int, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads, size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, H, D] to […, H, D]."""
+        y = F.layer_norm(x.float(), self.weight.shape[-1:], eps=self.epsilon)
+        return (y * self.weight.float()).to(x.dtype)
+
+
+def make_norm(arch: Architecture, size: int | None = None) -> RMSNorm | CenteredNorm:
+    """A norm over the hidden state, or over so many numbers."""
+    size = size or arch.hidden_size
+    if arch.norm == "layer":
+        return CenteredNorm(
+            size, arch.norm_epsilon, weight=arch.has_norm_weight, bias=arch.norm_bias, offset=arch.norm_offset
+        )
+    if arch.norm_offset:
+        return OffsetRMSNorm(size, arch.norm_epsilon, arch.norm_offset)
+    return RMSNorm(size, arch.norm_epsilon)
