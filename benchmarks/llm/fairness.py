@@ -1,8 +1,9 @@
 """One key sends many requests at once, another one a second: how long does the other wait for its first token?
 
-    python benchmarks/llm/fairness.py [--requests 1000] [--seconds 20] [--places 16] [--same-key]
+    python benchmarks/llm/fairness.py [--requests 1000] [--seconds 10] [--rounds 3] [--places 16] [--same-key]
 
-The model is the storyteller that ships with the package. The times alone and beside the load are of one run.
+The model is the storyteller that ships with the package. Alone and beside the load take turns. The requests that are
+sent while the thousand arrive are counted too, and shown by themselves. The result is a dated JSON file.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "serving")]
 
+import machine  # noqa: E402
+import results  # noqa: E402
 from server import find_ports  # noqa: E402
 
 import flambeau.examples.storyteller  # noqa: E402
@@ -40,6 +44,7 @@ handler:
 """
 PROMPT = "Once upon a time in a land far away"
 STARTS_S = 120
+ARRIVAL_S = 3  # while the thousand arrive
 
 
 async def first_token_s(port: int, key: str, max_tokens: int) -> float:
@@ -81,15 +86,25 @@ def run_crowd(port: int, key: str, number: int) -> None:
 async def measure(port: int, busy: str, calm: str, args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(3):
         await first_token_s(port, calm, 8)
-    alone = await once_a_second(port, calm, args.seconds)
-    load = multiprocessing.Process(target=run_crowd, args=(port, busy, args.requests))  # beside what is measured
-    load.start()
-    await asyncio.sleep(3)
-    beside = await once_a_second(port, calm, args.seconds)
-    lasted = load.is_alive()
-    load.terminate()
-    load.join()
-    return {"alone": summary(alone), "beside": summary(beside), "load_lasted": lasted}
+    alone, arriving, beside, lasted = [], [], [], True
+    for _ in range(args.rounds):
+        alone += await once_a_second(port, calm, args.seconds)
+        load = multiprocessing.Process(target=run_crowd, args=(port, busy, args.requests))  # beside what is measured
+        load.start()
+        arriving += await once_a_second(port, calm, ARRIVAL_S)
+        beside += await once_a_second(port, calm, args.seconds)
+        lasted = lasted and load.is_alive()
+        load.terminate()
+        load.join()
+        await asyncio.sleep(2)
+    found = {"alone": summary(alone), "arriving": summary(arriving), "beside": summary(beside)}
+    whole = summary([*arriving, *beside])["p95_ms"]
+    return {
+        **found,
+        "p95_ratio": round(found["beside"]["p95_ms"] / found["alone"]["p95_ms"], 2),
+        "p95_ratio_with_arrival": round(whole / found["alone"]["p95_ms"], 2),
+        "load_lasted": lasted,
+    }
 
 
 def summary(times: list[float]) -> dict[str, Any]:
@@ -97,9 +112,9 @@ def summary(times: list[float]) -> dict[str, Any]:
     times = sorted(times)
     p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
     return {
-        "median_ms": 1000 * statistics.median(times),
-        "p95_ms": 1000 * p95,
-        "max_ms": 1000 * times[-1],
+        "median_ms": round(1000 * statistics.median(times), 1),
+        "p95_ms": round(1000 * p95, 1),
+        "max_ms": round(1000 * times[-1], 1),
         "all_ms": in_order,
     }
 
@@ -107,7 +122,9 @@ def summary(times: list[float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--seconds", type=int, default=10, help="of each turn (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--same-key", action="store_true", help="both are one key: what it was without turns")
     args = parser.parse_args()
@@ -133,13 +150,34 @@ def main() -> None:
         try:
             calm = "b" * 40 if args.same_key else "c" * 40
             wait_ready(port, calm)
-            print(json.dumps(asyncio.run(measure(port, "b" * 40, calm, args)), indent=2))
+            began, before = time.monotonic(), machine.Usage.now({})
+            figures = asyncio.run(measure(port, "b" * 40, calm, args))
+            write_result(args, figures, time.monotonic() - began, machine.cores_between(before, machine.Usage.now({})))
         except BaseException:
             print((folder / "log").read_text()[-3000:], file=sys.stderr)
             raise
         finally:
             server.terminate()
             server.wait(60)
+
+
+def write_result(args: argparse.Namespace, figures: dict[str, Any], duration_s: float, noise: dict[str, Any]) -> None:
+    date = datetime.now(UTC)
+    result: dict[str, Any] = {
+        "date": date.isoformat(timespec="seconds"),
+        "command": " ".join(["python", "benchmarks/llm/fairness.py", *sys.argv[1:]]),
+        "duration_s": round(duration_s),
+        "machine": machine.describe(),
+        "versions": results.versions(Path(sys.executable), Path("none")),
+        "requests": args.requests,
+        "places": args.places,
+        "other_cores": noise["other_cores"],  # those of the server and of the clients are among them
+        "figures": figures,
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / f"{date:%Y-%m-%d-%H%M}-llm-fairness.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps({name: value for name, value in figures.items() if "ratio" in name}), file)
 
 
 def wait_ready(port: int, key: str) -> None:

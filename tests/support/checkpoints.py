@@ -306,6 +306,19 @@ KINDS = {
             "moe_intermediate_size": 24,
         },
     ),
+    "minimax-m2": Kind(
+        "MiniMaxM2", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "partial_rotary_factor": 0.5}
+    ),
+    "ministral-3": Kind(
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "pad_token_id": None,
+            **stretched(
+                "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, original_max_position_embeddings=9
+            ),
+        },
+    ),
     "arcee": Kind("Arcee", {"head_dim": 16}),
     "starcoder": Kind("GPTBigCode", {}),
     "starcoder-all-heads": Kind("GPTBigCode", {"multi_query": False}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
@@ -28,7 +29,6 @@ from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
@@ -62,6 +62,7 @@ class Engine:
         draft: DraftModel | None = None,
         adapters: Adapters | None = None,
         images: ImageEncoder | None = None,
+        whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
         self.images = images  # None: it reads text only
@@ -97,6 +98,7 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
+            whole_prompts=whole_prompts,
             restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
@@ -201,7 +203,7 @@ class Engine:
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter; requests may name it from now on. Raises LLMError if it cannot be used."""
         if self._adapters is None:
-            raise LLMError("this engine has no room for adapters: load it with load_engine")
+            raise LLMError("adapters need the engine's own network, loaded with load_engine")
         if self.config.merge_lora:
             raise LLMError(
                 f"the adapter {', '.join(self._adapter_numbers)} is merged into the weights, and no other can be used "
@@ -288,19 +290,19 @@ class Engine:
     # ---- about the engine ----
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> nn.Module:
         """The network, or this rank's part of it."""
         return self._backend.model
 
     @property
-    def draft_model(self) -> Transformer | None:
+    def draft_model(self) -> nn.Module | None:
         return self._draft.backend.model if self._draft else None
 
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
         kind = config.speculation or ("draft" if self._draft else None)
-        dtype = self.model.model.embed_tokens.weight.dtype  # embeddings are never quantized
+        dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
         return EngineInfo(
             device=self.device,
             dtype=str(dtype).removeprefix("torch."),

@@ -74,9 +74,11 @@ class Scheduler:
         max_step_tokens: int,
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
+        whole_prompts: bool = False,
         restores: PrefixRestores | None = None,
     ) -> None:
         self._pool = pool
+        self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
@@ -288,9 +290,9 @@ class Scheduler:
     def _add_chunk(self, plan: StepPlan, sequence: Sequence, left: int, *, has_others: bool) -> int:
         """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
         length = len(sequence.tokens) - sequence.num_computed
-        if length > left:
+        if length > left and not self._whole_prompts:
             length = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
-        if sequence.needs_prompt_logits:
+        if sequence.needs_prompt_logits and not self._whole_prompts:
             length = min(length, MAX_SCORED_TOKENS)
         length = with_whole_images(sequence, length)
         plan.chunks.append(Chunk(sequence, length))

@@ -48,6 +48,8 @@ class StepInputs:
     # The number of the adapter of each token, always on the host; None: no token has one.
     adapters_T: Tensor | None = field(default=None, kw_only=True)
     images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
+    # The row of each sequence in the block tables, always on the host: backends may keep states by it.
+    rows_S: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -60,7 +62,9 @@ class StepInputs:
             return self
         moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
         images = None if self.images is None else self.images.to(device)
-        return StepInputs(*moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images)
+        return StepInputs(
+            *moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images, rows_S=self.rows_S
+        )
 
 
 class BlockTables:
@@ -84,10 +88,13 @@ class BlockTables:
             self._written[sequence] = (row, sequence.blocks, len(sequence.blocks))
         return row
 
-    def forget(self, sequence: Sequence) -> None:
-        """Free the row of a sequence."""
-        if entry := self._written.pop(sequence, None):
-            self._free.append(entry[0])
+    def forget(self, sequence: Sequence) -> int | None:
+        """Free the row of a sequence, and return it; None: it has none."""
+        entry = self._written.pop(sequence, None)
+        if entry is None:
+            return None
+        self._free.append(entry[0])
+        return entry[0]
 
     def columns(self, rows: Ints, number: int) -> Ints:
         """The first `number` blocks of these rows."""
@@ -154,6 +161,7 @@ class InputBuilder:
             to_tensor(self.tables.columns(rows, num_blocks)),
             query_len=query_len,
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
+            rows_S=to_tensor(rows),
         )
 
     def positions_and_slots(
@@ -183,6 +191,7 @@ class InputBuilder:
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
+            rows_S=to_tensor(rows),
         )
 
 

@@ -130,12 +130,19 @@ def num_blocks_for(
     On a CPU the cache is no larger than `weight_bytes`, one sequence of full length or SMALL_BYTES, whichever is
     most: fewer sequences run at a time there, and the memory belongs to other processes as well.
     """
+    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
+    return num_blocks_of(size_bytes, arch, config, device, weight_bytes=weight_bytes)
+
+
+def num_blocks_of(
+    size_bytes: int, arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int
+) -> int:
+    """`num_blocks_for` with blocks of this size."""
     if config.num_blocks is not None:
         return config.num_blocks + 1
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     sequence_blocks = -(-length // config.block_size)
     wanted = config.max_num_seqs * sequence_blocks
-    size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
     if device.type == "cpu" and config.kv_cache_bytes is None:
         wanted = min(wanted, max(sequence_blocks, max(weight_bytes, SMALL_BYTES) // size_bytes))
     affordable = available_bytes(arch, config, device) // size_bytes

@@ -157,7 +157,7 @@ class LeaderBackend:
         self._is_in_step = True  # False during a pass, and after one that failed on this rank only
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> nn.Module:
         return self._inner.model
 
     @property

@@ -114,6 +114,7 @@ class Architecture:
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
     rotated_qk_norm: bool = False  # queries and keys are normalized after the rotation, without weights (Llama 4)
+    tempers_rotated: bool = False  # temperatures are for rotated layers, and counted from 0 (Ministral 3)
     temperature_length: int = 0  # in unrotated layers, queries grow each time that so many tokens have passed …
     temperature_scale: float = 0.0  # … by this times a logarithm (Llama 4)
     learned_positions: bool = False  # embeddings of positions are added to those of tokens (GPT-2)

@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
-        self.is_tempered = not self.is_rotated
+        self.is_tempered = self.is_rotated == arch.tempers_rotated
         self.alibi, self.chunk = arch.alibi, arch.chunk(layer)
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
