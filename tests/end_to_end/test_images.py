@@ -127,6 +127,10 @@ def test_other_apis_read_the_same_image(server, client):
         model="gemma", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=12
     )
     assert response.usage.input_tokens == chat.usage.prompt_tokens
+    later = client.responses.create(
+        model="gemma", previous_response_id=response.id, input="And?", temperature=0, max_output_tokens=5
+    )
+    assert later.usage.input_tokens > response.usage.input_tokens + response.usage.output_tokens
     source = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(data).decode()}
     messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Well?"}]}]
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as other:

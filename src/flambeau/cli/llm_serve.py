@@ -45,6 +45,7 @@ class LlmServeFlags:
     resume: bool | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    model_impl: str | None = None
 
 
 def serve_settings(checkpoint: Path, settings: Settings) -> None:
@@ -65,6 +66,7 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
         resume=settings["resume"],
         tool_parser=settings["tool_parser"],
         reasoning_parser=settings["reasoning_parser"],
+        model_impl=settings["model_impl"],
     )
     serve(
         to_server_config(settings, LLM_SERVE),

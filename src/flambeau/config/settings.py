@@ -503,6 +503,12 @@ ENGINE_SETTINGS = _group(
     Setting("resume", Switch(), "Continue a generation on another worker if its worker dies.", is_basic=True),
     Setting("tool_parser", Text(), "Notation of the model's tool calls.", unset="by the chat template"),
     Setting("reasoning_parser", Text(), "Notation of the model's reasoning.", unset="by the chat template"),
+    Setting(
+        "model_impl",
+        Choice(("auto", "flambeau", "transformers")),
+        "Whose network computes the model.",
+        unset="transformers' for models that the engine does not know",
+    ),
 )
 
 MODEL_LIST = Setting(

@@ -23,7 +23,7 @@ from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
-from flambeau.handlers.generation.gpt_fast import CachedModel, PieceTokenizer
+from flambeau.handlers.generation.gpt_fast import CachedModel, PieceTokenizer, to_cached
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader, ResumeState
 from flambeau.handlers.generation.settings import GptSettings, compile_words, read_settings, shortened
@@ -104,8 +104,8 @@ class GptHandler(BaseHandler):
         self.engine = Engine.from_pretrained(settings.model_path, config)
         if words := shortened(self.engine.max_length, config.max_model_len, self.engine.arch.max_length):
             logger.warning(words)
-        self.model = CachedModel(self.engine.model, is_whole=num_ranks == 1)
-        self.draft_model = CachedModel(self.engine.draft_model) if self.engine.draft_model is not None else None
+        self.model = to_cached(self.engine.model, is_whole=num_ranks == 1)
+        self.draft_model = to_cached(self.engine.draft_model) if self.engine.draft_model is not None else None
         sampling = settings.sampling
         self.max_new_tokens, self.temperature, self.top_k = (
             sampling.max_tokens or 0,
@@ -115,7 +115,7 @@ class GptHandler(BaseHandler):
         self._connect(settings, context)
         took_s = time.perf_counter() - began
         logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
-        logger.info("%s", compile_words(config, self.device.type))
+        logger.info("%s", compile_words(self.engine.config, self.device.type))
         self.initialized = True
 
     def _warn_of_ignored(self, num_ranks: int) -> None:

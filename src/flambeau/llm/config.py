@@ -8,6 +8,7 @@ from typing import Literal
 
 Quantization = Literal["int8", "int4", "fp8"]
 SpeculationKind = Literal["draft", "lookup"]
+ModelImpl = Literal["auto", "flambeau", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +38,6 @@ class EngineConfig:
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
     image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before
+    model_impl: ModelImpl = "auto"  # whose network; "auto": transformers' where the engine's own does not fit
+    trust_remote_code: bool = False  # run Python code in the checkpoint's folder, with transformers' networks
     merge_lora: bool = False  # add the one adapter to the weights while they are loaded

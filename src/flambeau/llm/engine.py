@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
@@ -18,6 +20,7 @@ from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
 from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.state_slots import StateSlots
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
@@ -28,12 +31,12 @@ from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
@@ -56,14 +59,17 @@ class Engine:
         backend: Backend,
         *,
         num_blocks: int,
+        num_slots: int = 0,
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
         draft: DraftModel | None = None,
         adapters: Adapters | None = None,
         images: ImageEncoder | None = None,
+        whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
+        config = without_rollback(config) if arch.recurrence is not None else config
         self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
@@ -97,6 +103,8 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
+            whole_prompts=whole_prompts,
+            state_slots=StateSlots(num_slots),
             restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
@@ -201,7 +209,7 @@ class Engine:
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter; requests may name it from now on. Raises LLMError if it cannot be used."""
         if self._adapters is None:
-            raise LLMError("this engine has no room for adapters: load it with load_engine")
+            raise LLMError("adapters need the engine's own network, loaded with load_engine")
         if self.config.merge_lora:
             raise LLMError(
                 f"the adapter {', '.join(self._adapter_numbers)} is merged into the weights, and no other can be used "
@@ -288,19 +296,19 @@ class Engine:
     # ---- about the engine ----
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> nn.Module:
         """The network, or this rank's part of it."""
         return self._backend.model
 
     @property
-    def draft_model(self) -> Transformer | None:
+    def draft_model(self) -> nn.Module | None:
         return self._draft.backend.model if self._draft else None
 
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
         kind = config.speculation or ("draft" if self._draft else None)
-        dtype = self.model.model.embed_tokens.weight.dtype  # embeddings are never quantized
+        dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
         return EngineInfo(
             device=self.device,
             dtype=str(dtype).removeprefix("torch."),
@@ -339,6 +347,18 @@ class Engine:
 
     def _backends(self) -> list[Backend]:
         return [self._backend] if self._draft is None else [self._backend, self._draft.backend]
+
+
+def without_rollback(config: EngineConfig) -> EngineConfig:
+    """Settings for a network with recurrent layers, whose states cannot go back to an earlier token, or be shared."""
+    if config.prefix_cache:
+        logger.info("the prefix cache is off: the model has recurrent layers, whose states belong to one sequence")
+    if (config.speculation is not None or config.draft) and config.speculate_k > 0:
+        logger.warning(
+            "speculation is off: the model has recurrent layers, whose states cannot drop rejected tokens; remove "
+            "speculation and draft from the settings"
+        )
+    return replace(config, prefix_cache=False, speculation=None, draft="", speculate_k=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

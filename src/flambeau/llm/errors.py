@@ -2,6 +2,7 @@
 
 LLMError
 ├── CheckpointError   files that are missing, broken or do not fit the architecture
+│   └── InvalidConfig a config.json that no network could have
 ├── TokenizerError    a tokenizer or chat template that cannot be used
 ├── NoRoom            too little memory is free
 └── InvalidRequest    a request with an invalid prompt or setting; `parameter` names it
@@ -18,6 +19,10 @@ class LLMError(Exception):
 
 class CheckpointError(LLMError):
     """A checkpoint that cannot be loaded."""
+
+
+class InvalidConfig(CheckpointError):
+    """A config.json with values that are missing, wrong or contradict each other."""
 
 
 class TokenizerError(LLMError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -21,14 +21,16 @@ from flambeau.llm.backends.cpu.network import has_integer_weights
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
+from flambeau.llm.backends.hugging_face.pretrained import read_limits
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, unsupported_reason
 from flambeau.llm.checkpoints.vision_weights import load_vision
-from flambeau.llm.config import EngineConfig
-from flambeau.llm.engine import Engine
+from flambeau.llm.config import EngineConfig, ModelImpl
+from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.kv_cache import KVCache, num_blocks_for
+from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -39,6 +41,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.executor.state_cache import state_bytes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -110,10 +113,13 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
-    adapters: AdapterStore
+    num_slots: int = 0  # for the states of recurrent layers
+    adapters: AdapterStore | None = None  # None: a network of transformers
     store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
     images: ImageEncoder | None = None  # on rank 0 only, and not sharded
+    config: EngineConfig
+    whole_prompts: bool = False  # the network cannot compute a prompt in chunks
 
 
 def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) -> Engine:
@@ -122,23 +128,69 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; name the folder of a checkpoint")
     device = device_for(config)
+    reason = reason_for_transformers(path, config)
+    if reason is not None:
+        check_settings(config)
     check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
-    check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
-    loaded = load_network(path, config, device, ranks)
+    if reason is None:
+        check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
+        loaded = load_network(path, config, device, ranks)
+    else:
+        loaded = load_transformers(path, config, device, reason)
+        check_vocabulary(tokenizer, loaded.arch, config.tokenizer)
     leader = LeaderBackend(loaded.backend, ranks) if ranks else None
+    adapters: Adapters | None = loaded.adapters
+    if leader is not None and ranks is not None and loaded.adapters is not None:
+        adapters = LeaderAdapters(loaded.adapters, ranks, leader)
     return Engine(
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
-        config=config,
+        num_slots=loaded.num_slots,
+        config=loaded.config,
         device=str(device),
         tokenizer=tokenizer,
         draft=loaded.draft,
-        adapters=LeaderAdapters(loaded.adapters, ranks, leader) if ranks and leader else loaded.adapters,
+        adapters=adapters,
         images=loaded.images,
+        whole_prompts=loaded.whole_prompts,
         store=loaded.store,
+    )
+
+
+def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
+    """Why a checkpoint runs through transformers; None: it does not."""
+    if config.model_impl not in get_args(ModelImpl):
+        raise LLMError(f"model_impl must be one of {', '.join(get_args(ModelImpl))}, not {config.model_impl!r}")
+    if config.model_impl == "transformers":
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"model_impl: transformers needs a folder with a config.json, which {path} is not")
+        return "model_impl: transformers"
+    return unsupported_reason(path) if config.model_impl == "auto" else None
+
+
+def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
+    """Load a network of transformers, for checkpoints that the engine's own network does not know."""
+    try:
+        limits = read_limits(path, trusts_code=config.trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
+    dtype = dtype_for(config, limits, device)
+    draft = load_draft(config, limits, device, dtype)
+    draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
+    loaded = load_pretrained(
+        path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
+    )
+    drafts = draft is not None and bool(loaded.config.draft)
+    return LoadedNetwork(
+        arch=loaded.arch,
+        backend=loaded.backend,
+        num_blocks=loaded.num_blocks,
+        draft=make_draft(draft, loaded.num_blocks, config, device, dtype) if draft and drafts else None,
+        config=loaded.config,
+        whole_prompts=loaded.whole_prompts,
     )
 
 
@@ -167,6 +219,15 @@ def check_store(config: EngineConfig) -> None:
         )
 
 
+def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
+    """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
+    if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder keep prefixes, which a model with recurrent layers does not share; "
+            "leave them out"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
@@ -174,6 +235,7 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
+    assert loaded.adapters is not None
     return partial(follow, loaded.backend, ranks, device, loaded.adapters)
 
 
@@ -182,6 +244,7 @@ def load_network(
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     arch = with_positions(read_architecture(path), config.max_model_len)
+    check_prefixes(config, arch)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
@@ -203,9 +266,13 @@ def load_network(
     images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, config, device, dtype)
-    num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
+    num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
+    taken_bytes = num_slots * state_bytes(arch)
+    num_blocks = num_blocks_for(
+        local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
+    )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
     store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
@@ -218,7 +285,9 @@ def load_network(
         arch=arch,
         backend=backend,
         num_blocks=num_blocks,
+        num_slots=num_slots,
         adapters=adapters,
+        config=config,
         store=store,
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
         images=images,
@@ -271,10 +340,15 @@ def load_draft(
     config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1:
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
         return None
     path = Path(config.draft)
-    vocab_size = read_architecture(path).vocab_size
+    drafting = read_architecture(path)
+    if drafting.recurrence is not None:
+        raise LLMError(
+            f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
+        )
+    vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "

@@ -35,6 +35,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "images": {"core", "models"},
     "backends": {"adapters", "executor", "models", "sampling"},
     "backends/cpu": {"adapters", "backends", "executor", "models", "quantize"},
+    "backends/hugging_face": {"backends", "executor", "models"},
     "backends/cuda": {"adapters", "backends", "core", "executor", "models", "quantize", "sampling"},
 }
 

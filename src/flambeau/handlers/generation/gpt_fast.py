@@ -94,6 +94,26 @@ class CachedModel(nn.Module):
             self._cache.append(pair)
 
 
+class UncachedModel(nn.Module):
+    """In the place of a network of transformers, whose calls have another form."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        """Reject the call."""
+        raise HandlerError(
+            f"model(x, input_pos) needs the engine's own network, and this is {type(self.network).__name__} of "
+            "transformers: call super().generate, or the network itself, self.model.network"
+        )
+
+
+def to_cached(network: nn.Module, *, is_whole: bool = True) -> CachedModel | UncachedModel:
+    """A network in GPT Fast's form, if it is the engine's own."""
+    return CachedModel(network, is_whole=is_whole) if isinstance(network, Transformer) else UncachedModel(network)
+
+
 class PositionAttention:
     """Writes keys and values at their positions and attends to every place up to the token's own."""
 

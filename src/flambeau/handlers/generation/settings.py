@@ -8,19 +8,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flambeau.errors import HandlerError, suggest
 from flambeau.llm.chat.chat_format import AUTO
 from flambeau.llm.chat.formats import REASONING_NAMES, TOOL_FORMATS
-from flambeau.llm.config import EngineConfig
+from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.json_files import read_object
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 
 logger = logging.getLogger(__name__)
 
-FORMATS = {"tool_parser": (AUTO, *TOOL_FORMATS), "reasoning_parser": (AUTO, *REASONING_NAMES)}
+CHOICES = {
+    "tool_parser": (AUTO, *TOOL_FORMATS),
+    "reasoning_parser": (AUTO, *REASONING_NAMES),
+    "model_impl": get_args(ModelImpl),
+}
 TEXTS = (
     "model_path",
     "tokenizer_path",
@@ -40,6 +44,7 @@ SWITCHES = (
     "fx_graph_cache",
     "generation_config",
     "merge_lora",
+    "trust_remote_code",
 )
 COUNTS = (
     "speculate_k",
@@ -57,7 +62,7 @@ COUNTS = (
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
 OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # names in older archives
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
-KNOWN = (*TEXTS, *FORMATS, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
+KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -137,8 +142,8 @@ def check(key: str, value: Any) -> Any:
         expected = SAMPLING[key].violation(value)
     elif key in TEXTS:
         expected = None if isinstance(value, str) else "text"
-    elif key in FORMATS:
-        expected = None if value in FORMATS[key] else f"one of {', '.join(FORMATS[key])}"
+    elif key in CHOICES:
+        expected = None if value in CHOICES[key] else f"one of {', '.join(CHOICES[key])}"
     elif key in SWITCHES:
         expected = None if isinstance(value, bool) else "true or false"
     elif key in COUNTS:
@@ -208,6 +213,8 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         "speculate_k",
         "merge_lora",
         "image_cache_bytes",
+        "model_impl",
+        "trust_remote_code",
     )
     fields = {key: section[key] for key in (*same, *more) if key in section}
     for key in ("dtype", "kv_cache_dtype"):

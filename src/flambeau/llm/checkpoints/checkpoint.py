@@ -35,11 +35,11 @@ from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_hugging_face
+from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.presets import from_meta, preset
@@ -127,6 +127,20 @@ def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architec
         params = read_object(folder / "params.json", CheckpointError)
         return from_mistral(params) if is_mistral(params) else from_meta(params, vocab_size=embedding(files).shape[0])
     return preset(folder.resolve().name)
+
+
+def unsupported_reason(path: Path) -> str | None:
+    """Why the engine's own network cannot be that of a Hugging Face folder; None: it can, or it is no such folder."""
+    if not (path / "config.json").is_file() or gguf_path(path) is not None:
+        return None
+    check_kind(path)
+    try:
+        from_hugging_face(read_config(path))
+    except InvalidConfig:
+        return None
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def check_kind(folder: Path) -> None:

@@ -6,13 +6,12 @@ V vocabulary
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
@@ -57,7 +56,7 @@ class Backend(Protocol):
     """Computes steps for one network and its KV cache, which is the only state kept between steps."""
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> nn.Module:
         """The network, or this rank's part of it."""
 
     @property
@@ -87,3 +86,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Stop what runs in the background; no step follows."""
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """A backend that keeps a state for each sequence, by its row in the block tables."""
+
+    def forget_row(self, row: int) -> None:
+        """Free the state of a sequence that has left or was preempted."""

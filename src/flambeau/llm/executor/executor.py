@@ -17,7 +17,7 @@ from torch import Tensor
 from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.executor.backend import Backend, Greedy, StartedTokens
+from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens
 from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
@@ -49,6 +49,7 @@ class ModelExecutor:
         self._inputs = inputs
         self._sampler = sampler
         self._speculator = speculator
+        self._states = backend if isinstance(backend, KeepsStates) else None
 
     def lookahead(self, running: Many[Sequence]) -> int:
         """How many proposed tokens per sequence the next step needs room for."""
@@ -60,7 +61,7 @@ class ModelExecutor:
         if decoder is None or settings is None:
             return StartedStep(plan, output=self.run(plan))
         for sequence in plan.preempted:
-            self._inputs.tables.forget(sequence)
+            self._free_row(sequence)
         tokens = decoder.start(self._inputs.decode(plan.decodes), settings)
         return StartedStep(plan, output=self.run(plan)) if tokens is None else StartedStep(plan, tokens)
 
@@ -95,7 +96,7 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepOutput:
         """One or more tokens for each decoding sequence, and one for each whose prompt is computed to the end."""
         for sequence in plan.preempted:
-            self._inputs.tables.forget(sequence)
+            self._free_row(sequence)
         began = time.perf_counter()
         speculator = self._speculator
         proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None
@@ -107,9 +108,14 @@ class ModelExecutor:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has left."""
-        self._inputs.tables.forget(sequence)
+        self._free_row(sequence)
         if self._speculator:
             self._speculator.forget(sequence)
+
+    def _free_row(self, sequence: Sequence) -> None:
+        row = self._inputs.tables.forget(sequence)
+        if self._states is not None and row is not None:
+            self._states.forget_row(row)
 
     def _run_plain(self, plan: StepPlan) -> StepOutput:
         if not plan.chunks and (greedy := self._greedy(plan.decodes)):

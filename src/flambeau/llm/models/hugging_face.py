@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
@@ -195,7 +195,7 @@ def rope_parameters(config: Config, family: Family) -> Config:
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
         if theta != other:
-            raise CheckpointError(
+            raise InvalidConfig(
                 f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
                 f"{other:g}. Copy rope_theta into rope_scaling"
             )
@@ -220,7 +220,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     default = trained if kind != "longrope" or outside is None else outside  # Phi-3 has it outside
     original = integer(parameters, "original_max_position_embeddings", default)
     if kind in ("llama3", "yarn") and outside is not None and outside != original:
-        raise CheckpointError(
+        raise InvalidConfig(
             f"original_max_position_embeddings is {outside} outside of the rope parameters, where it has no effect, "
             f"and {original} for them; put the right one into them"
         )
@@ -251,7 +251,7 @@ def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, .
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = partial_rotation(config).get("rotary_size", head_size)
     if not isinstance(factors, list) or len(factors) != size // 2:
-        raise CheckpointError(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
+        raise InvalidConfig(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
     return tuple(float(factor) for factor in factors)
 
 
@@ -329,7 +329,7 @@ def section(config: Config, key: str) -> Config:
     """The object under a key; empty if there is none."""
     value = config.get(key) or {}
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json has {value!r} for {key}, which must be an object")
+        raise InvalidConfig(f"config.json has {value!r} for {key}, which must be an object")
     return value
 
 
@@ -344,7 +344,7 @@ def integer(config: Config, key: str, default: int | None = None, *, least: int 
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise CheckpointError(f"config.json needs {key}, a whole number from {least}, not {value!r}")
+        raise InvalidConfig(f"config.json needs {key}, a whole number from {least}, not {value!r}")
     return value
 
 
@@ -353,5 +353,5 @@ def number(config: Config, key: str, default: float | None = None) -> float:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json needs {key}, a number above 0, not {value!r}")
+        raise InvalidConfig(f"config.json needs {key}, a number above 0, not {value!r}")
     return float(value)

@@ -24,7 +24,7 @@ class Rotations(NamedTuple):
 
     ordinary: Angles
     local: Angles  # of layers with a local theta
-    query_scale: Tensor | None = None  # […, 1, 1]: what queries of unrotated layers are multiplied with
+    query_scale: Tensor | None = None  # […, 1, 1]: what queries are multiplied with, of some layers
 
 
 class Rotation(nn.Module):
@@ -79,10 +79,11 @@ class Rotation(nn.Module):
 
 
 def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:
-    """What the queries at these positions are multiplied with in layers without rotation; None: nothing."""
+    """What the queries at these positions are multiplied with; None: nothing."""
     if not arch.temperature_length:
         return None
-    passed = torch.floor((positions.float() + 1.0) / arch.temperature_length)
+    first = 0.0 if arch.tempers_rotated else 1.0
+    passed = torch.floor((positions.float() + first) / arch.temperature_length)
     return (torch.log1p(passed) * arch.temperature_scale + 1.0)[..., None, None]
 
 

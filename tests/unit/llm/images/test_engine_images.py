@@ -131,6 +131,20 @@ def test_a_preempted_request_reads_its_image_again(made):
         check(made[1], small, prompt, own, completion)
 
 
+def test_prefixes_in_host_memory_are_those_of_text_alone(made):
+    """Keys of stored blocks are digests of tokens, which say nothing of an image."""
+    small = Engine.from_pretrained(
+        made[0], compile=False, device="cpu", block_size=4, num_blocks=24, kv_host_memory_mb=16
+    )
+    try:
+        for seeds in ((1,), (2,), (), (1,), (), (2,)):  # others evict the blocks of each
+            prompt = ONE if seeds else TEXT
+            [found] = small.generate([prompt], GREEDY, images=[encoded(small, *seeds)])
+            check(made[1], small, prompt, seeds, found)
+    finally:
+        small.close()
+
+
 def test_several_choices_read_the_same_image(made, engine):
     found = engine.generate([ONE], GREEDY, n=3, images=[encoded(engine, 6)])
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids

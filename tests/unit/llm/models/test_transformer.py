@@ -320,8 +320,16 @@ def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 
-def test_the_language_model_of_a_llama_4_with_pictures_is_loaded_alone(tmp_path, caplog):
-    reference = write_checkpoint(tmp_path, "llama-4")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("llama-4", "Llama4ForConditionalGeneration"),
+        ("mistral", "Mistral3ForConditionalGeneration"),
+        ("ministral-3", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_the_language_model_of_a_checkpoint_with_pictures_is_loaded_alone(tmp_path, caplog, kind, name):
+    reference = write_checkpoint(tmp_path, kind)
     tensors = {f"language_model.{name}": t for name, t in load_file(tmp_path / "model.safetensors").items()}
     tensors |= {
         "vision_model.class_embedding": torch.ones(8),
@@ -330,7 +338,7 @@ def test_the_language_model_of_a_llama_4_with_pictures_is_loaded_alone(tmp_path,
     save_file(tensors, tmp_path / "model.safetensors")
     file = tmp_path / "config.json"
     text = json.loads(file.read_text())
-    whole = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {"a": 1}}
+    whole = {"architectures": [name], "model_type": "with-pictures", "vision_config": {"a": 1}}
     file.write_text(json.dumps({**whole, "text_config": text}))
     model = load_model(tmp_path)
     assert model.arch.unknown_keys == ()

@@ -86,12 +86,8 @@ def choose_attention(cache: KVCache, inputs: StepInputs) -> Attend:
     return CpuAttention(cache, inputs) if is_short and can_attend(cache) else PagedAttention(cache, inputs)
 
 
-class CpuAttention:
+class CpuAttention(PagedAttention):
     """Attention over the blocks of a cache; the keys and values of the step are written first."""
-
-    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._inputs = inputs
 
     def __call__(
         self,
@@ -107,7 +103,7 @@ class CpuAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         if not changes.has_only_softcap:  # the kernel does not know others
-            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
+            return super().__call__(layer, q, k, v, scale=scale, window=window, changes=changes)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached, softcap = (cache.keys[layer], cache.values[layer]), changes.softcap or 0.0
         y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap)

@@ -119,5 +119,6 @@ class CpuBackend:
     def _compile_with_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
         log.info("%s: compiling a decode step with Inductor; this may take a minute or more", self._name)
-        example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device)
+        has_states = self.cache.states.has_layers
+        example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device, has_states=has_states)
         return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example)

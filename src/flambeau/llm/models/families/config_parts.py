@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flambeau.llm.models.families.family import Config
+from dataclasses import replace
+
+from flambeau.llm.models.families.family import Config, Family
 
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
 _HUNYUAN_KEYS = """
@@ -24,6 +26,7 @@ HUNYUAN_SUPPORTED = {
     "moe_layer_num_skipped": (None, 0),
     "use_mixed_mlp_moe": (None, False, True),
 }
+VISION = r"^(model\.)?(vision_model|vision_tower|multi_modal_projector)\."  # tensors
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -45,6 +48,16 @@ def stretched_theta(config: Config) -> Config:
     theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return {"rope_theta": float(theta * alpha ** (size / (size - 2)))}
+
+
+def text_only(family: Family) -> Family:
+    """The same family in checkpoints that also hold a vision model, which is left out."""
+    return replace(
+        family,
+        text_section="text_config",
+        parts={**family.parts, "unused": VISION},
+        renames=((r"^language_model\.", ""), (r"^model\.language_model\.", "model."), *family.renames),
+    )
 
 
 def granite(config: Config) -> Config:

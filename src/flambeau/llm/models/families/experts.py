@@ -88,6 +88,17 @@ def dots_1(config: Config) -> Config:
     }
 
 
+def minimax_m2(config: Config) -> Config:
+    """`rotary_dim` counts the dimensions that are rotated, unless a factor does."""
+    if set(config.get("attn_type_list") or [1]) != {1}:
+        raise CheckpointError("attn_type_list with other values than 1 (linear attention) is not supported")
+    rotated = config.get("rotary_dim")
+    partial = partial_rotation(config)
+    if partial or rotated in (None, config["head_dim"]):
+        return partial
+    return {"rotary_size": int(rotated)}
+
+
 def phi_moe(config: Config) -> Config:
     if config["num_experts_per_tok"] != 2:
         raise CheckpointError("num_experts_per_tok must be 2 here, as the router chooses two experts")
@@ -98,6 +109,16 @@ def gpt_oss(config: Config) -> Config:
     return {"swiglu_limit": float(config["swiglu_limit"]), "swiglu_alpha": float(config["swiglu_alpha"])}
 
 
+MINIMAX_SUPPORTED = {
+    "use_qk_norm": (None, True),
+    "qk_norm_type": (None, "per_layer"),
+    "scoring_func": (None, "sigmoid"),
+    "use_routing_bias": (None, True),
+    "shared_intermediate_size": (None, 0),
+    "layernorm_full_attention_beta": (None, 1, 1.0),
+    "layernorm_linear_attention_beta": (None, 1, 1.0),
+    "layernorm_mlp_beta": (None, 1, 1.0),
+}
 GRANITE_MOE_NAMES = (
     (r"\.block_sparse_moe\.input_linear\.weight", ".mlp.experts.gate_up_proj"),
     (r"\.block_sparse_moe\.output_linear\.weight", ".mlp.experts.down_proj"),
@@ -313,6 +334,29 @@ EXPERTS = {
             "norm_topk_prob": True,
             "eos_token_id": 2,
             "bos_token_id": 1,
+        },
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        model_type="minimax_m2",
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=True,
+        experts=True,
+        parts={"wide_qk_norm": True, "router": "biased_sigmoid"},
+        derive=minimax_m2,
+        understands=ROTARY_KEYS | {"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size"},
+        supported=MINIMAX_SUPPORTED,
+        renames=((r"\.(mlp|block_sparse_moe)\.e_score_correction_bias$", ".mlp.score_bias"),),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "rope_theta": 5e6,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "eos_token_id": 200020,
+            "bos_token_id": 200034,
         },
     ),
     "Dots1ForCausalLM": Family(

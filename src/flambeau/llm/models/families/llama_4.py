@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 
 LAYER_TYPES = ("full_attention", "chunked_attention")
@@ -93,11 +94,5 @@ TEXT = Family(
 
 LLAMA_4 = {
     "Llama4ForCausalLM": TEXT,
-    "Llama4ForConditionalGeneration": replace(
-        TEXT,
-        model_type="llama4",
-        text_section="text_config",
-        parts={**TEXT.parts, "unused": r"^(vision_model|multi_modal_projector)\."},
-        renames=((r"^language_model\.", ""), *TEXT.renames),
-    ),
+    "Llama4ForConditionalGeneration": replace(text_only(TEXT), model_type="llama4"),
 }

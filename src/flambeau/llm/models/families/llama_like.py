@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     HUNYUAN_KEYS,
     HUNYUAN_NAMES,
@@ -12,6 +13,7 @@ from flambeau.llm.models.families.config_parts import (
     granite,
     partial_rotation,
     stretched_theta,
+    text_only,
     uniform_bias,
 )
 from flambeau.llm.models.families.family import Config, Family
@@ -21,6 +23,18 @@ def olmo_3(config: Config) -> Config:
     """Layers with a window are not scaled."""
     nested = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     return {"local_rope_theta": float(nested.get("rope_theta") or OLMO_3_THETA)}
+
+
+def ministral_3(config: Config) -> Config:
+    """Queries grow with their position, as Llama 4's do."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    beta = parameters.get("llama_4_scaling_beta")
+    if not beta:
+        return {}
+    length = parameters.get("original_max_position_embeddings")
+    if not length:
+        raise CheckpointError("llama_4_scaling_beta needs original_max_position_embeddings among the rope parameters")
+    return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
 
 
 def internlm_2(config: Config) -> Config:
@@ -48,6 +62,15 @@ def seed_oss(config: Config) -> Config:
 
 
 BAICHUAN_7B_SIZE, BAICHUAN_2_VOCABULARY = 4096, 125696
+MINISTRAL_3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 OLMO_3_THETA = 5e5
 GLM_DEFAULTS = {
     "num_key_value_heads": 2,
@@ -85,10 +108,29 @@ BAICHUAN = Family(
     defaults={"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1},
 )
 
+MINISTRAL_3 = replace(
+    MISTRAL,
+    model_type="ministral3",
+    names_layers=False,
+    derive=ministral_3,
+    understands=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),  # both among the rope parameters
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": MINISTRAL_3_ROPE,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    },
+)
+
 LLAMA_LIKE = {
     "LlamaForCausalLM": Family(model_type="llama", defaults={"eos_token_id": 2, "bos_token_id": 1}),
     "MistralForCausalLM": MISTRAL,
     "MinistralForCausalLM": replace(MISTRAL, model_type="ministral"),
+    "Ministral3ForCausalLM": MINISTRAL_3,
+    "Mistral3ForConditionalGeneration": replace(text_only(MISTRAL), model_type="mistral3"),
     "Qwen2ForCausalLM": Family(
         model_type="qwen2",
         qkv_bias=True,

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
+from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4}
+FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID}
+
+
+def text_family(config: Config, found: Family) -> Family | None:
+    """The family of the language model in a checkpoint with pictures, by the model_type of its own section."""
+    named = (config.get(found.text_section) or {}).get("model_type")
+    if named is None:
+        return found
+    base = next((f for f in FAMILIES.values() if f.model_type == named and not f.text_section), None)
+    if base is None:
+        raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
+    return text_only(base)
 
 
 def family_of(config: Config) -> Family:
@@ -23,6 +36,8 @@ def family_of(config: Config) -> Family:
         found = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     else:
         found = next((f for f in FAMILIES.values() if f.model_type == config.get("model_type")), None)
+    if found is not None and found.text_section:
+        found = text_family(config, found)
     if found is None:
         what = " and ".join(names) if names else f"model_type {config.get('model_type')!r}"
         raise CheckpointError(f"{what} is not supported; supported are {', '.join(FAMILIES)}")

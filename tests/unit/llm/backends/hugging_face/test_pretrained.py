@@ -1,0 +1,126 @@
+"""Checkpoints that transformers would read wrongly, or not at all, are refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flambeau.llm.backends.hugging_face.pretrained import UNLIMITED, model_class, read_limits, read_pretrained
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.loader import load_transformers
+from support.other_networks import VOCAB_SIZE, load_other, write_other
+
+CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "trusts_code": False}
+
+
+@pytest.fixture
+def arcee(tmp_path):
+    write_other(tmp_path, "Arcee")
+    return tmp_path
+
+
+def test_weights_that_are_missing_are_not_made_up(arcee):
+    weights = load_file(arcee / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, arcee / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        read_pretrained(arcee, **CPU)
+
+
+def test_weights_without_a_place_are_named_in_a_warning(arcee, caplog):
+    weights = load_file(arcee / "model.safetensors")
+    save_file({**weights, "model.layers.7.extra": torch.zeros(2)}, arcee / "model.safetensors", {"format": "pt"})
+    read_pretrained(arcee, **CPU)
+    assert "model.layers.7.extra" in caplog.text
+
+
+def test_a_shape_of_another_configuration_is_refused(arcee):
+    config = json.loads((arcee / "config.json").read_text())
+    (arcee / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    with pytest.raises(CheckpointError):
+        read_pretrained(arcee, **CPU)
+
+
+def test_limits_come_from_config_and_generation_config(arcee, tmp_path):
+    (arcee / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    limits = read_limits(arcee, trusts_code=False)
+    assert (limits.max_length, limits.eos_ids, limits.vocab_size) == (128, (2, 7), VOCAB_SIZE)
+    assert limits.dtype == "float32"
+
+
+def test_a_state_has_no_length(tmp_path):
+    write_other(tmp_path, "Mamba2")
+    assert read_limits(tmp_path, trusts_code=False).max_length == UNLIMITED
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "token by token"),
+        ({"architectures": ["BertModel"]}, "token by token"),
+        ({"architectures": ["UnheardOfForCausalLM"]}, "UnheardOfForCausalLM"),
+        ({"model_type": "unheard_of"}, "unheard_of"),
+        ({"architectures": ["JambaForCausalLM"], "model_type": "bamba"}, "model_type"),
+        ({"architectures": ["Own"], "auto_map": {"AutoModelForCausalLM": "own.Own"}}, "trust_remote_code"),
+    ],
+)
+def test_what_writes_no_text_is_refused(config, words):
+    import transformers
+
+    with pytest.raises(CheckpointError, match=words):
+        model_class(transformers, config, trusts_code=False)
+
+
+def test_a_network_that_looks_ahead_is_refused(tmp_path):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    network = BertLMHeadModel(BertConfig(vocab_size=VOCAB_SIZE, **sizes))
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="BertLMHeadModel"):
+        load_other(tmp_path)
+
+
+def test_without_the_package_the_error_names_both_ways(arcee, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"Arcee is too new; .*flambeau\[transformers\]"):
+        load_transformers(arcee, EngineConfig(), torch.device("cpu"), "Arcee is too new; supported are others")
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_of_a_checkpoint_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB_SIZE, **sizes)).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnForCausalLM"}
+    config |= {"architectures": ["OwnForCausalLM"], "model_type": "own_llama", "auto_map": names}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own_code.py").write_text(OWN_CODE)
+    with pytest.raises(CheckpointError, match="trust_remote_code"):
+        load_other(folder)
+    loaded = load_other(folder, trust_remote_code=True)
+    assert type(loaded.backend.model).__name__ == "OwnForCausalLM"
