@@ -15,7 +15,7 @@ from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.recurrence import Recurrence
+from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
 

@@ -103,8 +103,8 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
-            state_slots=StateSlots(num_slots),
             whole_prompts=whole_prompts,
+            state_slots=StateSlots(num_slots),
             restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed

@@ -18,7 +18,7 @@ from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import has_integer_weights
-from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
@@ -49,7 +49,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -250,7 +250,7 @@ def load_network(
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
     target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
     # 1. A merged adapter, then quantization, layer by layer while the weights are read.
-    arrived = quantize_on_load(config.quantization, arch)
+    arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, ranks))
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -294,23 +294,40 @@ def load_network(
     )
 
 
+def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
+    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
+    if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
+        return quantized_layer
+    if kernels.load(builds=False):
+        return quantized_for_kernels
+    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
 def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
+    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
-    is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
-    if is_quantized and device.type == "cpu" and config.compile and kernels.load():  # which may build them first
+    wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
+    if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
-    use_fast_layers(model, dtype)
+    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
+
+
+CPU_CACHES = {**DTYPES, "int8": torch.int8}
 
 
 def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
-    if config.kv_cache_dtype == "fp8":
+    named = config.kv_cache_dtype
+    if named == "fp8":
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
             raise LLMError(f"kv_cache_dtype: fp8 needs an NVIDIA GPU from Ada or Hopper on, not {device}; leave it out")
         return torch.float8_e4m3fn
-    if config.kv_cache_dtype:
-        raise LLMError(f"kv_cache_dtype must be fp8 or left out, not {config.kv_cache_dtype!r}")
+    if named and device.type == "cpu":
+        if named not in CPU_CACHES:
+            raise LLMError(f"kv_cache_dtype on a CPU must be one of {', '.join(CPU_CACHES)} or left out, not {named!r}")
+        return CPU_CACHES[named]
+    if named:
+        raise LLMError(f"kv_cache_dtype must be fp8 or left out on {device}, not {named!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends.eager import AttentionFactory
-from flambeau.llm.executor.background_compiler import Decode, cache_folder
+from flambeau.llm.cache_folder import cache_folder
+from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs, step_inputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer

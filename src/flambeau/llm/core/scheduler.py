@@ -75,13 +75,13 @@ class Scheduler:
         max_step_tokens: int,
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
-        state_slots: StateSlots | None = None,
         whole_prompts: bool = False,
+        state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
     ) -> None:
         self._pool = pool
-        self._state_slots = state_slots or StateSlots()
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
+        self._state_slots = state_slots or StateSlots()
         self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode

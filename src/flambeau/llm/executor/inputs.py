@@ -66,8 +66,9 @@ class StepInputs:
             return self
         moved = [tensor.to(device, non_blocking=True) for tensor in self.tensors]
         images = None if self.images is None else self.images.to(device)
-        others = {"adapters_T": self.adapters_T, "images": images, "rows_S": self.rows_S}
-        return step_inputs(moved, query_len=self.query_len, **others)
+        return step_inputs(
+            moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images, rows_S=self.rows_S
+        )
 
 
 def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
@@ -179,8 +180,8 @@ class InputBuilder:
             to_tensor(self.tables.columns(rows, num_blocks)),
             query_len=query_len,
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
-            state_slots_S=state_slots_of(sequences),
             rows_S=to_tensor(rows),
+            state_slots_S=state_slots_of(sequences),
         )
 
     def positions_and_slots(
@@ -210,8 +211,8 @@ class InputBuilder:
             to_tensor(context_lens_S),
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
-            state_slots_S=state_slots_of(sequences),
             rows_S=to_tensor(rows),
+            state_slots_S=state_slots_of(sequences),
         )
 
 

@@ -1,7 +1,8 @@
 """KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
 
 Where keys and values are computed from latents (MLA), the cache holds these as keys, and no values. A contiguous
-cache is one whose blocks are as long as a sequence: there is no second kind.
+cache is one whose blocks are as long as a sequence: there is no second kind. In a cache of int8, the D numbers of a
+head are followed by their scale, a float32 in four bytes.
 
 Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
 """
@@ -32,8 +33,8 @@ RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and ca
 class KVCache:
     """Tensors [P, K, G, D] of keys and of values for each layer; of latents there are no values.
 
-    Block 0 is for padding and belongs to no sequence. Recurrent layers have a state for each of `num_slots` sequences
-    instead.
+    Block 0 is for padding and belongs to no sequence. With int8 they are [P, K, G, D + 4]: see `to_int8`. Recurrent
+    layers have a state for each of `num_slots` sequences instead.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         num_slots: int = 0,
     ) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
         self.states = StateCache(arch, num_slots, device=device)
-        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
+        shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
         empty = (0, *shape[1:])  # recurrent layers have no keys and values
         shapes = [shape if layer in arch.attending_layers else empty for layer in range(arch.num_layers)]
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
@@ -69,6 +70,9 @@ class KVCache:
 
 def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
     """Write numbers to their slots of [P, K, G, D]; those that a narrow type cannot hold become its largest."""
+    if cached.dtype == torch.int8:
+        cached.flatten(0, 1).index_copy_(0, slots_T, to_int8(new_TGD))
+        return
     if cached.dtype.itemsize > 1:
         cached.flatten(0, 1).index_copy_(0, slots_T, new_TGD.to(cached.dtype))
         return
@@ -79,9 +83,34 @@ def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
 
 def load(cached: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """The contents of these blocks […, K, G, D] in another type."""
+    if cached.dtype == torch.int8:
+        return from_int8(cached[blocks], dtype)
     if cached.dtype.itemsize > 1:
         return cached[blocks].to(dtype)
     return cached.view(torch.uint8)[blocks].view(cached.dtype).to(dtype)
+
+
+SCALE_BYTES = 4
+INT8_MAX = 127
+
+
+def head_room(arch: Architecture, dtype: torch.dtype) -> int:
+    """How many numbers of the cache's type a head takes."""
+    return arch.head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def to_int8(x: Tensor) -> Tensor:
+    """Numbers […, D] as [..., D + 4]: the largest number of a head is 127 steps, and the scale follows."""
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 1e-30, wide * (INT8_MAX / largest), 0.0).round()
+    return torch.cat((steps.to(torch.int8), (largest / INT8_MAX).view(torch.int8)), dim=-1)
+
+
+def from_int8(cached: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers […, D] of what is cached."""
+    scale = cached[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return (cached[..., :-SCALE_BYTES].float() * scale).to(dtype)
 
 
 def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
@@ -94,7 +123,7 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
     num_tensors = (1 if arch.latent_size else 2) * len(arch.attending_layers)
-    return num_tensors * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    return num_tensors * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
 
 
 def num_blocks_for(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.recurrence import Recurrence, StateShapes
+from flambeau.llm.models.families.recurrence import Recurrence, StateShapes
 from flambeau.llm.models.scans import convolve, mask_padding, scan_delta, scan_mamba, scan_mamba2
 
 States = tuple[Tensor, ...]  # [S, …], in float32

@@ -12,7 +12,7 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import kv_cache
 from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for, num_slots_for
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
-from flambeau.llm.models.recurrence import Recurrence
+from flambeau.llm.models.families.recurrence import Recurrence
 from support.tiny_models import ARCH
 
 CPU, BLOCK_SIZE = torch.device("cpu"), 16

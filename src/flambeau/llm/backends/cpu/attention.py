@@ -17,7 +17,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
-CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # places in bindings.KINDS
+CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
 # Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
 # The limit between the two is a guess; measured on a busy machine.
 MAX_PROMPT = 96
@@ -75,7 +75,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and keys.shape[-1] in HEAD_SIZES
+    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and cache.head_size in HEAD_SIZES
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 

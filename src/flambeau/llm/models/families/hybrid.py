@@ -9,7 +9,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import ROTARY_KEYS, granite, partial_rotation
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
-from flambeau.llm.models.recurrence import MixerNorm, Recurrence
+from flambeau.llm.models.families.recurrence import MixerNorm, Recurrence
 
 ATTENTION_TYPES = ("full_attention", "attention")
 RECURRENT_TYPES = ("linear_attention", "mamba", "conv")
