@@ -37,7 +37,7 @@ def server(tmp_path_factory):
         one.mkdir()
     write_sentencepiece(model)
     vocabulary = sentencepiece.SentencePieceProcessor(model_file=str(model / "tokenizer.model")).get_piece_size()
-    write_other(model, "Bamba", vocab_size=vocabulary)
+    write_other(model, "NemotronH", vocab_size=vocabulary)
     settings = folder / "model-config.yaml"
     settings.write_text(SETTINGS.format(folder=model))
     pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
@@ -58,9 +58,9 @@ def complete(server, **options):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_text_and_forms_come_from_a_network_of_transformers(server):
-    assert server.logged("BambaForCausalLM", "transformers")
+    assert server.logged("NemotronHForCausalLM", "transformers")
     one = complete(server, ignore_eos=True)
     assert complete(server, ignore_eos=True, n=3) == one * 3
     assert complete(server, structured_outputs={"choice": ["maple", "willow"]})[0].strip() in ("maple", "willow")
     shown = json.loads(server.manage("GET", "/models/tiny?customized=true").body)
-    assert "BambaForCausalLM" in json.dumps(shown)
+    assert "NemotronHForCausalLM" in json.dumps(shown)

@@ -22,10 +22,7 @@ class StateCache:
             layer: tuple(torch.zeros(1 + num_slots, *shape, device=device) for shape in shapes)
             for layer in sorted(arch.recurrent_layers)
         }
-
-    @property
-    def has_layers(self) -> bool:
-        return bool(self.layers)
+        self.has_layers = bool(self.layers)  # not computed later: torch.compile of PyTorch 2.11 knows no bool of a dict
 
 
 def state_bytes(arch: Architecture) -> int:
