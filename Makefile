@@ -84,9 +84,9 @@ bench: install ## Measure Flambeau and, with FLAMBEAU_TORCHSERVE_VENV set, Torch
 scorecard: install ## Attack real servers for about 15 minutes and write docs/reliability.md; fails if a promise is broken.
 	$(BIN)/python -m scorecard $(SCORECARD)
 
-wheel: $(BIN)/python ## Build dist/*.whl and try it in a clean environment.
+wheel: $(BIN)/python ## Build dist/*.whl with compiled CPU kernels and try it in a clean environment.
 	rm -rf dist
-	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	FLAMBEAU_PREBUILD=1 $(PIP) wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python scripts/smoke.py dist/*.whl
 
 hooks: install ## Let git run the quick checks before each commit.

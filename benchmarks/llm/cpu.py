@@ -2,11 +2,16 @@
 
     python benchmarks/llm/cpu.py --llama-python PYTHON [--shape smollm-135m] [--rounds 5] [--threads 2]
 
+    python benchmarks/llm/cpu.py --llama-python PYTHON --perplexity
+
 PYTHON is an interpreter with `llama-cpp-python` and `gguf` (a virtual environment of its own: compiling takes minutes).
 It makes random checkpoints of the shape, the same weights for both programs, and keeps them in --folder. Both programs
 stay loaded and take turns, so that a busy moment of the machine meets both; ratios are taken within a round. Beside the
 time on the clock there is the time of the processors: with one thread, neighbors on the machine change it least.
 The result is a dated JSON file.
+
+--perplexity compares the rounding of both programs instead: the perplexity of a text that the shipped storyteller
+generated itself, with the weights of the storyteller, and the divergence from its distributions in float32.
 """
 
 import argparse
@@ -14,6 +19,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,6 +52,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", default=",".join(JOBS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="of each program (default %(default)s)")
+    parser.add_argument("--perplexity", action="store_true", help="compare perplexities, not times")
+    parser.add_argument("--seed", type=int, default=1, help="of the text for --perplexity (default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "flambeau" / "benchmark-checkpoints")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
@@ -59,7 +67,7 @@ class Subject:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
-    def run(self, job: dict[str, int]) -> dict[str, Any]:
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
@@ -136,10 +144,49 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+STORYTELLER = results.REPOSITORY / "src" / "flambeau" / "examples" / "storyteller" / "target"
+TEXTS, TEXT_TOKENS = 32, 256
+
+
+def generated_rows(seed: int) -> list[list[int]]:
+    """Tokens that the storyteller generates at temperature 1."""
+    from flambeau.llm.engine import Engine
+
+    engine = Engine.from_pretrained(STORYTELLER, device="cpu")
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": TEXT_TOKENS, "ignore_eos": True, "seed": seed}
+    texts = engine.generate(["Once upon a time"] * TEXTS, **options)
+    engine.close()
+    return [list(text.token_ids) for text in texts]
+
+
+def compare_perplexities(asked: argparse.Namespace) -> None:
+    folder, rows = asked.folder / "storyteller", generated_rows(asked.seed)
+    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), str(STORYTELLER)], check=True)
+    print("| weights (theirs) | flambeau | llama.cpp | divergence: flambeau | llama.cpp |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as scratch:
+        for kind in asked.kinds.split(","):
+            theirs, found = PAIRS[kind][1], []
+            for program, path, each in (
+                ("flambeau", STORYTELLER, kind),
+                ("llama.cpp", folder / f"{theirs}.gguf", theirs),
+            ):
+                python = sys.executable if program == "flambeau" else asked.llama_python
+                subject = Subject(python, program, path, each, asked.threads)
+                found.append(subject.run({"rows": rows, "reference": f"{scratch}/float32.npy"}))
+                subject.close()
+            perplexities = (f"{each['perplexity']:.4f}" for each in found)
+            divergences = (f"{each['divergence']:.1e}" for each in found)
+            print(f"| {kind} ({theirs}) | {' | '.join((*perplexities, *divergences))} |", flush=True)
+
+
 def main() -> None:
     asked = arguments()
+    if asked.perplexity:
+        compare_perplexities(asked)
+        return
     folder = asked.folder / asked.shape
-    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape], check=True)
+    files = ",".join({name for kind in asked.kinds.split(",") for name in PAIRS[kind]})
+    subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape, files], check=True)
     before = machine.Usage.now({})
     records = [record for kind in asked.kinds.split(",") for record in compare(kind, asked, folder)]
     noise = machine.cores_between(before, machine.Usage.now({}))

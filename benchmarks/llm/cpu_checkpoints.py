@@ -1,12 +1,17 @@
 """Random checkpoints with the same weights for two programs: a Hugging Face folder and GGUF files.
 
-python cpu_checkpoints.py FOLDER SHAPE: needs the packages `gguf` and `numpy` only, so it runs beside llama.cpp.
+    python cpu_checkpoints.py FOLDER SHAPE [FILES]
+    python cpu_checkpoints.py FOLDER CHECKPOINT
+
+FILES are some of float32,bfloat16 (folders) and f32,bf16,q8_0,q4_0 (GGUF files); the default is all. With the folder of
+a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It needs the packages
+`gguf` and `numpy` only, so it runs beside llama.cpp.
 """
 
 import json
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +58,10 @@ GGUF_NAMES = {
 }
 
 
-def weights(shape: dict[str, Any]) -> Iterator[tuple[str, str, np.ndarray]]:
+Weights = Iterator[tuple[str, str, np.ndarray]]
+
+
+def weights(shape: dict[str, Any]) -> Weights:
     """Name in a Hugging Face checkpoint, name in GGUF, and the numbers of each tensor; the same in every call."""
     draw = np.random.default_rng(0)
     hidden, width = shape["hidden_size"], shape["intermediate_size"]
@@ -79,6 +87,19 @@ def weights(shape: dict[str, Any]) -> Iterator[tuple[str, str, np.ndarray]]:
     yield "model.norm.weight", "output_norm.weight", np.ones(hidden, dtype=np.float32)
     if not shape["tie_word_embeddings"]:
         yield "lm_head.weight", "output.weight", matrix(shape["vocab_size"], hidden)
+
+
+def stored_weights(folder: Path, shape: dict[str, Any]) -> Weights:
+    """The same for the weights of a bfloat16 checkpoint in one file."""
+    data = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    entries, start = json.loads(data[8 : 8 + size]), 8 + size
+    for name, theirs, _ in weights(shape):
+        begin, end = entries[name]["data_offsets"]
+        assert entries[name]["dtype"] == "BF16"
+        halves = np.frombuffer(data[start + begin : start + end], dtype=np.uint16)
+        numbers = (halves.astype(np.uint32) << 16).view(np.float32).reshape(entries[name]["shape"])
+        yield name, theirs, numbers
 
 
 def rounded(numbers: np.ndarray) -> np.ndarray:
@@ -120,7 +141,7 @@ def interleaved(numbers: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
 
 
-def write_gguf(path: Path, shape: dict[str, Any], kind: str) -> None:
+def write_gguf(path: Path, shape: dict[str, Any], kind: str, tensors: Weights) -> None:
     """A GGUF file without a vocabulary. Embeddings and the last layer have 8 bits in the file of 4 bits."""
     writer = gguf.GGUFWriter(str(path), "llama")
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
@@ -135,7 +156,7 @@ def write_gguf(path: Path, shape: dict[str, Any], kind: str) -> None:
     writer.add_layer_norm_rms_eps(EPSILON)
     writer.add_vocab_size(shape["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    for _, name, numbers in weights(shape):
+    for _, name, numbers in tensors:
         if kind == "bf16":
             numbers = rounded(numbers)
         if numbers.ndim == 1:
@@ -152,15 +173,19 @@ def write_gguf(path: Path, shape: dict[str, Any], kind: str) -> None:
     writer.close()
 
 
-def main(folder: Path, name: str) -> None:
-    shape = SHAPES[name]
-    for dtype in ("float32", "bfloat16"):
-        if not (folder / dtype).exists():
+def main(folder: Path, name: str, wanted: Collection[str] = ("float32", "bfloat16", *KINDS)) -> None:
+    source = Path(name)
+    is_stored = (source / "config.json").is_file()
+    shape = json.loads((source / "config.json").read_text()) if is_stored else SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    for dtype in {"float32", "bfloat16"} & {*wanted}:
+        if not is_stored and not (folder / dtype).exists():
             write_safetensors(folder / dtype, shape, is_bfloat16=dtype == "bfloat16")
-    for kind in KINDS:
+    for kind in KINDS.keys() & {*wanted}:
         if not (folder / f"{kind}.gguf").exists():
-            write_gguf(folder / f"{kind}.gguf", shape, kind)
+            tensors = stored_weights(source, shape) if is_stored else weights(shape)
+            write_gguf(folder / f"{kind}.gguf", shape, kind, tensors)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *(names.split(",") for names in sys.argv[3:]))

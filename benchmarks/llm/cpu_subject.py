@@ -5,13 +5,14 @@
 
 A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens.
 The reply has the seconds until the first tokens, those of all later ones, and the tokens of the first sequence.
+A job {"rows": …, "reference": …} has lists of tokens instead, and a file of logits; see `compare_rows`.
 """
 
 import ctypes
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 
 Prompts = list[list[int]]
 Reply = dict[str, Any]
+Run = Callable[[Prompts, int], Reply]
+Score = Callable[[list[int]], np.ndarray]  # the logits [T, V] after each token of a sequence
 MAX_STREAMS, CONTEXT = 32, 640  # tokens of a sequence
 
 
@@ -35,11 +38,12 @@ class Clock:
         return lap
 
 
-def flambeau(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts, int], Reply]]:
+def flambeau(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
     import torch
 
     from flambeau.llm.config import EngineConfig
     from flambeau.llm.engine import Engine
+    from flambeau.llm.executor.inputs import StepInputs
     from flambeau.llm.loader import load_network
     from flambeau.llm.sampling_params import SamplingParams
 
@@ -71,10 +75,22 @@ def flambeau(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts
                 first = clock.lap("first")
         return {**first, **clock.lap("rest"), "ids": texts["0"]}
 
-    return engine.arch.vocab_size, run
+    def score(ids: list[int]) -> np.ndarray:
+        places, num_blocks = torch.arange(len(ids)), -(-len(ids) // config.block_size)
+        inputs = StepInputs(
+            torch.tensor(ids),
+            places,
+            config.block_size + places,
+            torch.tensor([0, len(ids)]),
+            torch.tensor([len(ids)]),
+            1 + torch.arange(num_blocks).view(1, -1),
+        )
+        return loaded.backend.prefill(inputs, places).float().numpy()
+
+    return engine.arch.vocab_size, run, score
 
 
-def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompts, int], Reply]]:
+def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
     from llama_cpp import llama_cpp as api
 
     log = api.llama_log_callback(lambda *_: None)
@@ -89,9 +105,8 @@ def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompt
     vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     batch = api.llama_batch_init(512, 0, 1)
 
-    def decode(rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Compute (token, position, sequence, needs logits) and return the most likely tokens."""
-        found = []
+    def logits_of(rows: list[tuple[int, int, int, bool]]) -> Iterator[np.ndarray]:
+        """Compute (token, position, sequence, needs logits); the logits are valid until the next ones."""
         for start in range(0, len(rows), 512):
             portion = rows[start : start + 512]
             batch.n_tokens = len(portion)
@@ -105,8 +120,11 @@ def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompt
                     logits = ctypes.cast(
                         api.llama_get_logits_ith(context, i), ctypes.POINTER(ctypes.c_float * vocab_size)
                     )
-                    found.append(int(np.frombuffer(logits.contents, dtype=np.float32).argmax()))
-        return found
+                    yield np.frombuffer(logits.contents, dtype=np.float32)
+
+    def decode(rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """The most likely tokens."""
+        return [int(logits.argmax()) for logits in logits_of(rows)]
 
     def run(prompts: Prompts, num_tokens: int) -> Reply:
         api.llama_memory_clear(api.llama_get_memory(context), True)
@@ -123,14 +141,41 @@ def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Callable[[Prompt
             ids.append(tokens[0])
         return {**first, **clock.lap("rest"), "ids": ids}
 
-    return vocab_size, run
+    def score(ids: list[int]) -> np.ndarray:
+        api.llama_memory_clear(api.llama_get_memory(context), True)
+        return np.stack([each.copy() for each in logits_of([(t, place, 0, True) for place, t in enumerate(ids)])])
+
+    return vocab_size, run, score
+
+
+def compare_rows(rows: Prompts, score: Score, reference: Path) -> Reply:
+    """The perplexity of the rows, and how far the distributions are from the reference, which the first call writes.
+
+    The distance is the mean Kullback-Leibler divergence: unlike the perplexity, it is not a matter of luck.
+    """
+    found, chosen = [], []
+    for ids in rows:
+        logits = score(ids)[:-1].astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        found.append(logits)
+        chosen.append(logits[np.arange(len(ids) - 1), ids[1:]])
+    log_p = np.concatenate(found)
+    if not reference.exists():
+        np.save(reference, log_p)
+    expected = np.load(reference)
+    divergence = (np.exp(expected) * (expected - log_p)).sum(axis=1).mean()
+    return {"perplexity": float(np.exp(-np.concatenate(chosen).mean())), "divergence": float(divergence)}
 
 
 def main(program: str, path: str, kind: str, threads: int) -> None:
-    vocab_size, run = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
+    vocab_size, run, score = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
     print(json.dumps({"vocab_size": vocab_size}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
+        if "rows" in job:
+            print(json.dumps(compare_rows(job["rows"], score, Path(job["reference"]))), flush=True)
+            continue
         draw = np.random.default_rng(job.get("seed", 0))
         prompts = draw.integers(0, vocab_size, (job["streams"], job["prompt"])).tolist()
         print(json.dumps(run(prompts, job["tokens"])), flush=True)

@@ -30,6 +30,7 @@ TINY = {
 GPT = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 PLAIN = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
 POSITIONLESS = {key: value for key, value in PLAIN.items() if key not in ("rope_theta", "intermediate_size")}
+MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 6}
 OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
@@ -38,6 +39,18 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Mamba": MAMBA,
+    "FalconMamba": MAMBA,
+    "Mamba2": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 2,
+        "state_size": 12,
+    },
+    "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
@@ -403,21 +416,146 @@ KINDS = {
 }
 
 
+MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12}
+HYBRID_KINDS = {  # with recurrent layers
+    "mamba-2": Kind("Mamba2"),
+    "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
+    "mamba": Kind("Mamba", {"num_hidden_layers": 2}),
+    "falcon-mamba": Kind("FalconMamba", {"mixer_rms_eps": 1e-3, "use_bias": True}),
+    "lfm-2-moe": Kind(
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+            "pad_token_id": None,
+        },
+    ),
+    "lfm-2": Kind(
+        "Lfm2",
+        {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": None},
+    ),
+    "lfm-2-biased": Kind(
+        "Lfm2",
+        {"full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 5, "block_multiple_of": 8, "pad_token_id": None},
+    ),
+    "qwen-3-next": Kind(
+        "Qwen3Next",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "granite-4-hybrid": Kind(
+        "GraniteMoeHybrid",
+        {
+            **MAMBA_2,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "shared_intermediate_size": 24,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "granite-4-dense": Kind(
+        "GraniteMoeHybrid",
+        {
+            **MAMBA_2,
+            "layer_types": ["full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 24,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-h1": Kind(
+        "FalconH1",
+        {
+            **MAMBA_2,
+            "mamba_d_ssm": 64,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.9,
+            "key_multiplier": 0.7,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.6,
+            "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2],
+            "mlp_multipliers": [0.8, 0.7],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.5,
+            "attention_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "falcon-h1-norm": Kind(
+        "FalconH1",
+        {
+            **MAMBA_2,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mlp_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "falcon-h1-early-norm": Kind(
+        "FalconH1", {**MAMBA_2, "mamba_d_ssm": 64, "mamba_rms_norm": True, "pad_token_id": None}
+    ),
+    "bamba": Kind("Bamba", {**MAMBA_2, "num_hidden_layers": 3, "attn_layer_indices": [1], "pad_token_id": None}),
+    "jamba": Kind(
+        "Jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 0,
+            "num_experts": 4,
+            "mamba_d_state": 6,
+            "mamba_proj_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "jamba-dense": Kind(
+        "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
+    ),
+}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
+
+
 def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
-    options = {**OTHER_SIZES.get(KINDS[kind].family, TINY), **KINDS[kind].options, **changes}
+    options = {**OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY), **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
-    config = config_class(KINDS[kind].family)(**options, bos_token_id=1, eos_token_id=2)
+    config = config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(seed)
-    model = model_class(KINDS[kind].family)(config).eval().requires_grad_(False)
+    family = KINDS_OF_ALL[kind].family
+    model = model_class(family)(config).eval().requires_grad_(False)
+    middle = 0.0 if family == "Qwen3Next" else 1.0  # its norms add 1, and large ones magnify rounding
     for name, parameter in model.named_parameters():
         if "norm" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):
+        if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
     return model
 

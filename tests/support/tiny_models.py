@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -39,6 +42,21 @@ def tiny_model(arch: Architecture = ARCH, seed: int = 0) -> Transformer:
     return model
 
 
+def tiny_hybrid(kind: str, **changes: Any) -> Transformer:
+    """A network with recurrent layers of a kind around one with attention; `joint`: they have attention, too."""
+    name = "mamba2" if kind == "joint" else kind
+    shape: dict[str, Any] = {
+        "mamba": {"inner_size": 64, "state_size": 6, "time_step_rank": 3},
+        "mamba2": {"inner_size": 64, "num_heads": 8, "head_size": 8, "state_size": 10, "num_groups": 2},
+        "short_conv": {"inner_size": 64, "conv_width": 3},
+        "delta_net": {"inner_size": 64, "num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2},
+    }[name]
+    recurrence = Recurrence(
+        **{"kind": name, "is_beside_attention": kind == "joint", "layers": frozenset({0, 2}), **shape, **changes}
+    )
+    return tiny_model(replace(ARCH, recurrence=recurrence))
+
+
 def tiny_draft(model: Transformer, *, change: float = 0.02, seed: int = 1) -> Transformer:
     """A network that mostly agrees with another: its weights, changed a little."""
     draft = copy.deepcopy(model)
@@ -60,7 +78,10 @@ def tiny_engine(
     """An engine in plain PyTorch around a tiny network."""
     model = model or tiny_model()
     config = EngineConfig(**{"block_size": 4, **options})
-    cache = KVCache(model.arch, num_blocks, config.block_size)
+    num_slots = config.max_num_seqs if model.arch.recurrence else 0
+    cache = KVCache(model.arch, num_blocks, config.block_size, num_slots=num_slots)
+    for state in (state for layer in cache.states.layers.values() for state in layer):
+        state.fill_(torch.nan)  # nobody may look at the state of a sequence that has left
     proposing = None
     if draft is not None:
         draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
@@ -70,8 +91,9 @@ def tiny_engine(
         model.arch,
         backend,
         num_blocks=num_blocks,
+        num_slots=num_slots,
         config=config,
         draft=proposing,
         tokenizer=tokenizer,
-        store=open_store(config, cache, model, repr(model.arch)),
+        store=None if model.arch.recurrence else open_store(config, cache, model, repr(model.arch)),
     )

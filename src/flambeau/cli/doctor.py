@@ -7,7 +7,6 @@ import json
 import os
 import pkgutil
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -81,6 +80,7 @@ def examine() -> Iterator[Finding]:
     yield Finding("ok", "cores", str(count_cores()))
     yield from gpus()
     yield compiler()
+    yield cpu_kernels()
     yield from conflicting_packages()
     yield event_loop()
     yield shared_memory()
@@ -142,12 +142,29 @@ def gpus() -> Iterator[Finding]:
 
 
 def compiler() -> Finding:
-    """The engine's kernels for CPUs, and torch.compile, need one."""
-    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
-        if name and (path := shutil.which(name)):
-            return Finding("ok", "C++ compiler", path)
-    text = "none found: torch.compile does not work, and the engine is slower on a CPU"
-    return Finding("note", "C++ compiler", text, "apt-get install g++  # or set CXX")
+    """torch.compile needs one, and the engine's CPU kernels where the wheel has none for this processor."""
+    from flambeau.llm.backends.cpu.kernel_builds import find_compiler
+
+    try:
+        return Finding("ok", "C++ compiler", find_compiler())
+    except FileNotFoundError:
+        text = "none found: torch.compile does not work"
+        return Finding("note", "C++ compiler", text, "apt-get install g++  # or set CXX")
+
+
+def cpu_kernels() -> Finding:
+    """Which of the engine's kernels this processor uses, and why."""
+    from flambeau.llm.backends.cpu.kernel_builds import find_kernels
+    from flambeau.llm.cache_folder import cache_folder
+
+    found = find_kernels(cache_folder() / "kernels")
+    if found.origin == "none":
+        text = f"none, so that language models are slower: {found.reason}"
+        return Finding("note", "CPU kernels", text, "apt-get install g++  # or a wheel with kernels for this processor")
+    if found.origin == "compiler":
+        text = f"{found.reason} by the first model, in about half a minute; plain PyTorch computes meanwhile"
+        return Finding("ok", "CPU kernels", text)
+    return Finding("ok", "CPU kernels", f"{found.reason} ({found.path})")
 
 
 def packages() -> Iterator[Finding]:

@@ -25,7 +25,8 @@ class EngineConfig:
     num_blocks: int | None = None  # None: from the memory and, on a CPU, the size of the model
     kv_cache_fraction: float = 0.9  # of the free GPU memory
     kv_cache_bytes: int | None = None  # size of the cache; None: computed from the free memory
-    kv_cache_dtype: str = ""  # "fp8": twice as many tokens on a GPU; empty: the dtype that the network computes in
+    # "fp8": twice as many tokens on a GPU; on a CPU that of `dtype`, or "int8"; empty: chosen by the loader
+    kv_cache_dtype: str = ""
     prefix_cache: bool = True
     kv_host_memory_mb: int | None = None  # host memory for prefixes that leave the cache; None: none
     kv_disk_folder: str = ""  # where prefixes are kept beyond the end of the process; empty: nowhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
 from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.state_slots import StateSlots
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel, make_speculator
@@ -34,6 +36,7 @@ from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
@@ -56,6 +59,7 @@ class Engine:
         backend: Backend,
         *,
         num_blocks: int,
+        num_slots: int = 0,
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
@@ -65,6 +69,7 @@ class Engine:
         whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
+        config = without_rollback(config) if arch.recurrence is not None else config
         self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
@@ -99,6 +104,7 @@ class Engine:
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             whole_prompts=whole_prompts,
+            state_slots=StateSlots(num_slots),
             restores=self._restores,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
@@ -341,6 +347,18 @@ class Engine:
 
     def _backends(self) -> list[Backend]:
         return [self._backend] if self._draft is None else [self._backend, self._draft.backend]
+
+
+def without_rollback(config: EngineConfig) -> EngineConfig:
+    """Settings for a network with recurrent layers, whose states cannot go back to an earlier token, or be shared."""
+    if config.prefix_cache:
+        logger.info("the prefix cache is off: the model has recurrent layers, whose states belong to one sequence")
+    if (config.speculation is not None or config.draft) and config.speculate_k > 0:
+        logger.warning(
+            "speculation is off: the model has recurrent layers, whose states cannot drop rejected tokens; remove "
+            "speculation and draft from the settings"
+        )
+    return replace(config, prefix_cache=False, speculation=None, draft="", speculate_k=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import has_integer_weights
-from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
@@ -30,7 +30,7 @@ from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for
+from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -41,6 +41,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
+from flambeau.llm.executor.state_cache import state_bytes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -48,7 +49,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -112,6 +113,7 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
+    num_slots: int = 0  # for the states of recurrent layers
     adapters: AdapterStore | None = None  # None: a network of transformers
     store: BlockStore | None = None
     draft: DraftModel | None = None  # on rank 0 only, and not sharded
@@ -146,6 +148,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
+        num_slots=loaded.num_slots,
         config=loaded.config,
         device=str(device),
         tokenizer=tokenizer,
@@ -216,6 +219,15 @@ def check_store(config: EngineConfig) -> None:
         )
 
 
+def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
+    """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
+    if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
+        raise LLMError(
+            "kv_host_memory_mb and kv_disk_folder keep prefixes, which a model with recurrent layers does not share; "
+            "leave them out"
+        )
+
+
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
@@ -232,12 +244,13 @@ def load_network(
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     arch = with_positions(read_architecture(path), config.max_model_len)
+    check_prefixes(config, arch)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
     target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
     # 1. A merged adapter, then quantization, layer by layer while the weights are read.
-    arrived = quantize_on_load(config.quantization, arch)
+    arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, ranks))
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -253,9 +266,13 @@ def load_network(
     images = load_images(path, arch, config, device, dtype) if is_leader else None
     drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
     cached = cache_dtype(model, config, device, dtype)
-    num_blocks = num_blocks_for(local, config, device, cached, drafting, weight_bytes=weight_bytes)
+    num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
+    taken_bytes = num_slots * state_bytes(arch)
+    num_blocks = num_blocks_for(
+        local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
+    )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached)
+    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
     store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
@@ -268,6 +285,7 @@ def load_network(
         arch=arch,
         backend=backend,
         num_blocks=num_blocks,
+        num_slots=num_slots,
         adapters=adapters,
         config=config,
         store=store,
@@ -276,23 +294,40 @@ def load_network(
     )
 
 
+def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
+    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
+    if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
+        return quantized_layer
+    if kernels.load(builds=False):
+        return quantized_for_kernels
+    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
 def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace quantized layers by those of the CPU kernels, else by PyTorch's."""
+    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
-    is_quantized = any(isinstance(layer, kinds) for layer in model.modules())
-    if is_quantized and device.type == "cpu" and config.compile and kernels.load():  # which may build them first
+    wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
+    if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
-    use_fast_layers(model, dtype)
+    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
+
+
+CPU_CACHES = {**DTYPES, "int8": torch.int8}
 
 
 def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The type of cached keys and values: the network's, but float16 on a CPU if weights have fewer bits than that."""
-    if config.kv_cache_dtype == "fp8":
+    named = config.kv_cache_dtype
+    if named == "fp8":
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
             raise LLMError(f"kv_cache_dtype: fp8 needs an NVIDIA GPU from Ada or Hopper on, not {device}; leave it out")
         return torch.float8_e4m3fn
-    if config.kv_cache_dtype:
-        raise LLMError(f"kv_cache_dtype must be fp8 or left out, not {config.kv_cache_dtype!r}")
+    if named and device.type == "cpu":
+        if named not in CPU_CACHES:
+            raise LLMError(f"kv_cache_dtype on a CPU must be one of {', '.join(CPU_CACHES)} or left out, not {named!r}")
+        return CPU_CACHES[named]
+    if named:
+        raise LLMError(f"kv_cache_dtype must be fp8 or left out on {device}, not {named!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
 
@@ -322,10 +357,15 @@ def load_draft(
     config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1:
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
         return None
     path = Path(config.draft)
-    vocab_size = read_architecture(path).vocab_size
+    drafting = read_architecture(path)
+    if drafting.recurrence is not None:
+        raise LLMError(
+            f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
+        )
+    vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flambeau.cli import doctor
+from flambeau.llm.backends.cpu import kernel_builds
 
 
 def test_package_that_is_there_and_cannot_be_imported_is_found(tmp_path, monkeypatch):
@@ -21,6 +22,25 @@ def test_machine_without_a_compiler_is_told_how_to_get_one(monkeypatch):
     monkeypatch.setenv("PATH", "")
     finding = doctor.compiler()
     assert (finding.level, finding.fix.startswith("apt-get install g++")) == ("note", True)
+
+
+def test_machine_says_which_cpu_kernels_it_uses_and_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAMBEAU_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_builds, "PREBUILT", tmp_path)
+    monkeypatch.setattr(kernel_builds, "find_compiler", lambda: "/usr/bin/g++")
+    assert "/usr/bin/g++ by the first model" in doctor.cpu_kernels().text
+    kept = tmp_path / "kernels" / f"operators-{kernel_builds.cache_key(kernel_builds.FLAGS)}.so"
+    kept.parent.mkdir()
+    kept.touch()
+    assert doctor.cpu_kernels().text == f"compiled for this processor ({kept})"
+    kept.unlink()
+    monkeypatch.undo()
+    monkeypatch.setenv("FLAMBEAU_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_builds, "PREBUILT", tmp_path)
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")
+    finding = doctor.cpu_kernels()
+    assert (finding.level, "no C++ compiler was found" in finding.text) == ("note", True)
 
 
 def test_gpus_have_memory_and_driver(monkeypatch):

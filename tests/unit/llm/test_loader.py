@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.loader import load_engine, load_network
+from flambeau.llm.loader import cache_dtype, load_engine, load_network
 
 MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
 
@@ -39,6 +40,40 @@ def test_nothing_is_packed_if_compilation_is_off():
     assert not any(isinstance(layer, PackedLinear) for layer in backend.model.modules())
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantized_model_answers_while_its_kernels_are_built(kind, monkeypatch):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    may_build, library = threading.Event(), bindings.kernels.library
+
+    def load(*, builds: bool = True) -> bool:
+        if builds:
+            may_build.wait(timeout=200)
+            bindings.kernels.library = library
+        return builds
+
+    monkeypatch.setattr(bindings.kernels, "library", None)
+    monkeypatch.setattr(bindings.kernels, "load", load)
+    monkeypatch.setattr(bindings.kernels, "can_load", lambda: True)
+    engine = load_engine(MODEL, device="cpu", quantization=kind, num_blocks=8)
+    options = {"temperature": 0.0, "max_tokens": 8}
+    before = engine.generate(["Once upon a time"], **options)[0].token_ids
+    assert engine.info.decode == "plain PyTorch"
+    may_build.set()
+    engine.wait_until_compiled()
+    assert engine.info.decode == "CPU kernels"
+    assert engine.generate(["Once upon a time"], **options)[0].token_ids == before
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_the_cache_has_the_type_that_is_asked_for(name):
+    config = EngineConfig(device="cpu", kv_cache_dtype=name, num_blocks=4)
+    backend = load_network(MODEL, config, torch.device("cpu"), None).backend
+    assert backend.cache.keys[0].dtype == getattr(torch, name)
+    backend.close()
+
+
 def test_a_store_of_prefixes_and_several_ranks_do_not_go_together(tmp_path):
     for options in ({"kv_host_memory_mb": 1}, {"kv_disk_folder": str(tmp_path / "blocks")}):
         with pytest.raises(LLMError, match="several ranks"):
@@ -49,3 +84,8 @@ def test_a_store_of_prefixes_and_several_ranks_do_not_go_together(tmp_path):
 def test_a_cache_that_the_device_cannot_have_is_refused(named):
     with pytest.raises(LLMError, match="kv_cache_dtype"):
         load_network(MODEL, EngineConfig(kv_cache_dtype=named, compile=False), torch.device("cpu"), None)
+
+
+def test_int8_is_for_the_cache_of_a_cpu():
+    with pytest.raises(LLMError, match=r"kv_cache_dtype must be fp8 or left out on cuda, not 'int8'"):
+        cache_dtype(None, EngineConfig(kv_cache_dtype="int8"), torch.device("cuda"), torch.bfloat16)

@@ -13,15 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
+from flambeau.llm.backends.recurrent import PagedRecurrence, WholeRecurrence
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, load
 from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
+from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.transformer import Transformer
 
 
 class WholeAttention:
     """Attention without a cache: the tokens […, T] are whole sequences."""
+
+    recur = WholeRecurrence()
 
     def __call__(
         self,
@@ -49,6 +53,12 @@ class PagedAttention:
     def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
         self._cache = cache
         self._inputs = inputs
+        self._recur = PagedRecurrence(cache.states, inputs) if cache.states.has_layers else None
+
+    @property
+    def recur(self) -> Recur:
+        assert self._recur is not None
+        return self._recur
 
     def __call__(
         self,

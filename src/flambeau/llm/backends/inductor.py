@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends.eager import AttentionFactory
-from flambeau.llm.executor.background_compiler import Decode, cache_folder
-from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.cache_folder import cache_folder
+from flambeau.llm.executor.background_compiler import Decode
+from flambeau.llm.executor.inputs import StepInputs, step_inputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
 
@@ -46,11 +47,9 @@ def compile_step(
     """A compiled step for inputs like the example; with several sequences on a CPU, for any number of them."""
     use_persistent_cache()
 
-    def step(
-        ids_T: Tensor, positions_T: Tensor, slots_T: Tensor, starts: Tensor, lens_S: Tensor, tables: Tensor
-    ) -> Tensor:
-        inputs = StepInputs(ids_T, positions_T, slots_T, starts, lens_S, tables, query_len=query_len)
-        return model.logits(model(ids_T, positions_T, attention(cache, inputs)))
+    def step(*tensors: Tensor) -> Tensor:
+        inputs = step_inputs(tensors, query_len=query_len)
+        return model.logits(model(inputs.ids_T, inputs.positions_T, attention(cache, inputs)))
 
     device = cache.keys[0].device
     is_dynamic = device.type == "cpu"
@@ -74,8 +73,10 @@ def mark_dynamic(tensor: Tensor) -> None:
             torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def dummy_inputs(num_sequences: int, query_len: int, num_blocks: int, device: torch.device) -> StepInputs:
-    """A step that reads and writes block 0 only."""
+def dummy_inputs(
+    num_sequences: int, query_len: int, num_blocks: int, device: torch.device, *, has_states: bool = False
+) -> StepInputs:
+    """A step that reads and writes block 0, and state 0, only."""
     num_tokens = num_sequences * query_len
 
     def zeros(*shape: int) -> Tensor:
@@ -89,4 +90,5 @@ def dummy_inputs(num_sequences: int, query_len: int, num_blocks: int, device: to
         context_lens_S=zeros(num_sequences) + 1,
         block_tables_SB=zeros(num_sequences, num_blocks),
         query_len=query_len,
+        state_slots_S=zeros(num_sequences) if has_states else None,
     )

@@ -22,7 +22,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -38,6 +39,7 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
+from flambeau.llm.mapped_files import release_weight_files
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
@@ -48,6 +50,8 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
+
+RELEASE_BYTES = 1 << 28  # read between two releases of mapped files
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -93,7 +97,7 @@ def load_model(
     placements = map_weights(model, arch, files, shard)
     if model.lm_head is None:
         check_tied(files, arch.renames)
-    fill(model, placements, torch.device(device), progress or terminal_bar(path.name), arrived)
+    fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
     model.rotation.make_tables(torch.device(device))
     return model
 
@@ -163,15 +167,30 @@ def fill(
 ) -> None:
     """Copy every tensor to its parameter."""
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
-    missing = Counter(placement.owner for placement in placements)
+    missing, released_bytes = Counter(placement.owner for placement in placements), 0
     for placement in placements:
-        place(model.get_submodule(placement.owner), placement, device)
+        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
+            place(model.get_submodule(placement.owner), placement, device)
         missing[placement.owner] -= 1
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
         done_bytes += placement.num_bytes
+        if arrived is not None and done_bytes - released_bytes >= RELEASE_BYTES:
+            release_weight_files()  # most of what was read has been replaced
+            released_bytes = done_bytes
         if progress is not None:
             progress(done_bytes, total_bytes)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread meanwhile."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def place(module: nn.Module, placement: Placement, device: torch.device) -> None:
@@ -245,11 +264,30 @@ def bar(name: str, done_bytes: int, total_bytes: int) -> str:
     """One line: `loading tiny  [#####.....]  50%  1.2 of 2.4 GB`."""
     part = done_bytes / total_bytes if total_bytes else 1.0
     filled = round(part * WIDTH)
+    return f"loading {name}  [{'#' * filled}{'.' * (WIDTH - filled)}]  {part:4.0%}  {amount(done_bytes, total_bytes)}"
+
+
+def amount(done_bytes: int, total_bytes: int) -> str:
     unit, size = ("GB", 1e9) if total_bytes >= 1e9 else ("MB", 1e6)
-    amount = f"{done_bytes / size:.1f} of {total_bytes / size:.1f} {unit}"
-    return f"loading {name}  [{'#' * filled}{'.' * (WIDTH - filled)}]  {part:4.0%}  {amount}"
+    return f"{done_bytes / size:.1f} of {total_bytes / size:.1f} {unit}"
 
 
-def terminal_bar(name: str) -> Progress | None:
-    """A bar if stderr is a terminal, else None."""
-    return LoadingBar(name) if sys.stderr.isatty() else None
+LOG_INTERVAL_S = 10.0
+
+
+class LoadingLog:
+    """Logs a line every ten seconds: nothing for a model that is loaded sooner."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._logged_at = name, time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.info("loading %s: %s", self._name, amount(done_bytes, total_bytes))
+
+
+def progress_of(name: str) -> Progress:
+    """A bar if stderr is a terminal, else lines of the log."""
+    return LoadingBar(name) if sys.stderr.isatty() else LoadingLog(name)

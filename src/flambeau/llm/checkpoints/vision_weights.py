@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from flambeau.llm.checkpoints.checkpoint import fill, open_files, terminal_bar
+from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
 from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, mismatch
 from flambeau.llm.models.architecture import VisionArchitecture
 from flambeau.llm.models.meta_device import on_meta_device
@@ -41,5 +41,5 @@ def load_vision(
         )
     mismatches.missing += sorted(targets.keys() - {placement.parameter for placement in placements})
     mismatches.raise_if_any(files)
-    fill(encoder, placements, torch.device(device), terminal_bar(f"{path.name} (images)"), None)
+    fill(encoder, placements, torch.device(device), progress_of(f"{path.name} (images)"), None)
     return encoder

@@ -18,6 +18,7 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.sequence import FinishReason, Sequence
+from flambeau.llm.core.state_slots import StateSlots
 
 MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
 MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
@@ -75,11 +76,13 @@ class Scheduler:
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
         whole_prompts: bool = False,
+        state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
     ) -> None:
         self._pool = pool
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
-        self._max_num_seqs = max_num_seqs
+        self._state_slots = state_slots or StateSlots()
+        self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
         self._min_chunk = min(MIN_CHUNK, self._min_prompt_tokens)
@@ -255,6 +258,7 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self._pool.free(sequence.blocks)
+        self._state_slots.free(sequence)
         sequence.blocks = []
         sequence.num_computed = sequence.num_cached_blocks = sequence.num_in_draft = 0
         sequence.parent = sequence.root
@@ -281,6 +285,7 @@ class Scheduler:
                 return False
         self._pool.share(shared)
         sequence.blocks = shared + self._pool.allocate(needed)
+        self._state_slots.allocate(sequence)
         sequence.num_cached_blocks, sequence.parent = len(shared), parent
         sequence.num_computed = len(shared) * self._pool.block_size
         if sequence.num_cached is None:  # recomputed tokens after a preemption do not count as prefix-cache hits

@@ -130,6 +130,7 @@ class Sequence:
     prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    state_slot: int = 0  # where the states of its recurrent layers are; 0: nowhere
     num_cached_blocks: int = 0  # full blocks in the prefix cache
     parent: int = 0  # serial of the last cached block's content
     num_cached: int | None = None  # prompt tokens found in the prefix cache; None: not started yet

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Hashable
-from pathlib import Path
 
 from torch import Tensor
 
@@ -73,12 +71,6 @@ class BackgroundCompiler:
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_TIMEOUT_S)  # exiting while the thread is inside PyTorch crashes the process
-
-
-def cache_folder() -> Path:
-    """Where compiled code is kept: FLAMBEAU_CACHE, or the user's cache folder."""
-    named = os.environ.get("FLAMBEAU_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flambeau"
 
 
 def summary(error: BaseException) -> str:

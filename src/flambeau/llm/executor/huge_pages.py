@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
+SMALL_BYTES = 1 << 16
 
 
 def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the host; in huge pages if it is large and the system has them."""
+    """A tensor of zeros on the host; in huge pages if it is large and the system has them.
+
+    Memory of the system is zero from the start: no thread fills it.
+    """
     count = math.prod(shape)
-    if count * dtype.itemsize < HUGE_PAGE_BYTES:
+    if count * dtype.itemsize < SMALL_BYTES:
         return torch.zeros(shape, dtype=dtype)
-    num_pages = 1 + -(-count * dtype.itemsize // HUGE_PAGE_BYTES)  # one more: the start is moved to a page's
-    pages = mmap.mmap(-1, num_pages * HUGE_PAGE_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    # One page more: the start is moved to a huge page's. What is beyond the last whole one stays in small pages.
+    # Private: shared memory has huge pages on few systems.
+    size = count * dtype.itemsize + HUGE_PAGE_BYTES
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages until it is freed
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
+    length = count * dtype.itemsize // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if length and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE, start, length)
     return whole[start : start + count * dtype.itemsize].view(dtype).view(shape)

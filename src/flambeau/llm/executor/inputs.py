@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ class StepInputs:
     query_len: int = field(default=0, kw_only=True)
     # The number of the adapter of each token, always on the host; None: no token has one.
     adapters_T: Tensor | None = field(default=None, kw_only=True)
+    # Where the states of each sequence are; None: the network has none.
+    state_slots_S: Tensor | None = field(default=None, kw_only=True)
     images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
     # The row of each sequence in the block tables, always on the host: backends may keep states by it.
     rows_S: Tensor | None = field(default=None, kw_only=True)
@@ -55,16 +58,32 @@ class StepInputs:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors but adapters and images, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
-        return *places, self.query_starts, self.context_lens_S, self.block_tables_SB
+        states = () if self.state_slots_S is None else (self.state_slots_S,)
+        return *places, self.query_starts, self.context_lens_S, self.block_tables_SB, *states
 
     def to(self, device: torch.device) -> StepInputs:
         if all(tensor.device == device for tensor in self.tensors):
             return self
-        moved = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
+        moved = [tensor.to(device, non_blocking=True) for tensor in self.tensors]
         images = None if self.images is None else self.images.to(device)
-        return StepInputs(
-            *moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images, rows_S=self.rows_S
+        return step_inputs(
+            moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images, rows_S=self.rows_S
         )
+
+
+def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
+    """The counterpart of `StepInputs.tensors`; `others` are the fields that are not among them."""
+    ids_T, positions_T, slots_T, query_starts, context_lens_S, block_tables_SB, *states = tensors
+    return StepInputs(
+        ids_T,
+        positions_T,
+        slots_T,
+        query_starts,
+        context_lens_S,
+        block_tables_SB,
+        state_slots_S=states[0] if states else None,
+        **others,
+    )
 
 
 class BlockTables:
@@ -119,7 +138,7 @@ class InputBuilder:
         rows = self.tables.rows(sequences)
         positions_S = np.array([len(s.tokens) for s in sequences])
         slots_S = self.tables.slots(rows, positions_S, self.block_size)
-        return self._step(ids_S, positions_S, slots_S, positions_S + 1, rows, adapters_of(sequences))
+        return self._step(ids_S, positions_S, slots_S, positions_S + 1, rows, sequences)
 
     def decode(self, sequences: Rows[Sequence], ids_SK: Tensor | None = None, lengths: Rows[int] = ()) -> StepInputs:
         """The last token of each sequence, then the proposed ones, of which the first `lengths` count."""
@@ -135,9 +154,8 @@ class InputBuilder:
             positions_SQ, slots_SQ = self.positions_and_slots(rows, last_S[:, None] + places_Q, is_real_SQ)
         # Padding counts: kernels take the tokens of a step for the last ones of their context.
         context_lens_S = last_S + ids_SQ.shape[1]
-        adapters_S = adapters_of(sequences)
         places = positions_SQ.reshape(-1), slots_SQ.reshape(-1)
-        return self._step(ids_SQ.flatten(), *places, context_lens_S, rows, adapters_S)
+        return self._step(ids_SQ.flatten(), *places, context_lens_S, rows, sequences)
 
     def _step(
         self,
@@ -146,11 +164,12 @@ class InputBuilder:
         slots_T: Ints,
         context_lens_S: Ints,
         rows: Ints,
-        adapters_S: Ints | None,
+        sequences: Rows[Sequence],
     ) -> StepInputs:
         """The inputs of a step in which every sequence has the same number of tokens."""
         num_tokens = len(positions_T)
         query_len = num_tokens // len(rows)
+        adapters_S = adapters_of(sequences)
         num_blocks = -(-int(context_lens_S.max()) // self.block_size)
         return StepInputs(
             ids_T,
@@ -162,6 +181,7 @@ class InputBuilder:
             query_len=query_len,
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
             rows_S=to_tensor(rows),
+            state_slots_S=state_slots_of(sequences),
         )
 
     def positions_and_slots(
@@ -192,6 +212,7 @@ class InputBuilder:
             to_tensor(self.tables.columns(rows, -(-int(context_lens_S.max()) // self.block_size))),
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
             rows_S=to_tensor(rows),
+            state_slots_S=state_slots_of(sequences),
         )
 
 
@@ -221,6 +242,12 @@ def adapters_of(sequences: Rows[Sequence]) -> Ints | None:
     """The numbers of their adapters; None if none has one."""
     numbers = [sequence.adapter for sequence in sequences]
     return np.array(numbers) if any(numbers) else None
+
+
+def state_slots_of(sequences: Rows[Sequence]) -> Tensor | None:
+    """Where their states are; None if they have none."""
+    slots = [sequence.state_slot for sequence in sequences]
+    return torch.tensor(slots) if slots and slots[0] else None
 
 
 def to_tensor(array: Ints) -> Tensor:

@@ -1,13 +1,15 @@
 """KVCache: the keys and values of every layer, in blocks; and how many blocks the memory allows.
 
 Where keys and values are computed from latents (MLA), the cache holds these as keys, and no values. A contiguous
-cache is one whose blocks are as long as a sequence: there is no second kind.
+cache is one whose blocks are as long as a sequence: there is no second kind. In a cache of int8, the D numbers of a
+head are followed by their scale, a float32 in four bytes.
 
 Shapes: L layers · P blocks · K tokens of a block · G key-value heads · D head size · T tokens
 """
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -16,18 +18,23 @@ from torch import Tensor
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError, NoRoom
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
+from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.architecture import Architecture
+
+logger = logging.getLogger(__name__)
 
 HOST_FRACTION = 0.25  # of the available memory of a CPU machine, which other processes need too …
 HOST_BYTES = 4 << 30  # … up to this limit, unless kv_cache_bytes is set
 SMALL_BYTES = 128 << 20  # on a CPU: what the cache of even the smallest model may take
+MAX_EMPTY_BLOCKS = 1 << 16  # of a network without attention: a million tokens in blocks of 16
 RESERVE_BYTES = 1 << 30  # on a GPU: for what a step needs beside weights and cache
 
 
 class KVCache:
     """Tensors [P, K, G, D] of keys and of values for each layer; of latents there are no values.
 
-    Block 0 is for padding and belongs to no sequence.
+    Block 0 is for padding and belongs to no sequence. With int8 they are [P, K, G, D + 4]: see `to_int8`. Recurrent
+    layers have a state for each of `num_slots` sequences instead.
     """
 
     def __init__(
@@ -38,12 +45,16 @@ class KVCache:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        num_slots: int = 0,
     ) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_size)
-        self.keys = [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
+        self.states = StateCache(arch, num_slots, device=device)
+        shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
+        empty = (0, *shape[1:])  # recurrent layers have no keys and values
+        shapes = [shape if layer in arch.attending_layers else empty for layer in range(arch.num_layers)]
+        self.keys = [zeros(shape, device, dtype) for shape in shapes]
         self.is_latent = arch.latent_size > 0
-        self.values = [] if self.is_latent else [zeros(shape, device, dtype) for _ in range(arch.num_layers)]
+        self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -59,6 +70,9 @@ class KVCache:
 
 def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
     """Write numbers to their slots of [P, K, G, D]; those that a narrow type cannot hold become its largest."""
+    if cached.dtype == torch.int8:
+        cached.flatten(0, 1).index_copy_(0, slots_T, to_int8(new_TGD))
+        return
     if cached.dtype.itemsize > 1:
         cached.flatten(0, 1).index_copy_(0, slots_T, new_TGD.to(cached.dtype))
         return
@@ -69,9 +83,34 @@ def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
 
 def load(cached: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """The contents of these blocks […, K, G, D] in another type."""
+    if cached.dtype == torch.int8:
+        return from_int8(cached[blocks], dtype)
     if cached.dtype.itemsize > 1:
         return cached[blocks].to(dtype)
     return cached.view(torch.uint8)[blocks].view(cached.dtype).to(dtype)
+
+
+SCALE_BYTES = 4
+INT8_MAX = 127
+
+
+def head_room(arch: Architecture, dtype: torch.dtype) -> int:
+    """How many numbers of the cache's type a head takes."""
+    return arch.head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def to_int8(x: Tensor) -> Tensor:
+    """Numbers […, D] as [..., D + 4]: the largest number of a head is 127 steps, and the scale follows."""
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 1e-30, wide * (INT8_MAX / largest), 0.0).round()
+    return torch.cat((steps.to(torch.int8), (largest / INT8_MAX).view(torch.int8)), dim=-1)
+
+
+def from_int8(cached: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers […, D] of what is cached."""
+    scale = cached[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return (cached[..., :-SCALE_BYTES].float() * scale).to(dtype)
 
 
 def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
@@ -83,8 +122,8 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    num_tensors = (1 if arch.latent_size else 2) * arch.num_layers
-    return num_tensors * block_size * arch.num_kv_heads * arch.head_size * dtype.itemsize
+    num_tensors = (1 if arch.latent_size else 2) * len(arch.attending_layers)
+    return num_tensors * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
 
 
 def num_blocks_for(
@@ -95,18 +134,26 @@ def num_blocks_for(
     draft: Architecture | None = None,
     *,
     weight_bytes: int = 0,
+    taken_bytes: int = 0,
 ) -> int:
     """As many blocks as the memory allows, but no more than all sequences at full length need; block 0 included.
 
     On a CPU the cache is no larger than `weight_bytes`, one sequence of full length or SMALL_BYTES, whichever is
-    most: fewer sequences run at a time there, and the memory belongs to other processes as well.
+    most: fewer sequences run at a time there, and the memory belongs to other processes as well. `taken_bytes` of the
+    memory belong to states. Blocks of a network without attention take no memory: they only count tokens.
     """
     size_bytes = sum(block_bytes(each, config.block_size, dtype) for each in (arch, draft) if each is not None)
-    return num_blocks_of(size_bytes, arch, config, device, weight_bytes=weight_bytes)
+    return num_blocks_of(size_bytes, arch, config, device, weight_bytes=weight_bytes, taken_bytes=taken_bytes)
 
 
 def num_blocks_of(
-    size_bytes: int, arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int
+    size_bytes: int,
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    weight_bytes: int,
+    taken_bytes: int = 0,
 ) -> int:
     """`num_blocks_for` with blocks of this size."""
     if config.num_blocks is not None:
@@ -114,9 +161,11 @@ def num_blocks_of(
     length = min(config.max_model_len or arch.max_length, arch.max_length)
     sequence_blocks = -(-length // config.block_size)
     wanted = config.max_num_seqs * sequence_blocks
+    if not size_bytes:
+        return min(wanted, max(sequence_blocks, MAX_EMPTY_BLOCKS)) + 1
     if device.type == "cpu" and config.kv_cache_bytes is None:
         wanted = min(wanted, max(sequence_blocks, max(weight_bytes, SMALL_BYTES) // size_bytes))
-    affordable = available_bytes(arch, config, device) // size_bytes
+    affordable = max(0, available_bytes(arch, config, device) - taken_bytes) // size_bytes
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(f"kv_cache_bytes is {config.kv_cache_bytes}, and one block takes {size_bytes}; raise it")
     if affordable < 1:
@@ -125,6 +174,39 @@ def num_blocks_of(
             "fewer models on this device"
         )
     return min(wanted, affordable) + 1
+
+
+def num_slots_for(arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int = 0) -> int:
+    """As many slots for states as sequences may run, if the memory allows it; 0 for a network without states.
+
+    A network with attention too leaves half of the memory to its blocks. On a CPU, the limits of blocks apply.
+    """
+    size = state_bytes(arch)
+    if not size:
+        return 0
+    available = available_bytes(arch, config, device)
+    if device.type == "cpu" and config.kv_cache_bytes is None:
+        available = min(available, max(weight_bytes, SMALL_BYTES, 2 * size))
+    affordable = available // size // (2 if arch.attending_layers else 1)
+    if affordable < 1 and config.kv_cache_bytes is not None:
+        raise LLMError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}, and the state of one sequence takes {size}, beside blocks; "
+            f"set at least {2 * size}"
+        )
+    if affordable < 1:
+        raise NoRoom(
+            f"no memory is left on {device} for the state of a single sequence, which takes {size / 1e6:.1f} MB; use a "
+            "smaller model, quantization, or fewer models on this device"
+        )
+    if affordable < config.max_num_seqs:
+        logger.info(
+            "at most %d sequences run at a time instead of %d (max_num_seqs): each has a state of %.1f MB; raise "
+            "kv_cache_bytes for more",
+            affordable,
+            config.max_num_seqs,
+            size / 1e6,
+        )
+    return min(config.max_num_seqs, affordable)
 
 
 def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:

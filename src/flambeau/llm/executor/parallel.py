@@ -75,6 +75,8 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
             f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
             f"ranks; use a number of ranks that divides both"
         )
+    if arch.recurrence is not None:
+        raise LLMError("recurrent layers cannot be split among ranks; use one rank")
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
     if arch.alibi is not None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from flambeau.llm.models.families.recurrence import Recurrence
+
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
@@ -138,6 +140,13 @@ class Architecture:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and the feed-forward layer add
     logit_scale: float = 1.0
+    recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
+    has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2)
+    wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
+    attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
+    attention_output_scale: float = 1.0
+    mlp_scales: tuple[float, float] = (1.0, 1.0)  # of the gate and of the output of the feed-forward layer (Falcon H1)
+    gates_attention: bool = False  # queries come with gates for the outputs of attention (Qwen3-Next)
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
@@ -172,6 +181,17 @@ class Architecture:
     def extras(self) -> tuple[str, ...]:
         """The parts that Llama does not have; a kernel that knows none of them must not compute this network."""
         return tuple(one.name for one in fields(self) if one.name in EXTRAS and getattr(self, one.name) != one.default)
+
+    @property
+    def recurrent_layers(self) -> frozenset[int]:
+        """The layers that have a state."""
+        return self.recurrence.layers if self.recurrence is not None else frozenset()
+
+    @property
+    def attending_layers(self) -> frozenset[int]:
+        """The layers that have keys and values."""
+        has_both = self.recurrence is not None and self.recurrence.is_beside_attention
+        return frozenset(range(self.num_layers)) - (frozenset() if has_both else self.recurrent_layers)
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers

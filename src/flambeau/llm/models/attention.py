@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import AlibiKind, Architecture
 from flambeau.llm.models.norms import HeadNorm, make_norm
+from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
 
 
@@ -48,6 +49,10 @@ class Attend(Protocol):
     ) -> Tensor:
         """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
 
+    @property
+    def recur(self) -> Recur:
+        """The counterpart for recurrent layers."""
+
 
 class Attention(nn.Module):
     """Queries, keys and values with rotary positions; several query heads share one key-value head."""
@@ -62,7 +67,9 @@ class Attention(nn.Module):
         self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.rotary_size = arch.rotary_size
         self.is_rotated = layer not in arch.unrotated_layers
-        self.qkv_proj = nn.Linear(arch.hidden_size, (heads + 2 * kv_heads) * size, bias=arch.qkv_bias)
+        self.has_gates = arch.gates_attention
+        num_queries = 2 * heads if self.has_gates else heads  # each head's query, then its gate
+        self.qkv_proj = nn.Linear(arch.hidden_size, (num_queries + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
@@ -80,6 +87,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        gates: Tensor | None = None
+        if self.has_gates:
+            pairs, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
+            gates = pairs[..., 1::2, :]
+            heads = torch.cat((pairs[..., ::2, :], rest), dim=-2)
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
         if not self.normalizes_late:
             qk = self.normalize(qk)
@@ -101,6 +113,8 @@ class Attention(nn.Module):
             q = (q * rotations.query_scale).to(q.dtype)
         changes = ScoreChanges(self.softcap, self.sinks, self.alibi, self.chunk)
         y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, changes=changes)
+        if gates is not None:
+            y = y * torch.sigmoid(gates)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def normalize(self, qk: Tensor) -> Tensor:

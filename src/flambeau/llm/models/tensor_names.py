@@ -27,7 +27,9 @@ RENAMES = (
     (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
+IGNORED = re.compile(  # constants, and layers that predict further tokens
+    r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$|^mtp\."
+)
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.))")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
@@ -69,6 +71,7 @@ def vision_name(name: str) -> str | None:
 def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     """The projections in a fused parameter and their rows; empty if it is not fused."""
     q_rows, kv_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    q_rows = 2 * q_rows if arch.gates_attention else q_rows
     if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
         ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
     elif ".gate_up_proj" in name:

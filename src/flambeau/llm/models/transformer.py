@@ -23,6 +23,7 @@ from flambeau.llm.models.attention import Attend, Attention
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.recurrent import make_mixer
 from flambeau.llm.models.rope import Rotation, Rotations
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -63,6 +64,19 @@ class PlainMLP(nn.Module):
         return self.down_proj(self.activate(self.up_proj(x)))  # type: ignore[no-any-return]
 
 
+class ScaledMLP(MLP):
+    """A gated feed-forward layer with a factor of the gate and one of the output."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.scales = arch.mlp_scales
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.activate(gate * self.scales[0]) * up) * self.scales[1]  # type: ignore[no-any-return]
+
+
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
     return LatentAttention(arch, layer) if arch.latent_size else Attention(arch, layer)
 
@@ -70,6 +84,8 @@ def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttentio
 def make_mlp(arch: Architecture, layer: int) -> nn.Module:
     if arch.has_experts(layer):
         return SparseMLP(arch)
+    if arch.mlp_scales != (1.0, 1.0):
+        return ScaledMLP(arch)
     return MLP(arch) if arch.has_gate else PlainMLP(arch)
 
 
@@ -138,7 +154,43 @@ class ParallelLayer(DecoderLayer):
         return self.add(x, self.self_attn(y, rotations, attend) + self.mlp(z))
 
 
+class RecurrentLayer(DecoderLayer):
+    """A recurrence in the place of attention; there may be no feed-forward layer."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        del self.self_attn
+        self.mixer = make_mixer(arch, layer)
+        self.has_mlp, self.is_wide = arch.has_mlp, arch.wide_residual
+        if not self.has_mlp:
+            del self.mlp, self.post_attention_layernorm
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        y = self.mixer(self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), attend.recur)
+        x = self.add(x.float() if self.is_wide else x, y)
+        return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
+
+
+class JointLayer(DecoderLayer):
+    """Attention and a recurrence read the same input; what they say is added up."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.mixer = make_mixer(arch, layer)
+        self.scales = arch.attention_input_scale, arch.attention_output_scale
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        y = self.input_layernorm(x)
+        attended = self.self_attn(y * self.scales[0], rotations, attend) * self.scales[1]
+        x = self.add(x, attended + self.mixer(y, attend.recur))
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)))
+
+
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
+    if layer in arch.recurrent_layers:
+        return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
@@ -190,6 +242,8 @@ class Transformer(nn.Module):
         rotations = self.rotation(positions)
         for layer in self.model.layers:
             x = layer(x, rotations, attend)
+        if self.arch.wide_residual:
+            x = x.to(self.model.norm.weight.dtype)
         return self.model.norm(x) if self.arch.has_last_norm else x
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:

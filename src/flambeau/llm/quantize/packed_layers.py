@@ -27,13 +27,16 @@ MAX_ERROR = 0.02  # allowed error relative to the largest output: bfloat16
 MAX_FP8_ERROR = 0.1  # with 8-bit inputs
 
 
-def use_fast_layers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace quantized layers by faster ones with the same results; layers without one stay as they are."""
+def use_fast_layers(model: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False) -> None:
+    """Replace quantized layers by faster ones with the same results; layers without one stay as they are.
+
+    With `keeps_plain`, those for a CPU keep what the CPU kernels are made from later.
+    """
     unusable: set[type] = set()
     checked: set[type] = set()
     for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
         layer: Any = model.get_submodule(name)
-        make = fast_layer_for(layer, dtype)
+        make = fast_layer_for(layer, dtype, keeps_plain=keeps_plain)
         if make is None or type(layer) in unusable:
             continue
         try:
@@ -49,12 +52,12 @@ def use_fast_layers(model: nn.Module, dtype: torch.dtype) -> None:
             logger.warning("%s stays in plain PyTorch on this machine: %s", type(layer).__name__, error)
 
 
-def fast_layer_for(layer: nn.Module, dtype: torch.dtype) -> FastLayer | None:
+def fast_layer_for(layer: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False) -> FastLayer | None:
     """The faster version of a layer on its device; None: there is none."""
     if isinstance(layer, Int4Linear):
         if layer.weight.is_cuda:
             return partial(CudaInt4Linear, dtype=dtype) if has_capability(layer.weight, 8, 0) else None
-        return CpuInt4Linear if layer.weight.device.type == "cpu" else None
+        return partial(CpuInt4Linear, keeps_plain=keeps_plain) if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Int8Linear):
         return CpuInt8Linear if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Fp8Linear):
@@ -87,6 +90,8 @@ class CpuInt8Linear(nn.Module):
 
     def __init__(self, plain: Int8Linear) -> None:
         super().__init__()
+        if plain.scale.dim() > 1:
+            raise ValueError("PyTorch's kernel has one scale for a row")
         if plain.in_features % 16:  # PyTorch's kernel crashes on rows that are not aligned
             raise ValueError(f"rows of {plain.in_features} numbers do not divide into vectors")
         self.weight: Tensor
@@ -110,15 +115,24 @@ class CpuInt8Linear(nn.Module):
 class CpuInt4Linear(nn.Module):
     """Int4Linear with its weights in PyTorch's packed order."""
 
-    def __init__(self, plain: Int4Linear) -> None:
+    def __init__(self, plain: Int4Linear, *, keeps_plain: bool = False) -> None:
         super().__init__()
         self.group_size = plain.group_size
+        self._kept: tuple[Int4Linear, ...] = (plain,) if keeps_plain else ()  # in a tuple: not a part of the network
         self.weight: Tensor
         self.scales_and_zeros: Tensor
         levels = unpack_int4(plain.weight).to(torch.int32)
         self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1))
         self.register_buffer("scales_and_zeros", scales_and_zeros(plain))
         self.bias = plain.bias
+
+    @property
+    def plain(self) -> Int4Linear | None:
+        """The original layer, if it is kept until the CPU kernels are built."""
+        return self._kept[0] if self._kept else None
+
+    def forget_plain(self) -> None:
+        self._kept = ()
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""

@@ -21,7 +21,7 @@ from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_r
 from flambeau.llm.quantize.settings import QuantizationSettings, read_quantization
 
 QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear
-MakeLayer = Callable[[nn.Linear, QuantizationSettings], QuantizedLinear]
+MakeLayer = Callable[[nn.Linear, QuantizationSettings], nn.Module]
 
 
 def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm_head: bool = False) -> Transformer:
@@ -31,16 +31,22 @@ def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm
 
 
 def quantize_on_load(
-    kind: Quantization | None, arch: Architecture
+    kind: Quantization | None, arch: Architecture, make: MakeLayer | None = None
 ) -> Callable[[str, nn.Module], nn.Module | None] | None:
-    """For `load_model(arrived=…)`: quantizes each layer as soon as it is loaded; None if the files are quantized."""
+    """For `load_model(arrived=…)`: quantizes each layer as soon as it is loaded; None if the files are quantized.
+
+    `make` quantizes linear layers; the weights of experts are always made by `quantized_layer`.
+    """
     written = read_quantization(arch.source)
     if kind is None or (written is not None and written.kind == kind):
         return None
     if written is not None:
         raise LLMError(f"the checkpoint holds {written.kind} weights; for {kind} load the original one")
     settings = QuantizationSettings(kind=kind)
-    return lambda name, module: replacement_for(name, module, settings, quantized_layer)
+    make = make or quantized_layer
+    return lambda name, module: replacement_for(
+        name, module, settings, make if isinstance(module, nn.Linear) else quantized_layer
+    )
 
 
 def build(arch: Architecture) -> Transformer:
@@ -76,7 +82,8 @@ def quantize_experts(experts: Experts, name: str, settings: QuantizationSettings
     weight_NOI = getattr(experts, leaf)
     if settings.fits(name, weight_NOI.shape[2]):
         delattr(experts, leaf)
-        stack = ExpertStack(make(as_linear(weight_NOI), settings), num_experts=len(weight_NOI), dtype=weight_NOI.dtype)
+        rows: Any = make(as_linear(weight_NOI), settings)
+        stack = ExpertStack(rows, num_experts=len(weight_NOI), dtype=weight_NOI.dtype)
         experts.add_module(leaf, stack)
 
 
@@ -84,6 +91,13 @@ def quantized_layer(linear: nn.Linear, settings: QuantizationSettings) -> Quanti
     if settings.kind == "int4":
         return Int4Linear.from_linear(linear, settings.group_size_for(linear.in_features))
     return Int8Linear.from_linear(linear) if settings.kind == "int8" else Fp8Linear.from_linear(linear)
+
+
+def grouped_layer(linear: nn.Linear, settings: QuantizationSettings, *, int8_group_size: int) -> QuantizedLinear:
+    """The same with 8-bit integers in groups."""
+    if settings.kind == "int8":
+        return Int8Linear.in_groups(linear, int8_group_size)
+    return quantized_layer(linear, settings)
 
 
 def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedLinear:

@@ -1,6 +1,8 @@
 """Linear layers with 8-bit weights and one scale per output: int8, and floating point (fp8, e4m3).
 
-Shapes: … any leading dimensions · I inputs · O outputs
+int8 may have a scale for each group of a row instead, which only the CPU kernels compute fast.
+
+Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row
 """
 
 from __future__ import annotations
@@ -44,15 +46,18 @@ class RowScaledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]. In this form a compiler reads 8 bits and widens them on the fly."""
-        if x.dtype == torch.float16:  # unscaled sums would overflow
+        if x.dtype == torch.float16 or self.scale.dim() > 1:  # unscaled sums would overflow, or have several scales
             return F.linear(x, self.dequantize(x.dtype), self.bias)
         y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 
 def dequantize_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights […, O, I] from the scales […, O] of their rows."""
-    return weight.to(dtype) * scale.to(dtype).unsqueeze(-1)
+    """The weights […, O, I] from the scales […, O] of their rows, or […, O, N] of their groups."""
+    if scale.dim() < weight.dim():
+        return weight.to(dtype) * scale.to(dtype).unsqueeze(-1)
+    groups = weight.to(dtype).view(*scale.shape, -1)
+    return (groups * scale.to(dtype).unsqueeze(-1)).flatten(-2)
 
 
 INT8_MAX = 127
@@ -72,6 +77,16 @@ class Int8Linear(RowScaledLinear):
 
     weight_dtype, scale_dtype = torch.int8, torch.bfloat16
     quantize_rows = staticmethod(quantize_int8)
+
+    @classmethod
+    def in_groups(cls, linear: nn.Linear, group_size: int) -> Self:
+        """The same with a scale for each group of a row; of whole rows if these do not divide into groups."""
+        layer = cls.from_linear(linear)
+        if linear.in_features % group_size == 0:
+            groups = linear.weight.detach().reshape(-1, group_size)
+            weight, scale = quantize_int8(groups)
+            layer.weight, layer.scale = weight.view_as(layer.weight), scale.view(linear.out_features, -1)
+        return layer
 
 
 FP8 = torch.float8_e4m3fn

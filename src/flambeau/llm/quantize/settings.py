@@ -14,6 +14,7 @@ from flambeau.llm.quantize.int4 import GROUP_SIZES
 
 METHOD = "flambeau"
 DEQUANTIZED = ("mxfp4",)  # while they are loaded
+DECAYS = (".in_proj_ba", ".dt_proj")  # layers that give the decays of recurrent states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,10 @@ class QuantizationSettings:
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
-        """Whether a layer is quantized. The router of experts is not: it is small, and its precision matters."""
+        """Whether a layer is quantized. Routers of experts and what gives decays are small, and need precision."""
         is_excluded = name.endswith((".gate", ".shared_expert_gate")) or (name == "lm_head" and not self.lm_head)
-        return not is_excluded and self.fits(name, linear.in_features)
+        is_small = self.layers is None and name.endswith(DECAYS)
+        return not is_excluded and not is_small and self.fits(name, linear.in_features)
 
     def fits(self, name: str, in_features: int) -> bool:
         """Whether the weights of this name and with this many inputs can be quantized."""

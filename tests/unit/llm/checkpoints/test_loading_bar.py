@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 
-from flambeau.llm.checkpoints.checkpoint import LoadingBar, bar, terminal_bar
+from flambeau.llm.checkpoints import checkpoint
+from flambeau.llm.checkpoints.checkpoint import LoadingBar, LoadingLog, bar, progress_of
 
 
 def test_a_bar_tells_how_much_of_how_much():
@@ -26,5 +27,13 @@ def test_it_is_drawn_on_one_line_that_ends_when_all_is_there():
     assert drawn.count("\r") < 500
 
 
-def test_nobody_watching_means_no_bar(capsys):
-    assert terminal_bar("tiny") is None
+def test_without_a_terminal_a_long_load_is_a_line_every_ten_seconds(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    clock = iter([0.0, 4.0, 11.0, 15.0, 21.0])
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: next(clock))
+    progress = progress_of("tiny")
+    assert isinstance(progress, LoadingLog)
+    for done in (1, 2, 3, 4):
+        progress(done * 10**9, 4 * 10**9)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["loading tiny: 2.0 of 4.0 GB", "loading tiny: 4.0 of 4.0 GB"]

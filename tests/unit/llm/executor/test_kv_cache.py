@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import kv_cache
-from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for
+from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for, num_slots_for
+from flambeau.llm.executor.state_cache import StateCache, state_bytes
+from flambeau.llm.models.families.recurrence import Recurrence
 from support.tiny_models import ARCH
 
 CPU, BLOCK_SIZE = torch.device("cpu"), 16
@@ -64,6 +67,57 @@ def test_one_sequence_of_full_length_fits():
 def test_what_is_configured_holds():
     assert cache_bytes(weight_bytes=10 << 20, kv_cache_bytes=1 << 30) == 256 * 64 * BLOCK_BYTES == 512 << 20
     assert cache_bytes(weight_bytes=10 << 20, num_blocks=9000) == 9000 * BLOCK_BYTES
+
+
+# ---- states of recurrent layers ----
+
+MAMBA = Recurrence(
+    kind="mamba2", layers=frozenset({0, 2}), inner_size=512, num_heads=8, head_size=64, state_size=64, num_groups=1
+)
+HYBRID = replace(SMALL, recurrence=MAMBA)
+PURE = replace(SMALL, recurrence=replace(MAMBA, layers=frozenset(range(4))))
+
+
+def slots(arch=HYBRID, *, weight_bytes=0, **options) -> int:
+    return num_slots_for(arch, EngineConfig(block_size=BLOCK_SIZE, **options), CPU, weight_bytes=weight_bytes)
+
+
+def test_only_layers_with_attention_have_keys_and_values():
+    assert block_bytes(HYBRID, BLOCK_SIZE, torch.float32) == BLOCK_BYTES // 2
+    assert block_bytes(PURE, BLOCK_SIZE, torch.float32) == 0
+
+
+def test_the_size_of_a_state_is_that_of_its_tensors():
+    cache = StateCache(HYBRID, 3)
+    tensors = [tensor for layer in cache.layers.values() for tensor in layer]
+    assert sum(tensor.nbytes for tensor in tensors) == 4 * state_bytes(HYBRID)  # slot 0 is for padding
+
+
+def test_every_sequence_has_a_slot_if_memory_allows_it():
+    assert slots(SMALL) == 0
+    assert slots(max_num_seqs=8) == 8
+    assert slots(PURE, weight_bytes=1 << 30) == 256
+
+
+def test_fewer_sequences_run_if_their_states_do_not_fit(caplog):
+    caplog.set_level("INFO")
+    size = state_bytes(HYBRID)
+    assert slots(kv_cache_bytes=20 * size) == 10  # half is for blocks
+    assert slots(PURE, kv_cache_bytes=20 * state_bytes(PURE)) == 20
+    assert "at most 10 sequences run at a time instead of 256 (max_num_seqs)" in caplog.text
+    with pytest.raises(LLMError, match=f"set at least {2 * size}"):
+        slots(kv_cache_bytes=size)
+
+
+def test_blocks_get_what_states_leave():
+    config = EngineConfig(block_size=BLOCK_SIZE, kv_cache_bytes=100 * BLOCK_BYTES)
+    number = num_blocks_for(HYBRID, config, CPU, torch.float32, taken_bytes=40 * BLOCK_BYTES) - 1
+    assert number * block_bytes(HYBRID, BLOCK_SIZE, torch.float32) == 60 * BLOCK_BYTES
+
+
+def test_blocks_without_memory_are_limited_too():
+    long = replace(PURE, max_length=1 << 20)
+    assert num_blocks_for(long, EngineConfig(block_size=BLOCK_SIZE), CPU, torch.float32) == (1 << 16) + 1
 
 
 def test_numbers_of_8_bits_are_rounded_and_too_large_ones_become_the_largest():

@@ -17,7 +17,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
-CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # places in bindings.KINDS
+CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
 # Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
 # The limit between the two is a guess; measured on a busy machine.
 MAX_PROMPT = 96
@@ -75,7 +75,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and keys.shape[-1] in HEAD_SIZES
+    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and cache.head_size in HEAD_SIZES
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 
@@ -86,12 +86,8 @@ def choose_attention(cache: KVCache, inputs: StepInputs) -> Attend:
     return CpuAttention(cache, inputs) if is_short and can_attend(cache) else PagedAttention(cache, inputs)
 
 
-class CpuAttention:
+class CpuAttention(PagedAttention):
     """Attention over the blocks of a cache; the keys and values of the step are written first."""
-
-    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._inputs = inputs
 
     def __call__(
         self,
@@ -107,7 +103,7 @@ class CpuAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         if not changes.has_only_softcap:  # the kernel does not know others
-            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
+            return super().__call__(layer, q, k, v, scale=scale, window=window, changes=changes)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached, softcap = (cache.keys[layer], cache.values[layer]), changes.softcap or 0.0
         y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap)

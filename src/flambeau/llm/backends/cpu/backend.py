@@ -18,13 +18,21 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, can_pack_float32, unknown_parts
-from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cpu.network import (
+    INTEGER_LAYERS,
+    CpuNetwork,
+    can_compute,
+    can_pack_float32,
+    has_layers,
+    unknown_parts,
+)
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.mapped_files import release_weight_files, trim_heap
 from flambeau.llm.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -58,10 +66,15 @@ class CpuBackend:
         self._num_eager: Counter[Hashable] = Counter()
         self._network: CpuNetwork | None = None
         self._has_kernels = can_compute(model, cache)
-        if self._has_kernels:
+        if self._has_kernels and kernels.library is not None and has_layers(model, (PackedLinear,)):
+            self._build_kernels()  # quickly: all layers but the last are packed
+        elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
-        elif parts := unknown_parts(model.arch):
-            log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
+        else:
+            if parts := unknown_parts(model.arch):
+                log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
+            if has_layers(model, INTEGER_LAYERS):
+                self._compiler.find("layers", self._build_layers)
 
     @property
     def greedy(self) -> Greedy | None:
@@ -110,14 +123,26 @@ class CpuBackend:
 
     def _build_kernels(self) -> Decode:
         if not kernels.load():
+            forget_plain_layers(self.model)
             return self._eager.decode
-        pack_layers(self.model, (nn.Linear,), packs_float32=can_pack_float32(self.model))
+        pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=can_pack_float32(self.model))
         self._network = CpuNetwork(self.model, self.cache, self._adapters)
+        release_weight_files()  # the kernels have copies of most of them
+        trim_heap()
         self._switch_to("CPU kernels")
         return self._network.run
+
+    def _build_layers(self) -> Decode:
+        """In a network that the kernels do not know as a whole, they compute its quantized layers one by one."""
+        if kernels.load():
+            pack_layers(self.model, INTEGER_LAYERS)
+        else:
+            forget_plain_layers(self.model)
+        return self._eager.decode
 
     def _compile_with_inductor(self, query_len: int, num_sequences: int) -> Decode:
         kernels.load()
         log.info("%s: compiling a decode step with Inductor; this may take a minute or more", self._name)
-        example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device)
+        has_states = self.cache.states.has_layers
+        example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device, has_states=has_states)
         return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example)

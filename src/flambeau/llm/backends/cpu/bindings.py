@@ -1,30 +1,20 @@
-"""The CPU kernels: compiled on first use; ctypes functions and structures of csrc/network.h and paged_attention.h."""
+"""The CPU kernels as ctypes functions, and the structures of csrc/network.h and paged_attention.h."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import logging
-import os
-import platform
-import shutil
 import subprocess
-import tempfile
 import threading
-from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flambeau.llm.executor.background_compiler import cache_folder
+from flambeau.llm.backends.cpu.kernel_builds import KernelSource, built_library, find_kernels, first_error_line
+from flambeau.llm.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
-# No -ffast-math: linking with it would turn off denormal numbers for the whole process.
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-BUILD_TIMEOUT_S = 600.0
 
 
 class CPagedStep(ctypes.Structure):
@@ -127,19 +117,35 @@ class KernelLibrary:
         name: bytes = self.library.flambeau_instructions()
         return name.decode()
 
-    def load(self) -> bool:
-        """Load it, after building it if needed (about 20 seconds); False and one warning if that fails."""
-        with self._lock:
+    def can_load(self) -> bool:
+        """Whether it is loaded, or can be, perhaps after it was built."""
+        if self._was_tried:
+            return self.library is not None
+        return find_kernels(cache_folder() / "kernels").origin != "none"
+
+    def load(self, *, builds: bool = True) -> bool:
+        """Load it; False and one warning if that fails. Unless `builds`, False at once if it must be built first."""
+        if not self._lock.acquire(blocking=builds):
+            return False  # it is being built
+        try:
             if not self._was_tried:
+                source = find_kernels(cache_folder() / "kernels")
+                if source.origin == "compiler" and not builds:
+                    return False
                 self._was_tried = True
-                self.library = load_library()
+                self.library = load_library(source)
+        finally:
+            self._lock.release()
         return self.library is not None
 
 
-def load_library() -> ctypes.CDLL | None:
+def load_library(source: KernelSource) -> ctypes.CDLL | None:
     """The library with its signatures declared; None and one warning if it cannot be built or loaded."""
     try:
-        library = ctypes.CDLL(str(built_library(cache_folder() / "kernels")))
+        if source.path is None:
+            raise OSError(source.reason)
+        path = built_library(source.path.parent) if source.origin == "compiler" else source.path
+        library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("the CPU kernels are not available, plain PyTorch is used: %s", first_error_line(error))
         return None
@@ -147,6 +153,8 @@ def load_library() -> ctypes.CDLL | None:
     library.flambeau_attend.restype = c_bool
     library.flambeau_multiply.argtypes = (POINTER(CMatrix), c_void_p, c_void_p, c_int64, c_int)
     library.flambeau_multiply.restype = None
+    library.flambeau_quantize.argtypes = (c_void_p, *[c_int64] * 5, c_void_p, c_int)
+    library.flambeau_quantize.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes
@@ -172,62 +180,3 @@ def index_pointers(*tensors: Tensor) -> list[int]:
 
 
 kernels = KernelLibrary()
-
-
-SOURCES = Path(__file__).parent / "csrc"
-
-
-def find_compiler() -> str:
-    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise FileNotFoundError("no C++ compiler was found; install g++, or name one in CXX")
-
-
-def built_library(folder: Path, compiler: str = "", flags: Sequence[str] = FLAGS) -> Path:
-    """The library for this machine; built if it is not in the folder."""
-    compiler = compiler or find_compiler()
-    library = folder / f"operators-{cache_key(compiler, flags)}.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{library.stem}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # if several workers start at once, one builds and the others wait
-        if not library.exists():
-            build(library, compiler, flags)
-    return library
-
-
-def build(library: Path, compiler: str, flags: Sequence[str]) -> None:
-    """Compile the sources; the library appears complete or not at all."""
-    log.info("building the CPU kernels with %s: about 20 seconds, once for this machine", compiler)
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        built = Path(scratch) / "operators.so"
-        command = [compiler, *flags, str(SOURCES / "operators.cpp"), "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
-        built.replace(library)
-
-
-def cache_key(compiler: str, flags: Sequence[str]) -> str:
-    """A hash of the sources, the compiler, its flags and the processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    digest = hashlib.sha256("\n".join([*flags, version, processor_features()]).encode())
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def processor_features() -> str:
-    """The instruction sets of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
-def first_error_line(error: BaseException) -> str:
-    """A failure in one line; for a compiler, the first error it reports."""
-    text = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-    lines = [line for line in (text or str(error)).splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))

@@ -29,16 +29,16 @@ from flambeau.llm.backends.cpu.bindings import (
     index_pointers,
     kernels,
 )
-from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_int8, packed
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized, packed
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
-from flambeau.llm.quantize.packed_layers import CpuInt8Linear
-from flambeau.llm.quantize.row_scaled import Int8Linear, quantize_int8
+from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
+from flambeau.llm.quantize.row_scaled import Int8Linear
 
-INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear)
+INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
@@ -138,7 +138,7 @@ class CpuNetwork:
         """The last layer; with 8-bit weights if the others have integer weights."""
         head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
         if type(head) is nn.Linear and has_integer_weights(model):
-            head = pack_int8(*quantize_int8(head.weight), head.bias)
+            head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
         return self._matrix(head)
 
     def _pointer(self, tensor: Tensor) -> int:
@@ -248,6 +248,10 @@ def linear_of(weight: Tensor) -> nn.Linear:
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     return linear
+
+
+def has_layers(model: Transformer, kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(layer, kinds) for layer in model.modules())
 
 
 def has_integer_weights(model: Transformer) -> bool:

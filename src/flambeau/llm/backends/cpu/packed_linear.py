@@ -1,8 +1,8 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, int8 (a scale for each output) or int4 (a scale and a minimum for each group).
-With integer weights, inputs are rounded to 8 bits in groups of at most 128 numbers of a row: see `rounded_inputs`. In a
-network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
+Weights are float32, bfloat16, float16, int8 (a scale for each group of a row) or int4 (a scale and a minimum for each).
+With integer weights, inputs are rounded to 8 bits in the same groups: see `rounded_inputs`. In a network of bfloat16
+they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
 """
@@ -18,12 +18,15 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
-from flambeau.llm.quantize.packed_layers import CpuInt8Linear
+from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
+from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.settings import QuantizationSettings
 
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
-INT8_GROUP = 64  # inputs that are rounded together where the weights have no groups
+INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PackedLinear(nn.Module):
@@ -36,7 +39,7 @@ class PackedLinear(nn.Module):
         self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
         self.panels: Tensor
         self.bias: Tensor | None
-        self.register_buffer("panels", in_huge_pages(panels))
+        self.register_buffer("panels", panels if panels.dim() == 1 else in_huge_pages(panels))
         self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
 
     @property
@@ -64,15 +67,24 @@ def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_f
             model.set_submodule(name, other)
 
 
+def forget_plain_layers(model: nn.Module) -> None:
+    """Free what PyTorch's layers keep for kernels that cannot be built here."""
+    for layer in model.modules():
+        if isinstance(layer, CpuInt4Linear):
+            layer.forget_plain()
+
+
 def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
     """The same layer for the kernels; None: they do not know its kind, or it would need 32 bits for each weight."""
     if type(layer) is PackedLinear:
         return layer
     if type(layer) is Int4Linear:
         return pack_int4_layer(layer)
+    if type(layer) is CpuInt4Linear:
+        return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):
         return pack_int8(layer.weight, layer.scale, layer.bias)
-    if type(layer) is nn.Linear and layer.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+    if type(layer) is nn.Linear and layer.weight.dtype in FLOATS:
         return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
     return None
 
@@ -111,15 +123,53 @@ def pack_pairs(weight_OI: Tensor, bias: Tensor | None = None) -> PackedLinear:
 
 
 @torch.inference_mode()
-def pack_int8(weight_OI: Tensor, scale_O: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """For each panel its scales, then words with four levels of a column; a level is the integer plus 128."""
+def pack_int8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """For each group of a panel its scales, then words with four levels of a column; scales are [O] or [O, G].
+
+    A level is the integer plus 128.
+    """
     out_features, in_features = weight_OI.shape
-    padding = -in_features % INT8_GROUP
-    levels_OI = F.pad(weight_OI.view(torch.uint8) ^ 128, (0, padding))
-    words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, (in_features + padding) // 4)
-    lines = words.permute(0, 3, 1, 2).flatten(1, 2)  # [P, I/2, 16]
-    panels = torch.cat((in_pairs(scale_O.bfloat16().unsqueeze(1)), lines), dim=1)
-    return PackedLinear("int8", panels, in_features, out_features, bias, INT8_GROUP)
+    scale_OG = scale.view(out_features, -1)
+    group = INT8_GROUP if scale_OG.shape[1] == 1 else in_features // scale_OG.shape[1]
+    num_groups = -(-in_features // group)
+    levels_OI = F.pad(weight_OI.view(torch.uint8) ^ 128, (0, num_groups * group - in_features))
+    words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, num_groups, group // 4)
+    lines = words.permute(0, 3, 4, 1, 2).flatten(2, 3)  # [P, G, two for every four inputs, 16]
+    scales = in_pairs(scale_OG.bfloat16().expand(-1, num_groups)).unsqueeze(2)
+    return PackedLinear("int8", torch.cat((scales, lines), dim=2), in_features, out_features, bias, group)
+
+
+@torch.inference_mode()
+def pack_quantized(weight_OI: Tensor, kind: str, group_size: int, bias: Tensor | None = None) -> PackedLinear:
+    """Round float weights to int8 or int4 and pack them, in one pass of the kernels over them."""
+    library = kernels.library
+    assert library is not None
+    out_features, in_features = weight_OI.shape
+    weight_OI = weight_OI.detach().contiguous()
+    weight_OI = weight_OI if weight_OI.dtype in FLOATS else weight_OI.float()
+    num_groups, num_panels = -(-in_features // group_size), -(-out_features // PANEL)
+    lines = num_groups * (1 + group_size // 2 if kind == "int8" else 2 + group_size // 4)
+    panels = zeros_in_huge_pages((num_panels * lines * LANES,), torch.int32)
+    library.flambeau_quantize(
+        weight_OI.data_ptr(),
+        KINDS.index(str(weight_OI.dtype).removeprefix("torch.")),
+        KINDS.index(kind),
+        out_features,
+        in_features,
+        group_size,
+        panels.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return PackedLinear(kind, panels, in_features, out_features, bias, group_size)
+
+
+def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> nn.Module:
+    """A quantized layer, for `quantize_on_load`: packed, if the kernels know its kind."""
+    if settings.kind == "int8":
+        return pack_quantized(linear.weight, "int8", INT8_GROUP, linear.bias)
+    if settings.kind == "int4":
+        return pack_quantized(linear.weight, "int4", settings.group_size_for(linear.in_features), linear.bias)
+    return quantized_layer(linear, settings)
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from torch import Tensor
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache, store
+from flambeau.llm.executor.kv_cache import store
 from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
@@ -251,12 +251,8 @@ operators.impl("cache_kv", cache_kv, "CPU")
 operators._register_fake("cache_kv", lambda *tensors: None)
 
 
-class TritonAttention:
+class TritonAttention(PagedAttention):
     """Attention of decode steps over the blocks of a cache; the keys and values of the step are written first."""
-
-    def __init__(self, cache: KVCache, inputs: StepInputs) -> None:
-        self._cache = cache
-        self._inputs = inputs
 
     def __call__(
         self,
@@ -272,7 +268,7 @@ class TritonAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         if cache.is_latent or changes.softcap is not None or not changes.has_only_softcap:  # not known to the kernel
-            return PagedAttention(cache, inputs)(layer, q, k, v, scale=scale, window=window, changes=changes)
+            return super().__call__(layer, q, k, v, scale=scale, window=window, changes=changes)
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
         y: Tensor = torch.ops.flambeau.paged_decode(
             q,

@@ -278,7 +278,8 @@ class CudaBackend:
             self._side_stream.synchronize()
 
     def _dummy_inputs(self, query_len: int, size: int) -> StepInputs:
-        return inductor.dummy_inputs(size, query_len, self._max_blocks, self.device)
+        has_states = self.cache.states.has_layers
+        return inductor.dummy_inputs(size, query_len, self._max_blocks, self.device, has_states=has_states)
 
 
 def triton_attention(cache: KVCache, inputs: StepInputs) -> Attend:

@@ -120,19 +120,20 @@ class CapturedStep:
 class InputBuffers:
     """The inputs of a step at fixed addresses. One copy fills all but the block tables, which change rarely."""
 
-    NUMBERS = ("ids_T", "positions_T", "slots_T", "context_lens_S")
+    NUMBERS = ("ids_T", "positions_T", "slots_T", "context_lens_S", "state_slots_S")
 
     def __init__(self, example: StepInputs) -> None:
         device = example.ids_T.device
         is_on_gpu = device.type == "cuda"
-        sizes = [len(getattr(example, name)) for name in self.NUMBERS]
+        names = [name for name in self.NUMBERS if getattr(example, name) is not None]
+        sizes = [len(getattr(example, name)) for name in names]
         self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        self._views = dict(zip(self.NUMBERS, torch.split(self._numbers, sizes), strict=True))
+        self._views = dict(zip(names, torch.split(self._numbers, sizes), strict=True))
         self._tables = torch.zeros_like(example.block_tables_SB)
         # Pinned memory, from which the GPU copies asynchronously.
         self._host_numbers = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=is_on_gpu)
         host_views = (view.numpy() for view in torch.split(self._host_numbers, sizes))
-        self._host_views = dict(zip(self.NUMBERS, host_views, strict=True))
+        self._host_views = dict(zip(names, host_views, strict=True))
         self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=is_on_gpu)
         self._copied: Any = torch.cuda.Event() if is_on_gpu else None  # type: ignore[no-untyped-call]
         self.inputs = StepInputs(

@@ -24,6 +24,7 @@ from flambeau.llm.backends.hugging_face.checks import (
     run_paged,
     run_states,
     some_ids,
+    two_sequences,
     whole_logits,
 )
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
@@ -145,6 +146,8 @@ def check_paged(model: CausalModel, arch: Architecture, layers: list[AttentionLa
         found = run_paged(backend, sequences, CHECK_BLOCK)
         if not all_agree(found, expected, model.dtype, PAGED_TURNS):
             raise NotPageable("it keeps more than keys and values")
+        if backend.counts_cached_tokens(two_sequences(sequences, (0, 0), (3, 0), CHECK_BLOCK)):
+            raise NotPageable("its attention depends on the number of tokens in its cache")
 
 
 def new_cache(model: CausalModel, layers: list[AttentionLayer], num_blocks: int, block_size: int) -> LayerCache:
@@ -188,7 +191,7 @@ def with_states(
             f"the tokens of {type(model.network).__name__} depend on those that follow them: it does not continue a "
             "text; use a checkpoint of a network that does"
         )
-    whole = not abilities.takes_chunks or depends_on_length(model.network.config, 1 << 30)
+    whole = not abilities.takes_chunks or depends_on_length(model.network.config.get_text_config(decoder=True), 1 << 30)
     is_off = [" and speculation is off"] if config.speculation is not None or config.draft else []
     number = config.max_num_seqs if abilities.takes_turns else 1
     config = replace(config, prefix_cache=False, speculation=None, draft="", max_num_seqs=number)

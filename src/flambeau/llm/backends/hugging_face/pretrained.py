@@ -89,7 +89,10 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
             "again from the model's source"
         )
     if config.get("is_encoder_decoder") or not getattr(found, "can_generate", bool)():
-        raise CheckpointError(f"{what} is not a network that continues a text token by token")
+        raise CheckpointError(
+            f"{what} is not a network that continues a text token by token; `flambeau serve FOLDER` without "
+            "gpt_handler serves models of other tasks"
+        )
     return found
 
 

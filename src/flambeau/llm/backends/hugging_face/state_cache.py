@@ -20,6 +20,8 @@ STATES = ("conv_states", "recurrent_states")  # of a layer: tensors by number
 class NoKeys(CacheLayerMixin):  # type: ignore[misc]
     """A layer that hands keys and values on to attention, which keeps them."""
 
+    length = 0  # how many tokens it claims to have
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """There is nothing to allocate."""
 
@@ -30,7 +32,7 @@ class NoKeys(CacheLayerMixin):  # type: ignore[misc]
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        return 0
+        return self.length
 
     def get_max_length(self) -> int:
         return -1

@@ -8,12 +8,13 @@ from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
+from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4}
+FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID}
 
 
 def text_family(config: Config, found: Family) -> Family | None:

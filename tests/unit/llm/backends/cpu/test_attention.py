@@ -38,7 +38,8 @@ def attend(kind, model, cache, inputs, window):
     """The output of one layer for random queries, keys and values, which are always the same ones."""
     arch, generator = model.arch, torch.Generator().manual_seed(5)
     shape = (len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, arch.head_size)
-    qkv = torch.randn(shape, generator=generator).to(cache.keys[0].dtype)
+    dtype = cache.keys[0].dtype
+    qkv = torch.randn(shape, generator=generator).to(dtype if dtype.is_floating_point else torch.float32)
     q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
     return kind(cache, inputs)(1, q, k, v, scale=arch.head_size**-0.5, window=window)
 
@@ -82,6 +83,40 @@ def test_the_cpu_kernel_attends_and_keeps_as_its_twin_does(case, num_kv_heads, w
 @pytest.mark.parametrize("head_size", sorted(attention.HEAD_SIZES))
 def test_the_cpu_kernel_serves_every_head_size_that_it_lists(head_size):
     check_decode(random_model(head_size=head_size))
+
+
+@needs_kernels
+@pytest.mark.parametrize("head_size", [16, 64])
+@pytest.mark.parametrize("case", ["decode", "chunks of prompts"])
+def test_a_cache_of_int8_is_written_and_read_as_by_its_twin(case, head_size):
+    model = random_model(head_size=head_size)
+    cache = empty_int8_cache(model)
+    twin = empty_int8_cache(model)
+    filled = step_inputs({i: (0, [1] * 30) for i in range(3)})
+    inputs = step_inputs(CASES[case])
+    for each, kind in ((cache, attention.CpuAttention), (twin, PagedAttention)):
+        attend(kind, model, each, filled, None)
+    found, expected = (
+        attend(kind, model, each, inputs, 9) for each, kind in ((cache, attention.CpuAttention), (twin, PagedAttention))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(cache.keys[1], twin.keys[1])
+    assert torch.equal(cache.values[1], twin.values[1])
+
+
+def empty_int8_cache(model) -> KVCache:
+    template = room(model, 3)
+    return KVCache(model.arch, template.num_blocks, template.block_size, dtype=torch.int8)
+
+
+@needs_kernels
+def test_a_cache_of_int8_costs_about_a_hundredth_of_the_output():
+    model = random_model(head_size=64)
+    outputs = []
+    for cache in (room(model, 3), empty_int8_cache(model)):
+        attend(attention.CpuAttention, model, cache, step_inputs({i: (0, [1] * 30) for i in range(3)}), None)
+        outputs.append(attend(attention.CpuAttention, model, cache, step_inputs({0: (29, [1])}), None))
+    assert 0 < (outputs[1] - outputs[0]).norm() / outputs[0].norm() < 0.01
 
 
 @needs_kernels

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cpu import bindings
-from flambeau.llm.backends.cpu.packed_linear import packed, rounded_inputs
+from flambeau.llm.backends.cpu import bindings, kernel_builds
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_quantized, packed, rounded_inputs
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
@@ -62,14 +62,41 @@ def test_layers_of_16_bits_are_summed_in_float32(dtype, shape):
         torch.testing.assert_close(packed(layer)(x), expected, atol=1e-6, rtol=2**-7)
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, (37, 65)])
-def test_int8_weights_give_what_the_twin_gives_for_rounded_inputs(shape):
-    layer = Int8Linear.from_linear(linear(*shape, bias=True))
+def test_int8_weights_give_what_the_twin_gives_for_rounded_inputs(shape, is_grouped):
+    plain = linear(*shape, bias=True)
+    layer = Int8Linear.in_groups(plain, INT8_GROUP) if is_grouped else Int8Linear.from_linear(plain)
     fast = packed(layer)
     for rows in ROWS:
-        x = torch.randn(rows, shape[0]) * torch.logspace(-3, 3, rows).unsqueeze(1)
+        sizes = torch.logspace(-3, 3, rows).unsqueeze(1)
+        x = torch.randn(rows, shape[0]) * sizes
         expected = F.linear(rounded_inputs(x, fast.group_size), layer.dequantize(torch.float32), layer.bias)
-        torch.testing.assert_close(fast(x), expected, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(fast(x) / sizes, expected / sizes, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(96, 40), (320, 33)])
+def test_the_kernels_quantize_as_the_plain_functions_do(shape, dtype):
+    plain = linear(*shape, bias=True).to(dtype)
+    assert torch.equal(pack_quantized(plain.weight, "int8", 32).panels, packed(Int8Linear.in_groups(plain, 32)).panels)
+    ours, theirs = pack_quantized(plain.weight, "int4", 32).panels, packed(Int4Linear.from_linear(plain, 32)).panels
+    assert (ours != theirs).float().mean() < 0.01  # two ranges with the same error, but for the order of a sum
+
+
+def test_rows_that_do_not_divide_into_groups_are_quantized_by_the_kernels():
+    plain, x = linear(37, 65), torch.randn(3, 37)
+    fast = pack_quantized(plain.weight, "int8", 32)
+    torch.testing.assert_close(fast(x), plain(x), atol=0.02, rtol=0.02)
+
+
+def test_smaller_groups_make_int8_more_exact():
+    plain, x = linear(512, 64), torch.randn(20, 512)
+    errors = [
+        (packed(layer)(x) - plain(x)).norm()
+        for layer in (Int8Linear.from_linear(plain), Int8Linear.in_groups(plain, 32))
+    ]
+    assert errors[1] < errors[0]
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
@@ -141,17 +168,17 @@ VARIANTS = {"x86-64": set(), "haswell": {"avx2", "fma"}, "skylake-avx512": {"avx
 @pytest.mark.slow
 @pytest.mark.parametrize("processor", VARIANTS)
 def test_processors_without_the_newest_instructions_give_the_same(processor, tmp_path, monkeypatch):
-    features = set(bindings.processor_features().split())
+    features = set(kernel_builds.processor_features().split())
     if platform.machine() != "x86_64" or not VARIANTS[processor] <= features:
         pytest.skip(f"this processor does not execute code for {processor}")
     source, library = tmp_path / "multiply.cpp", tmp_path / "multiply.so"
     source.write_text(
-        f'#include "{bindings.SOURCES}/matrix.h"\n'
+        f'#include "{kernel_builds.SOURCES}/matrix.h"\n'
         'extern "C" void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t rows, '
         "int threads) { matrix->multiply(x, out, rows, false, threads); }\n"
     )
-    flags = [flag.replace("native", processor) for flag in bindings.FLAGS]
-    subprocess.run([bindings.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
+    flags = [*kernel_builds.COMMON_FLAGS, f"-march={processor}", "-shared"]
+    subprocess.run([kernel_builds.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
     layer, x = linear(256, 70, bias=True), torch.randn(11, 256)
     layers = [packed(each) for each in (layer, Int8Linear.from_linear(layer), Int4Linear.from_linear(layer, 64))]
     layers += [packed(linear(256, 70).to(dtype)) for dtype in (torch.bfloat16, torch.float16)]

@@ -3,8 +3,8 @@
 // A weight is `scale * level + minimum` with a level of 8 or 4 bits. For a group of inputs `factor * q` with small
 // integers q, the sum over the group is factor * (scale * sum(level * q) + minimum * sum(q)): the sums are exact.
 // A line of a panel has one word for each of 16 columns, with the levels of four k.
-//   8 bits: first a line with the scales; for every four k a line for columns 0 to 15 and one for the others. The level
-//           is the integer plus 128, so that the minimum is -128 scales.
+//   8 bits: for every group a line of scales, and for every four k a line for columns 0 to 15 and one for the others.
+//           The level is the integer plus 128, so that the minimum is -128 scales.
 //   4 bits: for every group a line of scales, a line of minimums, and for every four k one line: the lower halves of
 //           its bytes belong to columns 0 to 15, the upper ones to the others.
 // A line of scales or minimums has two bfloat16 in each word, as a row of a Bfloat16 panel has.
@@ -15,11 +15,35 @@
 
 namespace flambeau {
 
+constexpr int64_t integer_panel_lines(int bits, int64_t groups, int64_t group) {
+  return groups * (bits == 8 ? 1 + group / 2 : 2 + group / 4);
+}
+
+// With instructions for signed bytes only, levels of 8 bits are made signed again; those of 4 bits fit anyway.
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool kMultipliesSigned = true;
+#else
+constexpr bool kMultipliesSigned = false;
+#endif
+
 // Adds to each lane of the sums the products of four unsigned bytes with four signed bytes, the same for all lanes.
 inline Ints add_products(Ints sums, Words levels, int32_t four) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(levels),
                                                     _mm512_set1_epi32(four)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  int32x4_t parts[4];
+  uint8x16_t bytes[4];
+  std::memcpy(parts, &sums, sizeof sums), std::memcpy(bytes, &levels, sizeof levels);
+  const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  for (int i = 0; i < 4; ++i)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    parts[i] = vusdotq_s32(parts[i], bytes[i], all);
+#else
+    parts[i] = vdotq_s32(parts[i], vreinterpretq_s8_u8(bytes[i]), all);
+#endif
+  std::memcpy(&sums, parts, sizeof sums);
+  return sums;
 #else
   const Words even = levels & 0x00ff00ff, odd = levels >> 8 & 0x00ff00ff;
 #if defined(__AVX512BW__)
@@ -61,33 +85,16 @@ struct QuantizedRows {
 
   // Rounds to 127 steps of each sign, ties to even. A group with a number that is not finite gets such a factor.
   void quantize(int64_t row, const float* x, int64_t size) {
-    constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
-    constexpr int32_t shift_bits = 0x4b400000;
     for (int64_t g = 0; g < groups; ++g) {
       alignas(64) float part[128] = {};
       std::copy_n(x + g * group, std::min(group, size - g * group), part);
-      Floats high{}, invalid{};
-      for (int64_t i = 0; i < group; i += kLanes) {
-        const Floats number = load(part + i), size_of = number < 0.0f ? -number : number;
-        high = size_of > high ? size_of : high;
-        invalid += number - number;  // NaN for what is not finite
-      }
-      float highest = high[0];
-      for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, high[lane]);
-      const float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
-      Ints total{};
       int8_t* to = &values[row * padded + g * group];
-      for (int64_t i = 0; i < group; i += kLanes) {
-        const Floats shifted = load(part + i) * inverse + shift;
-        const Ints rounded = reinterpret_cast<Ints>(shifted) - shift_bits;
-        total += rounded;
-        const auto bytes = __builtin_convertvector(rounded, int8_t __attribute__((vector_size(kLanes))));
-        std::memcpy(to + i, &bytes, sizeof bytes);
-      }
+      factors[row * groups + g] = quantize_bytes(part, group, to);
+      Ints total{};
+      for (int64_t i = 0; i < group; i += kLanes) total += load_bytes(to + i);
       int32_t sum_of = 0;
       for (int lane = 0; lane < kLanes; ++lane) sum_of += total[lane];
       sums[row * groups + g] = sum_of;
-      factors[row * groups + g] = highest / 127.0f + sum(invalid);
     }
   }
 };
@@ -106,23 +113,22 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
     panel += kLine;
     return words;
   };
+  constexpr bool is_shifted = bits == 8 && !kMultipliesSigned;  // by 128
   [[maybe_unused]] Floats scale_low, scale_high, minimum_low, minimum_high;
-  if constexpr (bits == 8) {
-    Bfloat16::load(panel, scale_low, scale_high);
-    panel += kLine;
-  }
   for (int64_t g = 0; g < x.groups; ++g) {
     Ints left[rows], right[rows];
-    for (int m = 0; m < rows; ++m) left[m] = right[m] = Ints{} - (bits == 8 ? 128 * sums[m * x.groups + g] : 0);
+    for (int m = 0; m < rows; ++m) left[m] = right[m] = Ints{} - (is_shifted ? 128 * sums[m * x.groups + g] : 0);
+    Bfloat16::load(panel, scale_low, scale_high);
+    panel += kLine;
     if constexpr (bits == 4) {
-      Bfloat16::load(panel, scale_low, scale_high);
-      Bfloat16::load(panel + kLine, minimum_low, minimum_high);
-      panel += 2 * kLine;
+      Bfloat16::load(panel, minimum_low, minimum_high);
+      panel += kLine;
     }
     for (const int8_t *at = values + g * x.group, *end = at + x.group; at < end; at += 4) {
       Words lower = next(), upper;
       if constexpr (bits == 8) {
         upper = next();
+        if constexpr (kMultipliesSigned) lower ^= 0x80808080, upper ^= 0x80808080;
       } else {
         upper = lower >> 4 & 0x0f0f0f0f;
         lower &= 0x0f0f0f0f;
@@ -138,19 +144,14 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
       const float factor = factors[m * x.groups + g];
       const Floats first_sum = __builtin_convertvector(left[m], Floats) * factor;
       const Floats second_sum = __builtin_convertvector(right[m], Floats) * factor;
-      if constexpr (bits == 8) {
-        low[m] += first_sum, high[m] += second_sum;
-      } else {
+      low[m] += first_sum * scale_low, high[m] += second_sum * scale_high;
+      if constexpr (bits == 4) {
         const float offset = factor * static_cast<float>(sums[m * x.groups + g]);
-        low[m] += first_sum * scale_low, high[m] += second_sum * scale_high;
         low[m] += minimum_low * offset, high[m] += minimum_high * offset;
       }
     }
   }
-  for (int m = 0; m < rows; ++m) {
-    if constexpr (bits == 8) low[m] *= scale_low, high[m] *= scale_high;
-    columns.store(first + m, low[m], high[m]);
-  }
+  for (int m = 0; m < rows; ++m) columns.store(first + m, low[m], high[m]);
 }
 
 template <int bits>
@@ -164,8 +165,7 @@ inline void multiply_integers(const float* x, const uint32_t* weights, const flo
     for (int64_t m = task * some; m < std::min(num_rows, (task + 1) * some); ++m)
       quantized.quantize(m, x + m * size, size);
   });
-  const int64_t groups = quantized.groups;
-  const int64_t lines = bits == 8 ? 1 + quantized.padded / 2 : groups * (2 + group / 4), words = lines * kLine;
+  const int64_t words = integer_panel_lines(bits, quantized.groups, group) * kLine;
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
     const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};

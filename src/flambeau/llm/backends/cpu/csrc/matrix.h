@@ -39,6 +39,10 @@ inline const char* instructions() {
   return "AVX-512";
 #elif defined(__AVX2__)
   return "AVX2";
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return "NEON with usdot";
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return "NEON with sdot";
 #elif defined(__aarch64__)
   return "NEON";
 #else

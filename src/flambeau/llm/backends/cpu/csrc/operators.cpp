@@ -2,6 +2,7 @@
 //
 // No torch headers: this builds in seconds, and one library works with every version of torch.
 #include "network.h"
+#include "self_test.h"
 
 extern "C" {
 
@@ -14,6 +15,25 @@ bool flambeau_attend(const flambeau::PagedStep<void>* step, int64_t kind, int64_
 void flambeau_multiply(const flambeau::Matrix* matrix, const float* x, float* out, int64_t num_rows, int num_threads) {
   matrix->multiply(x, out, num_rows, false, num_threads);
 }
+
+// Rounds weights [width, size] of a floating-point kind to panels of kind int8 or int4.
+void flambeau_quantize(const void* weights, int64_t weights_kind, int64_t kind, int64_t width, int64_t size,
+                       int64_t group, uint32_t* panels, int num_threads) {
+  const auto quantize = [&](const auto* numbers) {
+    if (kind == flambeau::kInt8)
+      flambeau::quantize_rows<8>(numbers, width, size, group, panels, num_threads);
+    else
+      flambeau::quantize_rows<4>(numbers, width, size, group, panels, num_threads);
+  };
+  switch (weights_kind) {
+    case flambeau::kBfloat16: return quantize(static_cast<const flambeau::bfloat*>(weights));
+    case flambeau::kFloat16: return quantize(static_cast<const flambeau::half*>(weights));
+    default: return quantize(static_cast<const float*>(weights));
+  }
+}
+
+// 0 if the library works on this processor.
+int flambeau_self_test() { return flambeau::self_test(); }
 
 // The instructions that multiply small integers, as compiled.
 const char* flambeau_instructions() { return flambeau::instructions(); }

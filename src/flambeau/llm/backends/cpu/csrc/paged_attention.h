@@ -3,6 +3,8 @@
 // A token attends to one contiguous range of places (causal, perhaps with a window), so nothing is masked: places
 // outside the range are never read. Sums run over places in order: a sequence gets the same bits in any batch.
 //
+// A cache of bytes has after the D numbers of a head their scale, a float: D + 4 bytes.
+//
 // Shapes: T tokens of the step, S sequences, P blocks, K tokens of a block, H heads, G key-value heads, D head size.
 #pragma once
 #include <algorithm>
@@ -42,6 +44,37 @@ struct PagedStep {
   int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
 };
 
+// What a head takes in the cache, in numbers of its type.
+template <typename stored>
+constexpr int64_t room_of_head(int64_t size) {
+  return std::is_same_v<stored, byte> ? size + static_cast<int64_t>(sizeof(float)) : size;
+}
+
+// The factor of a head's numbers in the cache.
+template <int64_t size, typename stored>
+inline float scale_of(const stored* head) {
+  if constexpr (!std::is_same_v<stored, byte>) {
+    return 1.0f;
+  } else {
+    float scale;
+    std::memcpy(&scale, head + size, sizeof scale);
+    return scale;
+  }
+}
+
+// Writes the heads of a token to the cache.
+template <int64_t size, typename stored>
+inline void write_heads(const float* from, int64_t heads, stored* to) {
+  if constexpr (std::is_same_v<stored, byte>) {
+    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) {
+      const float scale = quantize_bytes(from, size, reinterpret_cast<int8_t*>(to));
+      std::memcpy(to + size, &scale, sizeof scale);
+    }
+  } else {
+    for (int64_t i = 0; i < heads * size; ++i) narrow(from[i], to + i);
+  }
+}
+
 // Turns scores into weights that sum to one. Nothing beyond them is read.
 FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
   alignas(64) float rest[kLanes];
@@ -73,7 +106,7 @@ template <int64_t size, typename stored>
 inline void prefetch(const stored* cache, int64_t block, int64_t block_size, int64_t stride) {
   const stored* row = cache + block * block_size * stride;
   for (int64_t i = 0; i < block_size; ++i, row += stride)
-    for (size_t at = 0; at < size * sizeof(stored); at += kLineBytes)
+    for (size_t at = 0; at < room_of_head<stored>(size) * sizeof(stored); at += kLineBytes)
       __builtin_prefetch(reinterpret_cast<const char*>(row) + at);
 }
 
@@ -103,33 +136,39 @@ inline Floats product_of(const Floats* query, const stored* key) {
 template <int parts, int heads, typename stored>
 void attend_heads(const PagedStep<stored>& step, const float* q, float* out, const int64_t* table, int64_t kv_head,
                   int64_t place, float* scores, int64_t room) {
-  constexpr int64_t size = parts * kLanes;
-  const int64_t stride = step.kv_heads * size, begin = step.first_seen(place), end = place + 1;
+  constexpr int64_t size = parts * kLanes, room_in_cache = room_of_head<stored>(size);
+  constexpr bool is_scaled = std::is_same_v<stored, byte>;
+  const int64_t stride = step.kv_heads * room_in_cache, begin = step.first_seen(place), end = place + 1;
   Floats query[heads][parts], total[heads][parts] = {};
   for (int h = 0; h < heads; ++h)
     for (int i = 0; i < parts; ++i) query[h][i] = load(q + h * size + i * kLanes) * step.scale;
-  for_each_run<size>(step.keys + kv_head * size, table, step.block_size, stride, begin, end,
+  for_each_run<size>(step.keys + kv_head * room_in_cache, table, step.block_size, stride, begin, end,
        [&](int64_t at, const stored* key, int64_t count) {
          float* score = scores + at - begin;
-         for (; count >= 4; count -= 4, score += 4, key += 4 * stride)
+         for (; count >= 4; count -= 4, score += 4, key += 4 * stride) {
+           Quarter scales{};
+           if constexpr (is_scaled)
+             for (int i = 0; i < 4; ++i) scales[i] = scale_of<size>(key + i * stride);
            for (int h = 0; h < heads; ++h) {
              Floats products[4];
              for (int i = 0; i < 4; ++i) products[i] = product_of<parts>(query[h], key + i * stride);
-             const Quarter four = sums_of(products);
+             const Quarter four = is_scaled ? sums_of(products) * scales : sums_of(products);
              std::memcpy(score + h * room, &four, sizeof four);
            }
+         }
          for (; count > 0; --count, ++score, key += stride)
-           for (int h = 0; h < heads; ++h) score[h * room] = sum(product_of<parts>(query[h], key));
+           for (int h = 0; h < heads; ++h)
+             score[h * room] = sum(product_of<parts>(query[h], key)) * scale_of<size>(key);
        });
   if (step.softcap > 0)
     for (int64_t i = 0; i < heads * room; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
   for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
-  for_each_run<size>(step.values + kv_head * size, table, step.block_size, stride, begin, end,
+  for_each_run<size>(step.values + kv_head * room_in_cache, table, step.block_size, stride, begin, end,
        [&](int64_t at, const stored* value, int64_t count) {
          const float* weight = scores + at - begin;
          for (; count > 0; --count, value += stride, ++weight)
            for (int i = 0; i < parts; ++i) {
-             const Floats part = load(value + i * kLanes);
+             const Floats part = load(value + i * kLanes) * scale_of<size>(value);
              for (int h = 0; h < heads; ++h) total[h][i] += weight[h * room] * part;
            }
        });
@@ -178,13 +217,14 @@ template <int parts, int rows, typename stored>
 inline void add_values(const PagedStep<stored>& step, const int64_t* table, int64_t kv_head, int64_t begin, int64_t end,
                        const float* weights, int64_t room, float* const* outs) {
   constexpr int64_t size = parts * kLanes;
+  const int64_t stride = step.kv_heads * room_of_head<stored>(size);
   Floats total[rows][parts] = {};
-  for_each_run<size>(step.values + kv_head * size, table, step.block_size, step.kv_heads * size, begin, end,
+  for_each_run<size>(step.values + kv_head * room_of_head<stored>(size), table, step.block_size, stride, begin, end,
        [&](int64_t at, const stored* value, int64_t count) {
          const float* weight = weights + at - begin;
-         for (; count > 0; --count, value += step.kv_heads * size, ++weight)
+         for (; count > 0; --count, value += stride, ++weight)
            for (int i = 0; i < parts; ++i) {
-             const Floats part = load(value + i * kLanes);
+             const Floats part = load(value + i * kLanes) * scale_of<size>(value);
              for (int m = 0; m < rows; ++m) total[m][i] += weight[m * room] * part;
            }
        });
@@ -199,7 +239,8 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
   constexpr int64_t size = parts * kLanes;
   constexpr int together = std::clamp((kRowsAtOnce == 8 ? 16 : 8) / parts, 1, 4);
   static thread_local std::vector<float> scores, queries;
-  const int64_t group = step.heads / step.kv_heads, rows = (last - first) * group, stride = step.kv_heads * size;
+  const int64_t group = step.heads / step.kv_heads, rows = (last - first) * group;
+  const int64_t stride = step.kv_heads * room_of_head<stored>(size);
   const int64_t begin = step.first_seen(step.positions[first]), end = step.positions[last - 1] + 1;
   const int64_t room = (end - begin + kLanes) / kLanes * kLanes;
   if (static_cast<int64_t>(scores.size()) < rows * room) scores.resize(rows * room);
@@ -217,9 +258,10 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
     const int64_t count = std::min<int64_t>(kLanes, end - place);
     for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t at = place + std::min(i, count - 1);
-      const stored* key = step.keys + (table[at / step.block_size] * step.block_size + at % step.block_size) * stride;
+      const stored* key = step.keys + (table[at / step.block_size] * step.block_size + at % step.block_size) * stride +
+                          kv_head * room_of_head<stored>(size);
       for (int part = 0; part < parts; ++part) {
-        const Floats numbers = load(key + kv_head * size + part * kLanes);
+        const Floats numbers = load(key + part * kLanes) * scale_of<size>(key);
         std::memcpy(&rows_of_keys[i][part * kLanes], &numbers, sizeof numbers);
       }
     }
@@ -254,7 +296,7 @@ bool are_consecutive(const PagedStep<stored>& step, int64_t first, int64_t last)
 template <int parts, typename stored>
 void attend_paged(const PagedStep<stored>& step, int num_threads) {
   constexpr int64_t size = parts * kLanes;
-  const int64_t row = step.kv_heads * size;
+  const int64_t row = step.kv_heads * room_of_head<stored>(size);
   struct Task {
     int64_t sequence, first, last;
     bool is_tile;
@@ -272,8 +314,8 @@ void attend_paged(const PagedStep<stored>& step, int num_threads) {
     }
   }
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    for (int64_t i = 0; i < row; ++i) narrow(step.k[t * step.k_stride + i], step.keys + step.slots[t] * row + i);
-    for (int64_t i = 0; i < row; ++i) narrow(step.v[t * step.v_stride + i], step.values + step.slots[t] * row + i);
+    write_heads<size>(step.k + t * step.k_stride, step.kv_heads, step.keys + step.slots[t] * row);
+    write_heads<size>(step.v + t * step.v_stride, step.kv_heads, step.values + step.slots[t] * row);
   }
   // The heads of a place are adjacent in memory: one thread reads them all, unless there are too few tasks.
   const int64_t count = tasks.size(), splits = count < 4 * num_threads ? step.kv_heads : 1;
@@ -303,12 +345,19 @@ bool attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_thre
   }
 }
 
+// Each is compiled in a file of its own.
+extern template bool attend_paged(const PagedStep<float>&, int64_t, int);
+extern template bool attend_paged(const PagedStep<bfloat>&, int64_t, int);
+extern template bool attend_paged(const PagedStep<half>&, int64_t, int);
+extern template bool attend_paged(const PagedStep<byte>&, int64_t, int);
+
 // The same for a cache of any type.
 inline bool attend_paged(const PagedStep<void>& step, int64_t kind, int64_t head_size, int num_threads) {
   switch (kind) {
     case kFloat32: return attend_paged(step.with<float>(), head_size, num_threads);
     case kBfloat16: return attend_paged(step.with<bfloat>(), head_size, num_threads);
     case kFloat16: return attend_paged(step.with<half>(), head_size, num_threads);
+    case kInt8: return attend_paged(step.with<byte>(), head_size, num_threads);
     default: return false;
   }
 }

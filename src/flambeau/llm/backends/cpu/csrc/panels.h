@@ -15,10 +15,10 @@ namespace flambeau {
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLine = kLanes;       // words of a cache line
 constexpr int64_t kBytesPerTask = 1 << 18;
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 8;  // sums in 16 of 32 registers
 #else
-constexpr int kRowsAtOnce = 2;
+constexpr int kRowsAtOnce = 2;  // a vector takes two registers of AVX2, or four of NEON, which has 32
 #endif
 
 struct Float32 {

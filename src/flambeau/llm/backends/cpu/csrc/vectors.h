@@ -1,10 +1,12 @@
-// Vectors of sixteen floats, the three types of numbers in memory, and a fast exponential.
+// Vectors of sixteen floats, the types of numbers in memory, and a fast exponential.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 // Compiled once instead of in every caller: the library is built on the machine that uses it.
@@ -19,6 +21,7 @@ using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 enum class bfloat : uint16_t {};  // the upper half of a float's bits
 enum class half : uint16_t {};    // IEEE's float16
+enum class byte : int8_t {};      // a multiple of a scale that is kept elsewhere
 
 inline Floats load(const float* from) {
   Floats x;
@@ -32,9 +35,46 @@ inline Floats load(const bfloat* from) {
   return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
 }
 
+// Sixteen small integers from bytes and to bytes; compilers convert them one by one.
+inline Ints load_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m256i parts[2] = {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+  Ints x;
+  std::memcpy(&x, parts, sizeof x);
+  return x;
+#else
+  Ints x;
+  for (int lane = 0; lane < kLanes; ++lane) x[lane] = from[lane];
+  return x;
+#endif
+}
+
+template <typename target>
+inline void store_bytes(const Ints& x, target* to) {
+  static_assert(sizeof(target) == 1);
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(x)));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<target>(x[lane]);
+#endif
+}
+
+inline Floats load(const byte* from) {
+  return __builtin_convertvector(load_bytes(reinterpret_cast<const int8_t*>(from)), Floats);
+}
+
 inline Floats load(const half* from) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__F16C__)
+  const __m256 parts[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
+                           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1))};
+  Floats x;
+  std::memcpy(&x, parts, sizeof x);
+  return x;
 #else
   Halves bits;
   std::memcpy(&bits, from, sizeof bits);
@@ -68,6 +108,37 @@ inline void narrow(float x, half* to) {  // to the nearest, ties to even
     result = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
   }
   *to = static_cast<half>(sign | result);
+}
+
+constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
+
+// To the nearest integer, ties to even; for sizes below 2^22.
+inline Ints rounded(const Floats& x) {
+  const Floats shifted = x + kRoundShift;
+  return reinterpret_cast<Ints>(shifted) - 0x4b400000;
+}
+
+inline Floats magnitude(const Floats& x) { return x < 0.0f ? -x : x; }
+
+inline float largest(const Floats& x) {
+  float highest = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = x[lane] > highest ? x[lane] : highest;
+  return highest;
+}
+
+// Small integers and the scale that turns them into the numbers; the scale of what is not finite is not finite.
+inline float quantize_bytes(const float* x, int64_t size, int8_t* to) {
+  Floats high{}, invalid{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Floats number = load(x + i), size_of = magnitude(number);
+    high = size_of > high ? size_of : high;
+    invalid += number - number;  // NaN for what is not finite
+  }
+  const float highest = largest(high), inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
+  float wrong = 0;
+  for (int lane = 0; lane < kLanes; ++lane) wrong += invalid[lane];
+  for (int64_t i = 0; i < size; i += kLanes) store_bytes(rounded(load(x + i) * inverse), to + i);
+  return highest / 127.0f + wrong;
 }
 
 using Quarter = float __attribute__((vector_size(kLanes)));

@@ -1,0 +1,8 @@
+// Attention over a cache of int8; a file of its own is compiled beside the others.
+#include "paged_attention.h"
+
+namespace flambeau {
+
+template bool attend_paged(const PagedStep<byte>&, int64_t, int);
+
+}  // namespace flambeau

@@ -1,0 +1,57 @@
+// A test of the instructions that this library was compiled for: each product of small integers and of pairs against a
+// plain loop. A processor without them ends the process, so another process calls it.
+#pragma once
+#include <vector>
+
+#include "matrix.h"
+#include "quantize.h"
+
+namespace flambeau {
+
+// A matrix [width, size] of this kind, whose weights are `weights` as the kernels see them.
+struct TestMatrix {
+  static constexpr int64_t size = 64, width = 40, group = 32, rows = 11;
+  std::vector<uint32_t> panels = std::vector<uint32_t>(2 * size * kPanel);
+  std::vector<float> weights = std::vector<float>(size * width), inputs = std::vector<float>(size * rows);
+
+  TestMatrix() {  // multiples of 1/128 whose largest is 127/128 in every group: rounding to 8 bits is exact
+    for (int64_t i = 0; i < size * width; ++i) weights[i] = static_cast<float>(i % group ? i * 37 % 255 - 127 : 127) / 128;
+    for (int64_t i = 0; i < size * rows; ++i) inputs[i] = static_cast<float>(i % group ? i * 91 % 255 - 127 : -127) / 128;
+  }
+
+  Matrix matrix(Kind kind) const { return {kind, panels.data(), nullptr, size, width, group}; }
+
+  // Whether all results are within a tolerance of those of plain loops with these weights.
+  bool gives(Kind kind, const std::vector<float>& seen, float tolerance) const {
+    std::vector<float> out(rows * width);
+    matrix(kind).multiply(inputs.data(), out.data(), rows, false, 1);
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t n = 0; n < width; ++n) {
+        float expected = 0;
+        for (int64_t k = 0; k < size; ++k) expected += inputs[m * size + k] * seen[n * size + k];
+        if (!(std::fabs(out[m * width + n] - expected) <= tolerance)) return false;
+      }
+    return true;
+  }
+};
+
+// 0, or the number of the part that fails.
+inline int self_test() {
+  TestMatrix test;
+  quantize_rows<8>(test.weights.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  if (!test.gives(kInt8, test.weights, 1e-3f)) return 1;
+  for (float& weight : test.weights) weight = std::floor((weight + 1) * 7.99f) / 16;  // sixteen levels
+  for (int64_t i = 0; i < test.size * test.width; i += test.group) test.weights[i] = 0, test.weights[i + 1] = 15.0f / 16;
+  quantize_rows<4>(test.weights.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  if (!test.gives(kInt4, test.weights, 1e-3f)) return 2;
+  for (int64_t n = 0; n < test.width; ++n)
+    for (int64_t k = 0; k < test.size; k += 2) {
+      bfloat pair[2];
+      narrow(test.weights[n * test.size + k], pair), narrow(test.weights[n * test.size + k + 1], pair + 1);
+      uint32_t* line = &test.panels[n / kPanel * (test.size / 2 * kPanel) + k / 2 * kPanel];
+      std::memcpy(line + n % kPanel, pair, sizeof pair);
+    }
+  return test.gives(kBfloat16Pairs, test.weights, 1e-3f) ? 0 : 3;
+}
+
+}  // namespace flambeau

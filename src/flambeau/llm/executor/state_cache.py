@@ -1,0 +1,33 @@
+"""StateCache: the states of recurrent layers, one slot for each running sequence.
+
+A state has the same size however long its sequence is. It is kept in float32: errors would add up over its tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.models.architecture import Architecture
+
+Slots = tuple[Tensor, ...]  # [slots, …]: windows of convolutions, and state matrices if there are any
+
+
+class StateCache:
+    """Tensors of the states of every recurrent layer. Slot 0 is for padding and belongs to no sequence."""
+
+    def __init__(self, arch: Architecture, num_slots: int, *, device: torch.device | str = "cpu") -> None:
+        shapes = arch.recurrence.state_shapes if arch.recurrence is not None else ()
+        self.layers: dict[int, Slots] = {
+            layer: tuple(torch.zeros(1 + num_slots, *shape, device=device) for shape in shapes)
+            for layer in sorted(arch.recurrent_layers)
+        }
+
+    @property
+    def has_layers(self) -> bool:
+        return bool(self.layers)
+
+
+def state_bytes(arch: Architecture) -> int:
+    """The size of a sequence's state in all layers."""
+    return 0 if arch.recurrence is None else arch.recurrence.num_state_numbers * torch.float32.itemsize

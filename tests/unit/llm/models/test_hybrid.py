@@ -1,0 +1,164 @@
+"""Families with recurrent layers find what transformers finds: whole, in chunks, beside others and token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends.eager import EagerBackend, WholeAttention
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.quantized import save_quantized
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import quantize
+from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, write_checkpoint
+from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
+
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
+LENGTH = 31  # the room of a sequence is 32
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Callable[[str], tuple[Transformer, Any]]:
+    """A kind's network, loaded from the folder transformers wrote, and the one of transformers."""
+    made: dict[str, tuple[Transformer, Any]] = {}
+
+    def make(kind: str) -> tuple[Transformer, Any]:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            reference = write_checkpoint(folder, kind)
+            made[kind] = load_model(folder), reference
+        return made[kind]
+
+    return make
+
+
+def some_ids(length: int, seed: int = 7) -> list[int]:
+    return torch.randint(VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference_logits(reference: Any, ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([ids])).logits[0].float()
+
+
+def backend_for(model: Transformer, num_sequences: int) -> EagerBackend:
+    """Its caches begin with rubbish."""
+    cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, num_slots=num_sequences)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.fill_(50.0)
+    for tensor in (tensor for layer in cache.states.layers.values() for tensor in layer):
+        tensor.fill_(torch.nan)
+    return EagerBackend(model, cache)
+
+
+def inputs_of(tokens: dict[int, tuple[int, list[int]]], query_len: int = 0):
+    """A step of these sequences, whose states lie from back to front."""
+    inputs = step_inputs(tokens, query_len)
+    inputs.state_slots_S = torch.tensor([3 - sequence for sequence in tokens])
+    return inputs
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_logits_are_those_of_transformers(checkpoint, kind):
+    model, reference = checkpoint(kind)
+    ids = some_ids(120)  # more than one chunk of a scan
+    with torch.inference_mode():
+        whole = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
+    torch.testing.assert_close(whole, reference_logits(reference, ids), **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind):
+    model, reference = checkpoint(kind)
+    ids = {i: some_ids(LENGTH, seed=i) for i in range(3)}
+    backend, found = backend_for(model, 3), {i: [] for i in ids}
+    done = dict.fromkeys(ids, 0)
+    for lengths in ({0: 5, 1: 12}, {0: 1, 1: 19, 2: 11}, {0: 25, 2: 1}, {2: 19}):
+        step = {i: (done[i], ids[i][done[i] : done[i] + length]) for i, length in lengths.items()}
+        num_tokens = sum(lengths.values())
+        logits = backend.prefill(inputs_of(step), torch.arange(num_tokens)).split([*lengths.values()])
+        for (i, length), part in zip(lengths.items(), logits, strict=True):
+            found[i].append(part)
+            done[i] += length
+    for i, parts in found.items():
+        torch.testing.assert_close(torch.cat(parts), reference_logits(reference, ids[i]), **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_30_greedy_tokens_are_those_of_transformers(checkpoint, kind):
+    model, reference = checkpoint(kind)
+    ids = some_ids(1)
+    backend = backend_for(model, 3)
+    found = [backend.prefill(inputs_of({0: (0, ids)}), torch.tensor([0]))]
+    for _ in range(30):
+        ids.append(int(found[-1][-1].argmax()))
+        found.append(backend.decode(inputs_of({0: (len(ids) - 1, ids[-1:])}, query_len=1)))
+    expected = reference_logits(reference, ids)  # each row says what follows the tokens before it
+    assert expected[:-1].argmax(-1).tolist() == ids[1:]
+    torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
+    assert checkpoint(kind)[0].arch.unknown_keys == ()
+
+
+@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "granite-4-hybrid", "granite-4-dense", "jamba"])
+def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
+    source = tmp_path / "source"
+    write_checkpoint(source, kind)
+    save_quantized(source, tmp_path / "int8", kind="int8")
+    model = load_model(tmp_path / "int8", dtype=torch.float32)
+    expected = quantize(load_model(source), "int8")
+    mixers = [layer.mixer for layer in model.model.layers if hasattr(layer, "mixer")]
+    assert {type(mixer.out_proj).__name__ for mixer in mixers} == {"Int8Linear"}
+    assert model.arch.recurrence == expected.arch.recurrence
+    ids, positions = torch.tensor(some_ids(40)), torch.arange(40)
+    with torch.inference_mode():
+        assert torch.equal(*(network(ids, positions, WholeAttention()) for network in (model, expected)))
+
+
+@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "jamba"])
+def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):
+    model, _ = checkpoint(kind)
+    plain, traced = backend_for(model, 3), backend_for(model, 3)
+    step = inputs_of({0: (0, some_ids(9)), 1: (0, some_ids(4))})
+    for backend in (plain, traced):
+        backend.prefill(step, torch.tensor([8]))
+    torch._dynamo.reset()
+    traced.model = torch.compile(model, backend="eager", fullgraph=True)
+    traced.model.logits = model.logits
+    decode = inputs_of({0: (9, [5]), 1: (4, [6])}, query_len=1)
+    torch.testing.assert_close(traced.decode(decode), plain.decode(decode), atol=1e-5, rtol=1e-5)
+
+
+def test_a_type_of_layer_that_is_not_known_is_rejected_by_name():
+    config = {
+        "architectures": ["Lfm2ForCausalLM"],
+        "vocab_size": 10,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "intermediate_size": 16,
+        "layer_types": ["conv", "sliding_attention"],
+    }
+    with pytest.raises(CheckpointError, match="layer_types must name 2 layers"):
+        from_hugging_face(config)
+
+
+def test_older_names_of_layer_types_and_infinity_are_understood(checkpoint, tmp_path):
+    write_checkpoint(tmp_path, "granite-4-hybrid")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["layer_types"] = ["mamba", "attention", "mamba"]
+    config["time_step_limit"] = [0.0, float("inf")]
+    file.write_text(json.dumps(config))
+    assert load_model(tmp_path).arch == checkpoint("granite-4-hybrid")[0].arch

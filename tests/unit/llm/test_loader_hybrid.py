@@ -1,0 +1,111 @@
+"""A checkpoint with recurrent layers, as the server loads it: with kernels, quantized, compiled, adapted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.loader import load_engine
+from flambeau.llm.sampling_params import SamplingParams
+from support.adapters import layer_shapes, merge, write_adapter
+from support.checkpoints import reference
+from support.language_models import write_language_model
+from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
+from support.tiny_models import tiny_hybrid
+from support.tokenizer_files import write_sentencepiece
+
+pytestmark = pytest.mark.timeout(300)  # a compiler may run, on a busy machine
+VOCAB_SIZE = 420
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+PROMPTS = ["To be, or not to be", "Or to take arms against a sea of troubles", "And"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lfm-2")
+    reference("lfm-2", vocab_size=VOCAB_SIZE).save_pretrained(folder)
+    write_sentencepiece(folder)
+    return folder
+
+
+def greedy_tokens(network, ids: list[int]) -> list[int]:
+    """What transformers finds."""
+    ids = [*ids]
+    with torch.inference_mode():
+        for _ in range(10):
+            ids.append(int(network(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[-10:]
+
+
+def test_a_loaded_engine_says_what_transformers_says(folder):
+    engine = load_engine(folder, device="cpu", max_num_seqs=4)
+    network = reference("lfm-2", vocab_size=VOCAB_SIZE)
+    found = [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+    assert found == [greedy_tokens(network, engine.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantized_engine_gives_a_batch_what_it_gives_each_alone(folder, kind):
+    engine = load_engine(folder, device="cpu", quantization=kind, max_num_seqs=4)
+    together = [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+    assert together == [engine.generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
+    engine.close()
+
+
+def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refused(folder, tmp_path):
+    shapes = layer_shapes(folder, ("q_proj", "v_proj", "w1", "w2"))
+    adapter = write_adapter(tmp_path / "good", shapes)
+    recurrent = write_adapter(tmp_path / "bad", layer_shapes(folder, ("in_proj",)))
+    engine = load_engine(folder, device="cpu", max_num_seqs=4, lora_adapters={"good": str(adapter)}, compile=False)
+    network = merge(reference("lfm-2", vocab_size=VOCAB_SIZE), adapter)
+    found = engine.generate(PROMPTS[:1], GREEDY, adapter="good")[0].token_ids
+    assert found == greedy_tokens(network, engine.tokenizer.encode(PROMPTS[0]))
+    assert found != engine.generate(PROMPTS[:1], GREEDY)[0].token_ids
+    with pytest.raises(CheckpointError, match=r"adapts layers that cannot be adapted here: .*conv\.in_proj"):
+        engine.load_adapter("bad", recurrent)
+
+
+def test_a_draft_with_recurrent_layers_is_refused(folder, tmp_path):
+    with pytest.raises(LLMError, match="has recurrent layers, whose states cannot drop rejected tokens"):
+        load_engine(write_language_model(tmp_path / "target"), device="cpu", draft=str(folder))
+
+
+def test_prefixes_cannot_be_kept(folder):
+    with pytest.raises(LLMError, match="keep prefixes, which a model with recurrent layers does not share"):
+        load_engine(folder, device="cpu", kv_host_memory_mb=64)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.parametrize("kind", ["mamba2", "delta_net"])
+def test_steps_that_inductor_compiled_leave_the_same_states(monkeypatch, kind):
+    monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
+    model = tiny_hybrid(kind)
+    caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3) for _ in range(2)]
+    plain, compiled = EagerBackend(model, caches[0]), CpuBackend(model, caches[1], steps_before_compiling=0)
+    prompt = with_slots(step_inputs({0: (0, [1, 2, 3]), 1: (0, [4, 5]), 2: (0, [6])}))
+    steps = [with_slots(step_inputs({i: (3 - i + n, [7 * n + i]) for i in range(3)}, query_len=1)) for n in range(5)]
+    for backend in (plain, compiled):
+        backend.prefill(prompt, torch.tensor([0]))
+    found = [compiled.decode(step) for step in steps[:1]]
+    assert compiled.wait_until_compiled(timeout_s=280)
+    found += [compiled.decode(step) for step in steps[1:]]
+    assert compiled.decode_path == "Inductor"
+    for logits, step in zip(found, steps, strict=True):
+        torch.testing.assert_close(logits, plain.decode(step), atol=1e-4, rtol=1e-4)
+    for one, other in zip(*(cache.states.layers.values() for cache in caches), strict=True):
+        torch.testing.assert_close([state[1:] for state in one], [state[1:] for state in other], atol=1e-4, rtol=1e-4)
+    compiled.close()
+
+
+def with_slots(inputs):
+    inputs.state_slots_S = torch.tensor([3, 1, 2])
+    return inputs
