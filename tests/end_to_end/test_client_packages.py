@@ -73,9 +73,11 @@ def url(tmp_path_factory):
     settings.write_text(SETTINGS.format(folder=model))
     pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
     running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
-    running.until(lambda: running.is_ready, timeout=120)  # it loads torch
-    yield running.url
-    running.stop()
+    try:
+        running.until(lambda: running.is_ready, timeout=120)  # it loads torch
+        yield running.url
+    finally:
+        running.stop()
 
 
 @pytest.mark.parametrize("program", MODULES)

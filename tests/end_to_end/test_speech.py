@@ -45,9 +45,11 @@ def server(tmp_path_factory):
     )
     pack(Recipe(model_name="careless", handler=str(careless)), store)
     running = RunningServer(folder / "log", str(store), env=ONE_THREAD).wait_listening()
-    running.until(lambda: running.is_ready, timeout=120)  # it loads torch
-    yield running
-    running.stop()
+    try:
+        running.until(lambda: running.is_ready, timeout=120)  # it loads torch
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture(scope="module")
