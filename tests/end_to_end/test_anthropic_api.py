@@ -94,8 +94,9 @@ def test_errors_are_anthropics(client):
     with pytest.raises(anthropic.NotFoundError, match="scripted") as missing:
         client.messages.create(messages=HELLO, model="nobody", max_tokens=1)
     assert missing.value.body["error"]["type"] == "not_found_error"
+    source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
     with pytest.raises(anthropic.BadRequestError, match="text only"):
-        client.messages.create(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}], **ASKED)
+        client.messages.create(messages=[{"role": "user", "content": [{"type": "image", "source": source}]}], **ASKED)
     with pytest.raises(anthropic.BadRequestError, match="generates no text"):
         client.messages.create(messages=HELLO, model="echo", max_tokens=1)
     with pytest.raises(anthropic.BadRequestError, match="5000 tokens"):

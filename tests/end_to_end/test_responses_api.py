@@ -101,7 +101,10 @@ def test_response_that_is_not_stored_is_forgotten(client):
 def test_errors(client):
     with pytest.raises(openai.BadRequestError, match="text only") as found:
         client.responses.create(
-            model="scripted", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
+            model="scripted",
+            input=[
+                {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8="}]}
+            ],
         )
     assert found.value.param == "input[0].content[0]"
     with pytest.raises(openai.APIError, match=r"as the script says|failed"):

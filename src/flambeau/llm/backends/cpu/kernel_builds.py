@@ -5,18 +5,20 @@ No torch here: `flambeau doctor` and the build of a wheel import this module too
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,7 @@ COMMON_FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-
 FLAGS = (*COMMON_FLAGS, "-march=native")
 BUILD_TIMEOUT_S = 600.0
 CHECK_TIMEOUT_S = 60.0
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +128,75 @@ def build(library: Path, compiler: str, flags: Sequence[str], link_flags: Sequen
     log.info("building the CPU kernels with %s, once for this machine; plain PyTorch computes meanwhile", compiler)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / "operators.so"
-        with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1)) as pool:
-            jobs = {
-                pool.submit(run_compiler, [compiler, *flags, "-c", str(unit), "-o", f"{scratch}/{unit.stem}.o"])
-                for unit in units
-            }
-            for number, job in enumerate(as_completed(jobs), start=1):
-                if job.exception() is not None:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                job.result()
-                log.info("CPU kernels: %d of %d files compiled", number, len(units))
+        commands = [[compiler, *flags, "-c", str(unit), "-o", f"{scratch}/{unit.stem}.o"] for unit in units]
+        for number, _ in enumerate(run_compilers(commands), start=1):
+            log.info("CPU kernels: %d of %d files compiled", number, len(units))
         objects = [f"{scratch}/{unit.stem}.o" for unit in units]
-        run_compiler([compiler, *flags, "-shared", *objects, *link_flags, "-o", str(built)])
+        [_] = run_compilers([[compiler, *flags, "-shared", *objects, *link_flags, "-o", str(built)]])
         built.replace(library)
     log.info("the CPU kernels were built in %.0f s", time.monotonic() - started)
 
 
-def run_compiler(command: Sequence[str]) -> None:
-    """Run it after everything else that wants the processor: a server answers meanwhile."""
-    nice = ["nice", "-n", "10"] if shutil.which("nice") else []
-    subprocess.run([*nice, *command], check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+class Compiler:
+    """A running compiler. It waits for everything else that wants the processor: a server answers meanwhile."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        nice = ["nice", "-n", "10"] if shutil.which("nice") else []
+        self._command = [*nice, *command]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
+        self._started = time.monotonic()
+        streams = {"stdin": subprocess.DEVNULL, "stdout": self._errors, "stderr": self._errors}
+        # In a session of its own: a compiler starts others, which end with it.
+        self._process = subprocess.Popen(self._command, start_new_session=True, **streams)  # type: ignore[call-overload]
+
+    def has_ended(self) -> bool:
+        """Raises if it failed, or takes too long."""
+        if self._process.poll() is None:
+            if time.monotonic() - self._started > BUILD_TIMEOUT_S:
+                raise subprocess.TimeoutExpired(self._command, BUILD_TIMEOUT_S)
+            return False
+        if self._process.returncode:
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace")
+            raise subprocess.CalledProcessError(self._process.returncode, self._command, stderr=text)
+        return True
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._errors.close()
+
+
+running: set[Compiler] = set()  # they end with the process, whose end nothing else delays
+
+
+@atexit.register
+def end_compilers() -> None:
+    for compiler in [*running]:
+        compiler.end()
+
+
+def run_compilers(commands: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Run commands, as many at a time as there are processors; something is yielded whenever one has ended."""
+    waiting, own = deque(commands), set[Compiler]()
+    try:
+        while waiting or own:
+            while waiting and len(own) < (os.cpu_count() or 1):
+                own.add(compiler := Compiler(waiting.popleft()))
+                running.add(compiler)
+            ended = [compiler for compiler in own if compiler.has_ended()]
+            for compiler in ended:
+                own.remove(compiler)
+                running.discard(compiler)
+                compiler.end()
+                yield
+            if not ended:
+                time.sleep(POLL_S)
+    finally:
+        for compiler in own:
+            running.discard(compiler)
+            compiler.end()
 
 
 def build_variants(folder: Path, machine: str, compiler: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -119,6 +120,26 @@ def test_two_that_build_at_once_build_once_and_say_how_far_they_are(tmp_path: Pa
     count = len([*builds.SOURCES.glob("*.cpp")])
     lines = [record.getMessage() for record in caplog.records]
     assert lines[1 : 1 + count] == [f"CPU kernels: {i} of {count} files compiled" for i in range(1, count + 1)]
+
+
+def test_a_process_that_ends_does_not_wait_for_its_compilers(tmp_path: Path):
+    compiler = tmp_path / "slow"
+    compiler.write_text("#!/bin/sh\nsleep 300\n")
+    compiler.chmod(0o755)
+    code = f"""
+import threading, time
+from pathlib import Path
+from flambeau.llm.backends.cpu import kernel_builds
+arguments = Path({str(tmp_path)!r}), {str(compiler)!r}
+threading.Thread(target=kernel_builds.built_library, args=arguments, daemon=True).start()
+while not kernel_builds.running:
+    time.sleep(0.01)
+print(*[each._process.pid for each in kernel_builds.running])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    for pid in map(int, ended.stdout.split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_the_module_needs_no_torch():
