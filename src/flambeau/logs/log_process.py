@@ -16,8 +16,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +195,8 @@ def main() -> None:
             os.write(int(sys.argv[2]), b"f")
         else:
             entries = frame[1]
-            if entries:
-                priority.set(yields(len(entries), time.time() - entries[0][1], priority.yields))
-            take_frame(frame, formats, logs)
+            waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
+            priority.run(partial(take_frame, frame, formats, logs), yields=waits)
     logs.close()
 
 
@@ -209,19 +210,30 @@ def yields(num_entries: int, age_s: float, yielded: bool) -> bool:
 
 
 class Priority:
-    """The priority of this process: that of others, or below all of them."""
+    """Runs functions in this thread, or in one that runs only while a core is idle.
+
+    A process of a user other than root that has given up its priority cannot take it back; a second thread need not.
+    """
 
     def __init__(self) -> None:
         self.yields = False
+        self._idle: ThreadPoolExecutor | None = None
 
-    def set(self, yields: bool) -> None:
-        if yields == self.yields or not hasattr(os, "SCHED_IDLE"):
-            return
+    def run(self, function: Callable[[], None], *, yields: bool) -> None:
         self.yields = yields
-        try:
-            os.sched_setscheduler(0, os.SCHED_IDLE if yields else os.SCHED_OTHER, os.sched_param(0))
-        except OSError:
-            pass  # a sandbox may not allow it
+        if not yields:
+            function()
+            return
+        self._idle = self._idle or ThreadPoolExecutor(1, initializer=wait_for_idle_cores)
+        self._idle.submit(function).result()
+
+
+def wait_for_idle_cores() -> None:
+    """Give the calling thread the lowest priority."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except (AttributeError, OSError):
+        pass  # not Linux, or a sandbox that does not allow it
 
 
 def take_frame(frame: Frame, formats: dict[int, LineFormat], logs: Logs) -> None:

@@ -94,9 +94,13 @@ class HangDetector:
         if hang != "stopped":
             [process] = worker.processes
             dumps = [await process.take_stacks()]
-            if needs_proof(hang, self._times) and not dumps[0].is_endless:
-                watch.clear()  # it may just be slow
-                return
+            if hang == "computing" and not dumps[0].is_endless:
+                if needs_proof(hang, self._times):
+                    watch.clear()  # it may just be slow
+                    return
+                if not watch.is_unproven:  # it may be slow this time
+                    watch.is_unproven = True
+                    return
             if hang == "computing":
                 dumps += [await process.take_stacks(CONFIRMATION_S) for _ in range(CONFIRMATIONS - 1)]
             frames, *later = [main_stack(dump.text) for dump in dumps]

@@ -14,6 +14,7 @@ SLOW_FACTOR = 10  # times the usual time of a batch
 MIN_SLOW_S = 1.0
 MIN_LOOKS = 3  # that show the same sign: this server may have been held up in between
 LOOP_FACTOR = 3  # an endless loop looks like work, so it gets longer than a stopped process
+UNPROVEN_FACTOR = 12  # the same if the source does not show that the loop has no end: a single request may be slow
 SYSTEM_SHARE = 0.2  # of computing time in the kernel, above which a loop makes system calls
 MAX_STRAY_EVENTS = 10  # between two looks: the kernel causes some page faults itself
 TICK_S = 0.011  # the kernel counts computing time in hundredths of a second
@@ -59,9 +60,11 @@ def slow_after_s(times: StepTimes, hang_s: float) -> float:
     return max(SLOW_FACTOR * times.usual_s, MIN_SLOW_S) if times.is_learned else max(hang_s, MIN_SLOW_S)
 
 
-def hung_after_s(hang: Hang, times: StepTimes, hang_s: float) -> float:
+def hung_after_s(hang: Hang, times: StepTimes, hang_s: float, *, is_unproven: bool = False) -> float:
     """How long a worker may be like that before it is replaced."""
-    return hang_s if hang != "computing" else max(SLOW_FACTOR * times.usual_s, LOOP_FACTOR * hang_s)
+    if hang != "computing":
+        return hang_s
+    return max(SLOW_FACTOR * times.usual_s, (UNPROVEN_FACTOR if is_unproven else LOOP_FACTOR) * hang_s)
 
 
 def needs_proof(hang: Hang, times: StepTimes) -> bool:
@@ -78,13 +81,14 @@ class WorkerWatch:
     since: float = 0.0  # when it began to look like that
     since_user_s: float = 0.0  # its computing time then
     before: ProcessState | None = None
+    is_unproven: bool = False  # it computes, and its source does not show that it never ends
 
     def see(self, state: ProcessState, now: float) -> None:
         """Note the state of its process."""
         hang = sign_of_hang(self.before, state)
         if hang != self.hang:
             self.hang, self.since, self.since_user_s = hang, now, state.user_s
-            self.num_looks = 0
+            self.num_looks, self.is_unproven = 0, False
         self.num_looks += 1
         self.before = state
 
@@ -103,11 +107,12 @@ class WorkerWatch:
         """Whether it hangs: the sign was seen often and for long enough."""
         if self.hang is None or self.num_looks < MIN_LOOKS:
             return False
-        return self.held_s(silent_s, now) >= hung_after_s(self.hang, times, hang_s)
+        return self.held_s(silent_s, now) >= hung_after_s(self.hang, times, hang_s, is_unproven=self.is_unproven)
 
     def clear(self) -> None:
         """It made progress."""
         self.hang = self.before = None
+        self.is_unproven = False
 
 
 def sign_of_hang(before: ProcessState | None, state: ProcessState) -> Hang | None:

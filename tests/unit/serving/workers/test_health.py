@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flambeau.serving.workers.health import (
+    LOOP_FACTOR,
     MAX_BATCHES,
+    MIN_BATCHES,
+    UNPROVEN_FACTOR,
     StepTimes,
     WorkerWatch,
     hang_in_words,
@@ -138,3 +141,14 @@ def test_words_name_the_cause():
         "slow: no progress for 12 s, it computes; usually"
     )
     assert slowness_in_words(12, None, StepTimes()) == "slow: no progress for 12 s"
+
+
+def test_a_computation_whose_source_does_not_show_a_loop_without_an_end_gets_longer():
+    times = StepTimes()
+    for _ in range(MIN_BATCHES):
+        times.add(0.001)
+    assert hung_after_s("computing", times, 1.0) == LOOP_FACTOR
+    assert hung_after_s("computing", times, 1.0, is_unproven=True) == UNPROVEN_FACTOR > 10
+    watch = WorkerWatch(is_unproven=True)
+    watch.clear()
+    assert not watch.is_unproven
