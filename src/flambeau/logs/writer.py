@@ -195,15 +195,15 @@ class Logs:
         return count
 
     def _next_batch(self) -> tuple[list[Entry], int]:
+        batch: list[Entry] = []
+        num_bytes = 0
         waiting = self._waiting
-        number = min(len(waiting), AT_A_TIME)
-        if self._added_bytes - self._taken_bytes <= BYTES_AT_A_TIME:  # which is soon said of all
-            batch = [waiting.popleft() for _ in range(number)]
-            return batch, sum([entry[-1] for entry in batch])
-        batch, num_bytes = [], 0
-        while len(batch) < number and num_bytes <= BYTES_AT_A_TIME:
-            batch.append(waiting.popleft())
-            num_bytes += batch[-1][-1]
+        for _ in range(min(len(waiting), AT_A_TIME)):
+            entry = waiting.popleft()
+            batch.append(entry)
+            num_bytes += entry[-1]
+            if num_bytes > BYTES_AT_A_TIME:
+                break
         return batch, num_bytes
 
     def _write(self, batch: list[Entry]) -> None:

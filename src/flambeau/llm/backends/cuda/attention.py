@@ -28,9 +28,7 @@ from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
 MIN_ROWS = 16  # of a matrix product
-# Places that a program reads at a time, warps and pipeline stages.
-DECODE_SHAPE = 64, 4, 3
-PROMPT_SHAPE = 64, 4, 3
+SHAPE = 64, 4, 3  # places that a program reads at a time, warps and pipeline stages: the best of those measured
 TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
 
 
@@ -188,7 +186,7 @@ def launch_split_kv(
     scale: float,
     window: int,
 ) -> Tensor:
-    places, warps, stages = DECODE_SHAPE if tiles is None else PROMPT_SHAPE
+    places, warps, stages = SHAPE
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
     kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))

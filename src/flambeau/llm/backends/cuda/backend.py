@@ -201,11 +201,8 @@ class CudaBackend:
         """Compile the Triton kernels; if this GPU cannot use them, Inductor is used."""
         inductor.use_persistent_cache()
         try:
-            from flambeau.llm.backends.cuda.network import (
-                CudaNetwork,
-                can_compute,
-                unknown_parts,
-            )  # Triton may not be installed
+            # Triton may not be installed.
+            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute, unknown_parts
 
             if can_compute(self.model, self.cache):
                 network = CudaNetwork(self.model, self.cache)
