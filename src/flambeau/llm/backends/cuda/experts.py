@@ -1,8 +1,8 @@
 """The products of experts, in Triton: the weights of an expert are read once for all rows that have chosen it.
 
-A pair is a row and one of its experts. One row is multiplied by plain threads. For several rows, each program multiplies
-a tile of the pairs of one expert by tensor cores; it finds them among all pairs. Many pairs are sorted beforehand. The
-plain version is Experts.compute_each.
+A pair is a row and one of its experts. One row is multiplied by plain threads. For several rows, each program
+multiplies a tile of the pairs of one expert by tensor cores; it finds them among all pairs. Many pairs are sorted
+beforehand. The plain version is Experts.compute_each.
 
 Shapes: T rows · E hidden · F intermediate · N experts · A experts of a row · P pairs, which are T·A · M tiles
 """
@@ -280,9 +280,7 @@ def down_shape(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return (1, block, 1) if dtype.itemsize > 1 else (4, block, 4)
 
 
-def tile_shape(
-    dtype: torch.dtype, weight_dtype: torch.dtype, rows: int, *, gates: bool
-) -> tuple[int, int, int, int]:
+def tile_shape(dtype: torch.dtype, weight_dtype: torch.dtype, rows: int, *, gates: bool) -> tuple[int, int, int, int]:
     """Outputs of a program, inputs that it reads at a time, warps and pipeline stages."""
     if dtype == torch.float32:
         return (32, 32, 4, 2) if rows > 32 else (32 if gates else 64, 64, 4, 3)

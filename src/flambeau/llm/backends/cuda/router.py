@@ -20,9 +20,7 @@ from flambeau.llm.models.architecture import RouterKind
 from flambeau.llm.models.moe import SparseMLP
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
-KINDS: frozenset[RouterKind] = frozenset(
-    {"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"}
-)
+KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
 
 
 class Routed(NamedTuple):
@@ -58,7 +56,7 @@ def choose(  # type: ignore[no-untyped-def]
     slots = tl.arange(0, CHOSEN_PADDED)
     chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
     kept = tl.zeros([CHOSEN_PADDED], tl.float32)
-    for slot in tl.static_range(CHOSEN):
+    for slot in range(CHOSEN):  # not unrolled: fetching long code takes longer
         number = tl.argmax(scores, 0)
         weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
         chosen = tl.where(slots == slot, number, chosen)
