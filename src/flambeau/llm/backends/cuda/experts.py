@@ -18,11 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
+from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, sorted_tiles, tile_rows
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 
 MAX_SEARCHED = 1024  # pairs; more are sorted
-MIN_ROWS = 16  # of a product on tensor cores
-MAX_TILE_ROWS = 128
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -238,32 +237,6 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y
-
-
-def sorted_tiles(chosen_TA: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The pairs [P] in the order of their experts, and tiles [M, 3] of up to `rows` of one expert.
-
-    A tile is its expert, its first place in that order and the end of the expert's places. M depends on the shape only:
-    tiles that are not needed are empty.
-    """
-    experts_P, order_P = torch.sort(chosen_TA.flatten(), stable=True)
-    num_pairs, device = len(order_P), chosen_TA.device
-    numbers = torch.arange(num_experts + 1, dtype=experts_P.dtype, device=device)
-    starts = torch.searchsorted(experts_P, numbers)
-    num_tiles = -(-starts.diff() // rows)
-    ends = num_tiles.cumsum(0)
-    tiles_M = torch.arange(min(num_experts, num_pairs) + num_pairs // rows, device=device)
-    expert_M = torch.searchsorted(ends, tiles_M, right=True)
-    is_used = expert_M < num_experts
-    expert_M = expert_M.clamp(max=num_experts - 1)
-    first_M = starts[expert_M] + (tiles_M - (ends - num_tiles)[expert_M]) * rows
-    stop_M = torch.where(is_used, starts[expert_M + 1], 0)
-    return order_P, torch.stack((expert_M, first_M, stop_M), dim=1)
-
-
-def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """Pairs of a tile: most experts have one tile if rows choose them evenly."""
-    return min(MAX_TILE_ROWS, max(MIN_ROWS, triton.next_power_of_2(-(-num_pairs // num_experts))))  # type: ignore[no-any-return]
 
 
 def gate_up_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
