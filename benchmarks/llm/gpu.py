@@ -427,6 +427,30 @@ def run_extras(asked: argparse.Namespace, model: Transformer) -> Figures:
     return found
 
 
+def run_http(model: Transformer) -> Figures:
+    """Streams through a server beside the engine alone, with the same prompts' length and number of new tokens."""
+    from http_streams import MODEL_LENGTH, NEW_TOKENS, STREAMS, measure_http  # the server may not be installed
+
+    length = min(MODEL_LENGTH, model.arch.max_length)
+    blocks = max(STREAMS) * (-(-(SHORT + NEW_TOKENS) // 16) + 1)
+    engine = new_engine(model, max(STREAMS), length, num_blocks=blocks)
+    own = {}
+    for number in STREAMS:
+        measure(engine, Case(number, SHORT, "greedy", 20))
+        engine.wait_until_compiled()
+        case = Case(number, SHORT, "greedy", NEW_TOKENS)
+        own[number] = max(measure(engine, case)["tokens_per_s"] for _ in range(2))
+    engine.close()
+    del engine
+    gc.collect()
+    progress(own)
+    found = measure_http(model)
+    for number, rate in own.items():
+        found[f"engine tokens_per_s of {number}"] = rate
+        found[f"share of the engine of {number}"] = found[f"tokens_per_s of {number}"] / rate
+    return found
+
+
 def main() -> None:
     asked, began = arguments(), time.monotonic()
     arch = preset(asked.preset)
@@ -461,10 +485,8 @@ def main() -> None:
         result["duration_s"] = round(time.monotonic() - began)
         file.write_text(json.dumps(result, indent=1) + "\n")  # what there is, should the time run out
     if "http" in asked.extras.split(","):
-        from http_streams import measure_http  # the server's packages may not be installed
-
         model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-        result["extras"]["http"] = measure_http(model)
+        result["extras"]["http"] = run_http(model)
         result["duration_s"] = round(time.monotonic() - began)
         file.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result, json.loads(asked.compare.read_text()) if asked.compare else None))
