@@ -10,6 +10,7 @@ from torch import Tensor
 
 MIN_ROWS = 16  # of a product on tensor cores
 MAX_ROWS = 128
+SEARCHED = (64, 256, 1024)  # pairs that each program searches for its own; more are sorted
 
 
 def sorted_tiles(chosen_TA: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -36,3 +37,8 @@ def sorted_tiles(chosen_TA: Tensor, num_experts: int, rows: int) -> tuple[Tensor
 def tile_rows(num_pairs: int, num_experts: int) -> int:
     """Pairs of a tile: most experts have one tile if rows choose them evenly."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-num_pairs // num_experts) - 1).bit_length()))
+
+
+def searched_pairs(num_pairs: int) -> int:
+    """How many pairs programs search; 0: pairs have to be sorted. Each number is another compilation."""
+    return next((number for number in SEARCHED if number >= num_pairs), 0)

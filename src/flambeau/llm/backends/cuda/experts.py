@@ -18,10 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
-from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, sorted_tiles, tile_rows
+from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, searched_pairs, sorted_tiles, tile_rows
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
-
-MAX_SEARCHED = 1024  # pairs; more are sorted
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -106,22 +104,21 @@ def pairs_of_expert(chosen_ptr, expert, first, P, ROWS: tl.constexpr, SEARCHED: 
     return tl.sum(tl.where(is_found, pair[None, :], 0), 1), tl.sum(is_own.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["T", "P"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["T", "P", "num_tiles"])  # type: ignore[untyped-decorator]
 def multiply_pairs(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr, T, P,
+    x_ptr, weight_ptr, scale_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr, T, P, num_tiles,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TILES: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr,
-    FAST: tl.constexpr,
+    BLOCK: tl.constexpr, SEARCHED: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a tile of pairs of one expert.
 
     With GATES, inputs are rows and outputs are gated, for each pair; else inputs are those, and outputs [A, T, N] are
-    weighted. SEARCHED is 0 if the pairs are sorted; else each expert has TILES programs, of which some have no pairs.
+    weighted. SEARCHED is 0 if the pairs are sorted; else each expert has `num_tiles`, of which some have no pairs.
     """
     tile = tl.program_id(0)
     if SEARCHED > 0:
-        expert = tile // TILES
-        first = tile % TILES * ROWS
+        expert = tile // num_tiles
+        first = tile % num_tiles * ROWS
         pair, stop = pairs_of_expert(chosen_ptr, expert, first, P, ROWS, SEARCHED)
         is_row = first + tl.arange(0, ROWS) < stop
     else:
@@ -216,12 +213,12 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
     (num_rows, num_chosen), num_pairs = chosen.shape, chosen.numel()
     rows = tile_rows(num_pairs, num_experts)
     tables: tuple[Tensor | None, Tensor | None] = (None, None)
-    if num_pairs <= MAX_SEARCHED:
-        tiles = -(-num_rows // rows)  # of an expert: no row chooses it twice
-        num_tiles, searched = num_experts * tiles, triton.next_power_of_2(num_pairs)
-    else:
+    searched = searched_pairs(num_pairs)
+    num_tiles = -(-num_rows // rows)  # of an expert: no row chooses it twice
+    num_programs = num_experts * num_tiles
+    if not searched:
         tables = sorted_tiles(chosen, num_experts, rows)
-        num_tiles, searched, tiles = len(tables[1]), 0, 0  # type: ignore[arg-type]
+        num_programs = len(tables[1])
     is_few = num_rows <= MIN_ROWS * 4
     gated = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     y = torch.empty(num_chosen, num_rows, size, dtype=torch.float32 if is_few else x.dtype, device=x.device)
@@ -230,10 +227,10 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
         gates = outputs is gated
         columns, block, warps, stages = tile_shape(x.dtype, matrix.weight.dtype, rows, gates=gates)
         launch: Any = multiply_pairs
-        launch[(num_tiles, triton.cdiv(num_outputs, columns))](
-            given, matrix.weight, matrix.scale, chosen, weights, *tables, outputs, num_rows, num_pairs,
+        launch[(num_programs, triton.cdiv(num_outputs, columns))](
+            given, matrix.weight, matrix.scale, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
             N=num_outputs, K=num_inputs, CHOSEN=num_chosen, ROWS=rows, COLUMNS=columns, BLOCK=block,
-            SEARCHED=searched, TILES=tiles, GATES=gates, HAS_SCALE=matrix.scale is not None, FAST=is_fast(x.dtype),
+            SEARCHED=searched, GATES=gates, HAS_SCALE=matrix.scale is not None, FAST=is_fast(x.dtype),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y

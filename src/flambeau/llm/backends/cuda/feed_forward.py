@@ -6,6 +6,7 @@ Shapes: T rows · E hidden · S parts of a sum · A experts of a row
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,8 @@ class SparseLayer:
 
 def kernel_experts(experts: Experts) -> KernelExperts:
     weights = []
-    for matrix in (experts.gate_up_proj, experts.down_proj):
+    matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
+    for matrix in matrices:
         if isinstance(matrix, ExpertStack):
             weights.append(ExpertWeights(weight=matrix.get_buffer("weight"), scale=matrix.get_buffer("scale")))
         else:
@@ -91,6 +93,7 @@ def kernel_experts(experts: Experts) -> KernelExperts:
 
 def can_compute_experts(experts: Experts) -> bool:
     """Whether the kernels support the weights: of floating point, or of 8 bits with a scale for each output."""
-    stacks = [each for each in (experts.gate_up_proj, experts.down_proj) if isinstance(each, ExpertStack)]
+    matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
+    stacks = [each for each in matrices if isinstance(each, ExpertStack)]
     buffers = [dict(stack.named_buffers()) for stack in stacks]
     return all(set(each) == {"weight", "scale"} and each["scale"].dim() == 2 for each in buffers)

@@ -201,7 +201,8 @@ def with_wide_norms(attention: Attention, qkv: Tensor) -> Tensor:
     """Projections [T, (H+2G)·D], or parts of their sums, with norms over all heads of queries and of keys."""
     assert attention.q_norm is not None
     assert attention.k_norm is not None
-    qkv = qkv.sum(0).to(attention.q_norm.weight.dtype) if qkv.dim() == 3 else qkv
+    dtype = next(attention.q_norm.parameters()).dtype
+    qkv = qkv.sum(0).to(dtype) if qkv.dim() == 3 else qkv
     sizes = [heads * attention.head_size for heads in (attention.num_heads, *[attention.num_kv_heads] * 2)]
     q, k, v = torch.split(qkv, sizes, dim=-1)
     return torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flambeau.llm.backends.cuda.expert_tiles import sorted_tiles, tile_rows
+from flambeau.llm.backends.cuda.expert_tiles import searched_pairs, sorted_tiles, tile_rows
 
 
 @pytest.mark.parametrize("rows", [16, 64])
@@ -37,3 +37,7 @@ def test_unused_tiles_are_empty():
 @pytest.mark.parametrize(("num_pairs", "rows"), [(2, 16), (128, 16), (136, 32), (512, 64), (100_000, 128)])
 def test_tiles_have_room_for_what_an_expert_gets_on_average(num_pairs, rows):
     assert tile_rows(num_pairs, 8) == rows
+
+
+def test_few_pairs_are_searched_and_many_are_sorted():
+    assert [searched_pairs(number) for number in (2, 64, 65, 1024, 1025)] == [64, 64, 256, 1024, 0]
