@@ -81,19 +81,26 @@ class SparseLayer:
 
 
 def kernel_experts(experts: Experts) -> KernelExperts:
-    weights = []
     matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
-    for matrix in matrices:
-        if isinstance(matrix, ExpertStack):
-            weights.append(ExpertWeights(weight=matrix.get_buffer("weight"), scale=matrix.get_buffer("scale")))
-        else:
-            weights.append(ExpertWeights(weight=matrix))
-    return KernelExperts(gate_up=weights[0], down=weights[1])
+    gate_up, down = (
+        expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix)
+        for matrix in matrices
+    )
+    return KernelExperts(gate_up=gate_up, down=down)
+
+
+def expert_weights(stack: ExpertStack) -> ExpertWeights:
+    tensors = dict(stack.named_buffers())
+    weight = tensors["weight"]
+    if "minimums" not in tensors:
+        return ExpertWeights(weight=weight, scale=tensors["scale"])
+    scales, minimums = tensors["scales"], tensors["minimums"]
+    group_size = 2 * weight.shape[-1] // scales.shape[-1]
+    return ExpertWeights(weight=weight, scale=scales, minimums=minimums, group_size=group_size)
 
 
 def can_compute_experts(experts: Experts) -> bool:
-    """Whether the kernels support the weights: of floating point, or of 8 bits with a scale for each output."""
+    """Whether the kernels support the weights: all but those of 8 bits with scales of groups."""
     matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
-    stacks = [each for each in matrices if isinstance(each, ExpertStack)]
-    buffers = [dict(stack.named_buffers()) for stack in stacks]
-    return all(set(each) == {"weight", "scale"} and each["scale"].dim() == 2 for each in buffers)
+    buffers = [dict(each.named_buffers()) for each in matrices if isinstance(each, ExpertStack)]
+    return all("minimums" in each or each["scale"].dim() == 2 for each in buffers)

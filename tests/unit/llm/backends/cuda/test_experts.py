@@ -40,9 +40,9 @@ ROUTERS = {
 def sparse_layer(dtype=DTYPE, **changes):
     """A layer of random weights."""
     shape = {"vocab_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_size": 16}
-    sizes = {"hidden_size": 72, "intermediate_size": 64, "num_experts": 12, "num_experts_per_token": 3}
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_experts": 12, "num_experts_per_token": 3}
     torch.manual_seed(0)
-    mlp = SparseMLP(Architecture(**{**shape, **sizes, "expert_size": 40, **changes})).requires_grad_(False)
+    mlp = SparseMLP(Architecture(**{**shape, **sizes, "expert_size": 64, **changes})).requires_grad_(False)
     mlp = mlp.to(DEVICE, dtype)
     if mlp.score_bias is not None:
         mlp.score_bias = torch.nn.Parameter(torch.randn(12, device=DEVICE) / 4, requires_grad=False)
@@ -53,7 +53,7 @@ def relative_difference(found, expected):
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-@pytest.mark.parametrize("kind", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["none", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("num_rows", [1, 2, 20, 90])
 def test_experts(num_rows, kind, monkeypatch):
     if DEVICE.type == "cpu" and kind == "fp8":
@@ -62,9 +62,11 @@ def test_experts(num_rows, kind, monkeypatch):
     mlp = sparse_layer()
     if kind != "none":
         for leaf in ("gate_up_proj", "down_proj"):
-            quantize_experts(mlp.experts, f"experts.{leaf}", QuantizationSettings(kind=kind), quantized_layer)
+            quantize_experts(
+                mlp.experts, f"experts.{leaf}", QuantizationSettings(kind=kind, group_size=32), quantized_layer
+            )
     assert can_compute_experts(mlp.experts)
-    x = torch.randn(num_rows, 72, device=DEVICE).to(DTYPE)
+    x = torch.randn(num_rows, 96, device=DEVICE).to(DTYPE)
     weights, chosen = mlp.choose(x)
     expected = mlp.experts.compute_each(x, chosen, weights)
     found = kernel_experts(mlp.experts)(x, chosen.int(), weights.float())
@@ -77,8 +79,8 @@ def test_experts(num_rows, kind, monkeypatch):
 def test_routers(name, num_rows):
     mlp = sparse_layer(torch.float32, **ROUTERS[name])
     assert can_route(mlp)
-    x, sums = torch.randn(num_rows, 72, device=DEVICE), torch.randn(2, num_rows, 72, device=DEVICE)
-    gain = torch.rand(72, device=DEVICE)
+    x, sums = torch.randn(num_rows, 96, device=DEVICE), torch.randn(2, num_rows, 96, device=DEVICE)
+    gain = torch.rand(96, device=DEVICE)
     expected = x.clone()
     y = normalize(expected, gain, 1e-5, sums, 0.5)
     weights, chosen = mlp.choose(y)
@@ -93,10 +95,10 @@ def test_routers(name, num_rows):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, which the interpreter uses
 def test_rows_that_are_not_numbers_choose_different_experts_and_leave_others_alone():
     mlp = sparse_layer(torch.float32)
-    x = torch.randn(3, 72, device=DEVICE)
+    x = torch.randn(3, 96, device=DEVICE)
     x[1] = torch.nan
     counters = torch.zeros(3, dtype=torch.int32, device=DEVICE)
-    routed = route(x, None, torch.ones(72, device=DEVICE), 1e-5, mlp, counters)
+    routed = route(x, None, torch.ones(96, device=DEVICE), 1e-5, mlp, counters)
     assert len(set(routed.chosen_TA[1].tolist())) == 3
     assert 0 <= routed.chosen_TA.min() <= routed.chosen_TA.max() < 12
     y = kernel_experts(mlp.experts)(routed.y_TE, routed.chosen_TA, routed.weights_TA).sum(0)
