@@ -35,10 +35,15 @@ class RopeScaling:
     long_factors: tuple[float, ...] = ()  # longrope
     short_mscale: float | None = None  # longrope, in the place of the attention factor (Phi-3.5-MoE)
     long_mscale: float | None = None  # longrope
-    is_long: bool = True  # longrope: sequences may be longer than the original length, so the long factors are used
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ends of the ramp to whole dimensions
+
+    @property
+    def switch_length(self) -> int | None:
+        """The longest sequence with the short factors of longrope, where the long ones differ; None: there is none."""
+        is_same = (self.short_factors, self.short_mscale) == (self.long_factors, self.long_mscale)
+        return None if self.kind != "longrope" or is_same else self.original_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +176,11 @@ class Architecture:
     def chunk(self, layer: int) -> int | None:
         """The tokens of a chunk that attend to each other; None: there are no chunks."""
         return self.chunks[layer] if self.chunks else None
+
+    @property
+    def switch_length(self) -> int | None:
+        """The longest sequence that keeps its rotary factors; longer ones have others from their first token on."""
+        return self.rope_scaling.switch_length if self.rope_scaling is not None else None
 
     @property
     def output_size(self) -> int:

@@ -241,7 +241,6 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
         short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
         long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
         **mscales,
-        is_long=kind != "longrope" or trained > original,
     )
 
 
