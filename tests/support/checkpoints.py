@@ -53,6 +53,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
+TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -390,7 +391,7 @@ KINDS = {
     ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
-    "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),
+    "gpt-neox": Kind("GPTNeoX", {"rotary_pct": 0.5}),
     "gpt-neox-serial": Kind("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
     "falcon-7b": Kind("Falcon", {"multi_query": True}),
     "falcon-40b": Kind("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -417,6 +418,22 @@ KINDS = {
 
 
 MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12}
+QWEN_3_5 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -458,6 +475,30 @@ HYBRID_KINDS = {  # with recurrent layers
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
             "mlp_only_layers": [1],
+        },
+    ),
+    "qwen-3.5": Kind("Qwen3_5", QWEN_3_5),
+    "qwen-3.5-moe": Kind(
+        "Qwen3_5Moe",
+        {
+            **QWEN_3_5,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "olmo-hybrid": Kind("OlmoHybrid", {"num_hidden_layers": 3, "pad_token_id": None, "rope_parameters": None}),
+    "olmo-hybrid-rotated": Kind(
+        "OlmoHybrid",
+        {
+            "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_allow_neg_eigval": False,
+            "pad_token_id": None,
         },
     ),
     "granite-4-hybrid": Kind(
@@ -548,7 +589,7 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     family = KINDS_OF_ALL[kind].family
     model = model_class(family)(config).eval().requires_grad_(False)
-    middle = 0.0 if family == "Qwen3Next" else 1.0  # its norms add 1, and large ones magnify rounding
+    middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
@@ -571,7 +612,7 @@ def model_class(family: str) -> Any:
 def config_class(family: str) -> Any:
     import transformers
 
-    return getattr(transformers, f"{family}TextConfig" if family in ("Gemma3", "Llama4") else f"{family}Config")
+    return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
