@@ -143,6 +143,8 @@ def from_hugging_face(config: Config) -> Architecture:
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
     arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    if arch.num_experts % arch.num_expert_groups:
+        raise CheckpointError(f"{arch.num_experts} experts cannot be divided into {arch.num_expert_groups} groups")
     if arch.rotary_size is not None and (arch.rotary_size % 2 or not 0 < arch.rotary_size <= arch.head_size):
         raise CheckpointError(
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
