@@ -51,6 +51,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
         "state_size": 12,
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
+    "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
 TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
@@ -143,6 +144,10 @@ KINDS = {
     "olmo-3": Kind(
         "Olmo3",
         {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "olmo-3-wide-windows": Kind(
+        "Olmo3",
+        {"sliding_window": 500, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "granite": Kind(
         "Granite",
@@ -418,6 +423,16 @@ KINDS = {
 
 
 MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12}
+NEMOTRON_H = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "chunk_size": 16,
+    "head_dim": 16,
+    "time_step_min": 0.2,
+    "pad_token_id": None,
+}
 QWEN_3_5 = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -499,6 +514,26 @@ HYBRID_KINDS = {  # with recurrent layers
             "linear_value_head_dim": 12,
             "linear_allow_neg_eigval": False,
             "pad_token_id": None,
+        },
+    ),
+    "nemotron-h": Kind(
+        "NemotronH",
+        {**NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "mlp_bias": True},
+    ),
+    "nemotron-h-moe": Kind(
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "use_bias": True,
+            "attention_bias": False,
         },
     ),
     "granite-4-hybrid": Kind(

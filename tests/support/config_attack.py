@@ -28,6 +28,7 @@ from support.checkpoints import KINDS_OF_ALL, LENGTH, VOCAB_SIZE, read_checkpoin
 Verdict = Literal["same", "refused", "warned", "not possible", "DIFFERENT", "CRASHED"]
 TOLERANCE = 1e-4
 REMOVED = "(removed)"
+BESIDE = "rope_scaling beside rope_parameters"
 DEFECTS = ("DIFFERENT", "CRASHED")
 # What files are and which tokens mean something, not what is computed.
 _NOT_COMPUTED = """
@@ -83,6 +84,7 @@ def changes_of(kind: str) -> Iterator[Change]:
     for rope in ROPES:
         yield Change(kind, "rope_parameters", {"rope_theta": theta, **rope})
         yield Change(kind, "rope_scaling", rope)
+        yield Change(kind, BESIDE, rope)
 
 
 def other_values(key: str, value: Any) -> list[Any]:
@@ -138,7 +140,10 @@ def attack(change: Change, folder: Path) -> tuple[Verdict, str]:
 
 def expected_logits(change: Change, folder: Path) -> torch.Tensor:
     """Write the changed checkpoint, and return what transformers makes of it; raises if it cannot."""
-    is_edited = change.value is REMOVED or change.key == "rope_scaling"  # else transformers writes the file as it is
+    is_edited = change.value is REMOVED or change.key in (
+        "rope_scaling",
+        BESIDE,
+    )  # else transformers writes the file as it is
     network = reference(change.kind, **({} if is_edited else {change.key: change.value}))
     network.save_pretrained(folder)
     if is_edited:
@@ -158,6 +163,8 @@ def edit(file: Path, change: Change) -> None:
     config = json.loads(file.read_text())
     if change.value is REMOVED:
         config.pop(change.key, None)
+    elif change.key == BESIDE:  # as people add it
+        config["rope_scaling"] = change.value
     else:  # as files had it before transformers 5
         given = config.pop("rope_parameters")
         config |= {"rope_scaling": change.value, "rope_theta": given["rope_theta"]}

@@ -146,7 +146,8 @@ class Architecture:
     residual_scale: float = 1.0  # of what attention and the feed-forward layer add
     logit_scale: float = 1.0
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
-    has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2)
+    has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
+    feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)
     wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
     attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
     attention_output_scale: float = 1.0
@@ -201,7 +202,8 @@ class Architecture:
     def attending_layers(self) -> frozenset[int]:
         """The layers that have keys and values."""
         has_both = self.recurrence is not None and self.recurrence.is_beside_attention
-        return frozenset(range(self.num_layers)) - (frozenset() if has_both else self.recurrent_layers)
+        others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
+        return frozenset(range(self.num_layers)) - others
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers

@@ -270,10 +270,11 @@ def max_length(config: Config, scaling: RopeScaling | None) -> int:
 def windows(config: Config, family: Family, length: int) -> tuple[int | None, ...]:
     """The attention window of each layer; empty if no layer has one."""
     is_off = family.switches_window and not config.get("use_sliding_window")
-    if family.windowed == "none" or is_off or config.get("sliding_window") is None:
+    if family.windowed == "none" or is_off or (config.get("sliding_window") is None and not family.has_local_rope):
         return ()
     window = integer(config, "sliding_window")
-    layers = windowed_layers(config, family) if window < length else frozenset()
+    # A window beyond the longest sequence has no effect, but its layers may have rotary positions of their own.
+    layers = windowed_layers(config, family) if window < length or family.has_local_rope else frozenset()
     return tuple(window if i in layers else None for i in range(integer(config, "num_hidden_layers"))) if layers else ()
 
 

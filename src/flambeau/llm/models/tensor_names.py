@@ -76,6 +76,8 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     q_rows = 2 * q_rows if arch.gates_attention else q_rows
     if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
         ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
+    elif ".gate_up_proj" in name and not arch.has_gate:  # of experts, which have no other name without gates
+        ends = {"up_proj": num_rows}
     elif ".gate_up_proj" in name:
         ends = {"gate_proj": num_rows // 2, "up_proj": num_rows}
     elif arch.recurrence is not None and arch.recurrence.kind == "delta_net" and DELTA_NET.search(name):

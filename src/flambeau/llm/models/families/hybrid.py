@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, granite, partial_rotation, text_only
+from flambeau.llm.models.families.config_parts import ROTARY_KEYS, expert_groups, granite, partial_rotation, text_only
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.recurrence import MixerNorm, Recurrence
@@ -206,6 +207,48 @@ def granite_hybrid(config: Config) -> Config:
     }
 
 
+def nemotron_h(config: Config) -> Config:
+    """Each layer is a recurrence, attention, a feed-forward layer or experts, and nothing else."""
+    types = config.get("layers_block_type")
+    if types is None:
+        pattern = config.get("hybrid_override_pattern") or "ME*-"
+        types = [NEMOTRON_LAYERS.get(sign, sign) for sign in pattern]
+    unknown = sorted(set(types) - {"mlp", "moe", *ATTENTION_TYPES, *RECURRENT_TYPES})
+    if unknown:
+        raise CheckpointError(f"layers of the types {', '.join(unknown)} are not supported")
+    layers = frozenset(range(len(types)))
+    heads, groups = int(config["mamba_n_heads"]), int(config["mamba_n_groups"])
+    recurrence = mamba_2_layers(
+        {
+            **config,
+            "mamba_d_ssm": heads * int(config["mamba_d_head"]),
+            "time_step_limit": (float(config["time_step_min"]), math.inf),
+        },
+        frozenset(i for i in layers if types[i] in RECURRENT_TYPES),
+    )
+    parts: dict[str, Any] = {
+        "num_layers": len(types),
+        "unrotated_layers": layers,
+        "recurrence": replace(recurrence, norm_groups=groups),
+        "feed_forward_layers": frozenset(i for i in layers if types[i] in ("mlp", "moe")),
+    }
+    if "moe" not in types:
+        return parts
+    if config.get("mlp_bias"):
+        raise CheckpointError("mlp_bias is not supported for layers with experts")
+    return parts | {
+        **expert_groups(config),
+        "num_experts": int(config["n_routed_experts"]),
+        "num_experts_per_token": int(config["num_experts_per_tok"]),
+        "expert_size": int(config["moe_intermediate_size"]),
+        "shared_expert_size": int(config["moe_shared_expert_intermediate_size"]),
+        "normalizes_experts": bool(config["norm_topk_prob"]),
+        "routed_scale": float(config["routed_scaling_factor"]),
+        "router": "biased_sigmoid",
+        "dense_layers": frozenset(i for i in layers if types[i] != "moe"),
+    }
+
+
 def bamba(config: Config) -> Config:
     """Half of each head is rotated, whatever the keys of its rotary positions say."""
     num_layers, attending = config["num_hidden_layers"], config.get("attn_layer_indices") or ()
@@ -353,6 +396,8 @@ LFM_2 = Family(
             "conv_dim",
             "conv_dim_out",
             "conv_use_xavier_init",
+            "block_ffn_dim_multiplier",  # of sizes that are adjusted, as the next
+            "block_multiple_of",
             "num_heads",
             "theta",
             "full_attn_idxs",
@@ -385,6 +430,7 @@ LFM_2 = Family(
     },
 )
 
+NEMOTRON_LAYERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 DELTA_NET_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
@@ -523,6 +569,71 @@ HYBRID = {
             "linear_conv_kernel_dim": 4,
             "linear_allow_neg_eigval": True,
             "eos_token_id": 100257,
+        },
+    ),
+    "NemotronHForCausalLM": Family(
+        model_type="nemotron_h",
+        is_rotated=False,
+        parts={"has_mlp": False, "has_gate": False},
+        derive=nemotron_h,
+        understands=MAMBA_KEYS
+        | KERNEL_KEYS
+        | {"chunk_size", "expand", "mamba_expand", "mamba_proj_bias", "mamba_dt_limit", "time_step_limit"}
+        | {"residual_in_fp32", "rescale_prenorm_residual", "n_shared_experts", "moe_shared_expert_overlap"}
+        | {"num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers"}
+        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim"},
+        supported={
+            "mamba_hidden_act": (None, *SILU),
+            "mamba_ssm_cache_dtype": (None, "float32"),
+            "moe_latent_size": (None,),
+            "sliding_window": (None,),
+        },
+        epsilon_key="layer_norm_epsilon",
+        activation_key="mlp_hidden_act",
+        aliases={
+            "ssm_state_size": "mamba_d_state",
+            "mamba_num_heads": "mamba_n_heads",
+            "mamba_head_dim": "mamba_d_head",
+            "n_groups": "mamba_n_groups",
+            "conv_kernel": "mamba_d_conv",
+            "use_conv_bias": "mamba_conv_bias",
+            "use_bias": "mamba_proj_bias",
+            "num_local_experts": "n_routed_experts",
+            "layer_types": "layers_block_type",
+        },
+        renames=(
+            (r"^(backbone|model)\.embeddings\.", "model.embed_tokens."),
+            (r"^(backbone|model)\.norm_f\.", "model.norm."),
+            (r"^(?:backbone|model)\.layers\.(\d+)\.norm\.", r"model.layers.\1.input_layernorm."),
+            (r"^backbone\.", "model."),
+            (r"\.mixer\.([qkvo])_proj\.", r".self_attn.\1_proj."),
+            (r"\.mixer\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+            (r"\.mixer\.shared_experts\.", ".mlp.shared_expert."),
+            (r"\.mixer\.(up_proj|down_proj|experts|gate)\b", r".mlp.\1"),
+        ),
+        defaults={
+            **MAMBA_2_DEFAULTS,
+            "hidden_size": 4096,
+            "num_hidden_layers": 1,  # counted by the types of layers
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "intermediate_size": 21504,
+            "mlp_hidden_act": "relu2",
+            "layer_norm_epsilon": 1e-5,
+            "mamba_n_groups": 8,
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "time_step_min": 0.001,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
         },
     ),
     "GraniteMoeHybridForCausalLM": Family(
