@@ -106,6 +106,7 @@ class Engine:
             whole_prompts=whole_prompts,
             state_slots=StateSlots(num_slots),
             restores=self._restores,
+            switch_length=arch.switch_length,
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)

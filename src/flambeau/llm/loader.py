@@ -243,7 +243,7 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    arch = with_positions(read_architecture(path), config.max_model_len)
+    arch = read_architecture(path)
     check_prefixes(config, arch)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
@@ -330,22 +330,6 @@ def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, 
         raise LLMError(f"kv_cache_dtype must be fp8 or left out on {device}, not {named!r}")
     is_narrow = device.type == "cpu" and dtype == torch.float32 and has_integer_weights(model)
     return torch.float16 if is_narrow else dtype
-
-
-def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:
-    """Choose the factors of longrope for all sequences: keys in the cache cannot change when a sequence gets long."""
-    scaling = arch.rope_scaling
-    if scaling is None or scaling.kind != "longrope" or not scaling.is_long:
-        return arch
-    if max_model_len is not None and max_model_len <= scaling.original_length:
-        return replace(arch, rope_scaling=replace(scaling, is_long=False))
-    logger.warning(
-        "all sequences use the rotary factors of long ones (longrope); if none is longer than %d tokens, set "
-        "max_model_len: %d to use the factors of short ones",
-        scaling.original_length,
-        scaling.original_length,
-    )
-    return arch
 
 
 def size_bytes(model: Transformer) -> int:

@@ -78,6 +78,7 @@ class Scheduler:
         whole_prompts: bool = False,
         state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
+        switch_length: int | None = None,
     ) -> None:
         self._pool = pool
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
@@ -89,6 +90,7 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._on_remove = on_remove
         self._restores = restores
+        self._switch_length = switch_length  # the longest sequence with the first rotary factors; None: they stay
         self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -143,9 +145,11 @@ class Scheduler:
         """Plan the next step, with room for `lookahead` proposed tokens per decoding sequence if blocks allow it."""
         if self._has_tenants and (newcomers := self._plan_newcomers()).chunks:
             return newcomers
-        if lookahead and not self._has_room(lookahead):
+        plan = StepPlan()
+        self._plan_restarts(plan)
+        if lookahead and (not self._has_room(lookahead) or any(self._outgrows(s, lookahead) for s in self.running)):
             lookahead = 0
-        plan = StepPlan(lookahead=lookahead)
+        plan.lookahead = lookahead
         self._plan_decodes(plan, lookahead)
         left = max(self._max_step_tokens - len(plan.decodes) * (1 + lookahead), self._min_prompt_tokens)
         prompts: list[Sequence] = []
@@ -208,6 +212,8 @@ class Scheduler:
             return None
         if len(self.running) < self._max_num_seqs and not all(sequence.is_restoring for sequence in self.waiting):
             return None
+        if any(self._outgrows(sequence, 1) for sequence in sequences):
+            return None
         decodes = [sequence for sequence in sequences if sequence.room > 1]
         needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
         if not decodes or sum(needed) > self._pool.num_free:
@@ -216,6 +222,19 @@ class Scheduler:
             if number:
                 sequence.blocks += self._pool.allocate(number)
         return StepPlan(decodes=decodes)
+
+    def _outgrows(self, sequence: Sequence, ahead: int = 0) -> bool:
+        """Whether so many more tokens make it longer than its rotary factors allow."""
+        limit = self._switch_length
+        return limit is not None and not sequence.is_long and len(sequence.tokens) + ahead > limit
+
+    def _plan_restarts(self, plan: StepPlan) -> None:
+        """Sequences that have grown too long for their rotary factors are computed again with others."""
+        for sequence in [*filter(self._outgrows, self.running)]:
+            self.running.remove(sequence)
+            self._free(sequence)
+            self.waiting.appendleft(sequence)
+            plan.preempted.append(sequence)
 
     def _has_room(self, lookahead: int) -> bool:
         """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
@@ -272,6 +291,7 @@ class Scheduler:
         spare = min(len(self.running), self._pool.num_blocks // 16)
         if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
+        sequence.is_long = self._switch_length is not None and len(sequence.tokens) > self._switch_length
         # The last token is always computed, even if all blocks are cached: its logits are needed.
         reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
         shared, parent = self._pool.match_prefix(reusable, sequence.root)
