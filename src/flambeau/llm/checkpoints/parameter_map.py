@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
     GATES,
     IGNORED,
@@ -70,7 +71,7 @@ class WeightMismatches:
 
 
 def map_weights(
-    model: Transformer, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
+    model: Transformer | DraftHead, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
 ) -> list[Placement]:
     """A placement for every tensor, so that every parameter is filled; `arch` describes the files."""
     targets = parameters_of(model)
@@ -95,12 +96,12 @@ def map_weights(
     return placements
 
 
-def parameters_of(model: Transformer) -> dict[str, Tensor]:
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers that a checkpoint holds."""
     return model.state_dict(keep_vars=True)
 
 
-def is_ignored(model: Transformer, name: str) -> bool:
+def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens.
 
     The encoder of images is loaded apart from the decoder (vision_weights.py).

@@ -28,7 +28,7 @@ RENAMES = (
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
 IGNORED = re.compile(  # constants, and layers that predict further tokens
-    r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$|^mtp\."
+    r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$|^(model\.mtp_layers|mtp)\."
 )
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.))")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast

@@ -24,6 +24,7 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
@@ -49,8 +50,9 @@ class CudaLayer:
 class CudaNetwork:
     """A network and its cache as the kernels read them."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
+        self._states = states
         self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
         self._embedding = body.embed_tokens.weight
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
@@ -77,12 +79,20 @@ class CudaNetwork:
         """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
         x_TE = F.embedding(inputs.ids_T, self._embedding)
         sums: Tensor | None = None
-        for layer in self._layers:
-            qkv = layer.qkv(normalize(x_TE, layer.gains[0], self._epsilon, sums))
+        layers = () if self._states is None else self._states.layers
+        inputs_of: dict[int, Tensor] = {}
+        for number, layer in enumerate(self._layers):
+            normal_TE = normalize(x_TE, layer.gains[0], self._epsilon, sums)
+            if number in layers:
+                inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
+            qkv = layer.qkv(normal_TE)
             sums = layer.out(self._attend(layer, qkv, inputs, tiles))
             gated = layer.gate_up(normalize(x_TE, layer.gains[1], self._epsilon, sums))
             sums = layer.down(gated)
         hidden_TE = normalize(x_TE, self._last_gain, self._epsilon, sums)
+        if self._states is not None:
+            inputs_of[len(self._layers)] = x_TE
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
         logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
         return logits.sum(0) if logits.dim() == 3 else logits.float()
 
