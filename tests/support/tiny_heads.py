@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead, HeadKind, HeadSettings, make_head
+from flambeau.llm.models.tensor_names import part_name, part_rows
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -41,6 +43,48 @@ def tiny_head(
     return head
 
 
+def published_eagle(head: DraftHead) -> dict[str, Tensor]:
+    """The tensors of a head by the names that EAGLE checkpoints have."""
+    first = "midlayer." if head.settings.kind == "eagle3" else "layers.0."
+    tensors = {
+        name.replace("model.layers.0.", first).removeprefix("model."): value
+        for name, value in split_tensors(head).items()
+    }
+    if head.target_ids_D is not None:
+        size = len(head.target_ids_D)
+        tensors["d2t"] = head.target_ids_D - torch.arange(size)
+        tensors["t2d"] = torch.zeros(head.arch.vocab_size, dtype=torch.bool).index_fill(0, head.target_ids_D, True)
+    return tensors
+
+
+def published_mtp(head: DraftHead, naming: str, arch: Architecture) -> dict[str, Tensor]:
+    """The tensors of a layer of multi-token prediction by the names of DeepSeek, or of MiMo."""
+    tensors = {}
+    layer = "model.mtp_layers.0." if naming == "MiMo" else f"model.layers.{arch.num_layers}."
+    names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    for name, value in split_tensors(head).items():
+        own = name.removeprefix("model.layers.0.")
+        if naming == "MiMo":
+            start, _, end = own.partition(".")
+            own = f"{names.get(start, start)}.{end}" if name != "model.norm.weight" else "final_layernorm.weight"
+        elif name == "model.norm.weight":
+            own = "shared_head.norm.weight"
+        tensors[layer + own] = value
+    if naming != "MiMo":  # copies of the model's own
+        tensors[f"{layer}embed_tokens.weight"] = torch.zeros(arch.vocab_size, arch.hidden_size)
+        tensors[f"{layer}shared_head.head.weight"] = torch.zeros(arch.vocab_size, arch.hidden_size)
+    return tensors
+
+
+def split_tensors(head: DraftHead) -> dict[str, Tensor]:
+    """Queries, keys, values, gate and up apart, as in Hugging Face checkpoints."""
+    tensors = {}
+    for name, value in head.state_dict().items():
+        parts = part_rows(head.arch, name, len(value)) if ".experts." not in name else {}
+        tensors |= {part_name(name, part): value[rows] for part, rows in parts.items()} or {name: value}
+    return tensors
+
+
 def twin_proposals(head: DraftHead, target: Transformer, tokens: list[int], number: int) -> list[int]:
     """The greedy proposals after these tokens, from the weights alone."""
     weights = {name: value.detach() for name, value in head.state_dict().items()}
@@ -63,7 +107,7 @@ def twin_combined(head: DraftHead, target: Transformer, weights: dict[str, Tenso
         return rms(states, target.model.norm.weight, target.arch.norm_epsilon)
     if head.settings.norm_before_projection:
         states = rms(states, weights["input_norm.weight"], head.arch.norm_epsilon)
-    return F.linear(states, weights["fc.weight"], weights.get("fc.bias"))
+    return functional.linear(states, weights["fc.weight"], weights.get("fc.bias"))
 
 
 def twin_pass(
@@ -79,16 +123,16 @@ def twin_pass(
         x = normal if settings.norm_before_residual else hidden
         given = torch.cat((rms(embedded, weights[layer + "input_layernorm.weight"], epsilon), normal), -1)
     elif settings.kind == "eagle":
-        x = F.linear(torch.cat((embedded, hidden), -1), weights["fc.weight"], weights.get("fc.bias"))
+        x = functional.linear(torch.cat((embedded, hidden), -1), weights["fc.weight"], weights.get("fc.bias"))
         given = x
     else:
         both = [rms(embedded, weights["enorm.weight"], epsilon), rms(hidden, weights["hnorm.weight"], epsilon)]
-        x = F.linear(torch.cat(both[::-1] if settings.hidden_first else both, -1), weights["eh_proj.weight"])
+        x = functional.linear(torch.cat(both[::-1] if settings.hidden_first else both, -1), weights["eh_proj.weight"])
         given = rms(x, weights[layer + "input_layernorm.weight"], epsilon)
     x = x + twin_attention(head, weights, layer + "self_attn.", given)
     y = rms(x, weights[layer + "post_attention_layernorm.weight"], epsilon)
-    gate, up = F.linear(y, weights[layer + "mlp.gate_up_proj.weight"]).chunk(2, -1)
-    x = x + F.linear(F.silu(gate) * up, weights[layer + "mlp.down_proj.weight"])
+    gate, up = functional.linear(y, weights[layer + "mlp.gate_up_proj.weight"]).chunk(2, -1)
+    x = x + functional.linear(functional.silu(gate) * up, weights[layer + "mlp.down_proj.weight"])
     is_normal = settings.kind == "mtp" or settings.norms_output
     return rms(x, weights["model.norm.weight"], epsilon) if is_normal else x
 
@@ -96,7 +140,7 @@ def twin_pass(
 def twin_attention(head: DraftHead, weights: dict[str, Tensor], name: str, given: Tensor) -> Tensor:
     arch = head.arch
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
-    qkv = F.linear(given, weights[name + "qkv_proj.weight"]).view(len(given), -1, size)
+    qkv = functional.linear(given, weights[name + "qkv_proj.weight"]).view(len(given), -1, size)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
     angles = torch.outer(torch.arange(len(given)).float(), arch.rope_theta ** -(torch.arange(0, size, 2) / size))
     turn = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
@@ -111,7 +155,7 @@ def twin_attention(head: DraftHead, weights: dict[str, Tensor], name: str, given
     scores = (q @ k.transpose(1, 2)) * size**-0.5
     is_later = torch.ones(len(given), len(given), dtype=torch.bool).triu(1)
     mixed = scores.masked_fill(is_later, -torch.inf).softmax(-1) @ v
-    return F.linear(mixed.transpose(0, 1).flatten(1), weights[name + "o_proj.weight"])
+    return functional.linear(mixed.transpose(0, 1).flatten(1), weights[name + "o_proj.weight"])
 
 
 def twin_logits(head: DraftHead, target: Transformer, weights: dict[str, Tensor], hidden: Tensor) -> Tensor:
@@ -119,7 +163,7 @@ def twin_logits(head: DraftHead, target: Transformer, weights: dict[str, Tensor]
         return target.logits(hidden)
     if not head.settings.norms_output:
         hidden = rms(hidden, weights["model.norm.weight"], head.arch.norm_epsilon)
-    return F.linear(hidden, weights["lm_head.weight"])
+    return functional.linear(hidden, weights["lm_head.weight"])
 
 
 def rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

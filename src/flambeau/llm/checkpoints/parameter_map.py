@@ -16,6 +16,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
+    FURTHER_TOKENS,
     GATES,
     IGNORED,
     ONE_HEAD_NORM,
@@ -108,6 +109,7 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     """
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
+    is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     is_vision = arch.vision is not None and vision_name(name) is not None
     return bool(IGNORED.search(name) or is_unused or is_vision) or (
