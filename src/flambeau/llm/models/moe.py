@@ -137,11 +137,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         x_TE = x.flatten(0, -2)
-        weights_TA, chosen_TA = self.route(x_TE)
-        if self.normalizes_experts:
-            weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
-        if self.routed_scale != 1.0:
-            weights_TA = weights_TA * self.routed_scale
+        weights_TA, chosen_TA = self.choose(x_TE)
         y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
         if self.shared_expert is None:
             return y
@@ -149,8 +145,15 @@ class SparseMLP(nn.Module):
         gate = self.shared_expert_gate
         return y + (shared if gate is None else shared * torch.sigmoid(gate(x)))  # type: ignore[no-any-return]
 
+    def choose(self, x_TE: Tensor) -> Routing:
+        """The weights [T, A] of the experts, as they are used, and their numbers."""
+        weights_TA, chosen_TA = self.route(x_TE)
+        if self.normalizes_experts:
+            weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
+        return (weights_TA if self.routed_scale == 1.0 else weights_TA * self.routed_scale), chosen_TA
+
     def route(self, x_TE: Tensor) -> Routing:
-        """The weights [T, A] of the chosen experts, and their numbers."""
+        """The router's weights [T, A] of the chosen experts, and their numbers."""
         is_wide = self.router in WIDE
         logits_TN = F.linear(x_TE.float(), self.gate.weight.float()) if is_wide else self.gate(x_TE)
         return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
