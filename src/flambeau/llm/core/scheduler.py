@@ -79,8 +79,10 @@ class Scheduler:
         state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
         switch_length: int | None = None,
+        num_recomputed_blocks: int = 0,
     ) -> None:
         self._pool = pool
+        self._num_recomputed = num_recomputed_blocks  # of a cached prefix, at its end
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
         self._state_slots = state_slots or StateSlots()
         self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
@@ -294,12 +296,16 @@ class Scheduler:
         sequence.is_long = self._switch_length is not None and len(sequence.tokens) > self._switch_length
         # The last token is always computed, even if all blocks are cached: its logits are needed.
         reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
-        shared, parent = self._pool.match_prefix(reusable, sequence.root)
+        found, end = self._pool.match_prefix(reusable, sequence.root)
+        shared, parent = found, end
+        if self._num_recomputed and found:
+            kept = max(0, len(found) - self._num_recomputed) * self._pool.block_size
+            shared, parent = self._pool.match_prefix(reusable[:kept], sequence.root)
         needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
         if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
             return False
         if self._restores is not None and sequence.may_restore:
-            sequence.restore, is_own = self._restores.find(reusable, shared, parent)
+            sequence.restore, is_own = self._restores.find(reusable, found, end)
             if sequence.restore is not None:
                 sequence.may_restore = not is_own
                 return False
