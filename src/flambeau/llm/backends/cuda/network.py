@@ -31,6 +31,7 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
@@ -75,8 +76,9 @@ class CudaLayer:
 class CudaNetwork:
     """A network and its cache as the kernels read them."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
+        self._states = states
         self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=body.embed_tokens.weight.dtype))
         self._logit_scale = arch.logit_scale
@@ -109,10 +111,18 @@ class CudaNetwork:
         x_TE = F.embedding(inputs.ids_T, self._embedding)
         x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
         sums: Tensor | None = None
-        for layer, counters_T in zip(self._layers, self._counters(len(x_TE)), strict=True):
-            sums = layer.out(self._attend(layer, layer.qkv(layer.norm(x_TE, sums)), inputs, tiles))
+        layers = () if self._states is None else self._states.layers
+        inputs_of: dict[int, Tensor] = {}
+        for number, (layer, counters_T) in enumerate(zip(self._layers, self._counters(len(x_TE)), strict=True)):
+            normal_TE = layer.norm(x_TE, sums)
+            if number in layers:
+                inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
+            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles))
             x_TE, sums = layer.mlp(x_TE, sums, counters_T)
         hidden_TE = self._last_norm(x_TE, sums)
+        if self._states is not None:
+            inputs_of[len(self._layers)] = x_TE
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
         logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
         logits = logits.sum(0) if logits.dim() == 3 else logits.float()
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
