@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 import time
@@ -145,16 +146,55 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
+class ReadThread:
+    """Calls functions in a thread, one after another. Tenants take turns."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []  # turn, order of arrival, …
+        self._serials = itertools.count()
+        self._num_left = 0  # calls that wait or run
+        self._turn = 0  # of the call that began last
+        self._last_turns: dict[str, int] = {}  # of each tenant's last call
+
+    def submit(self, call: Callable[[], Any], tenant: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if not self._num_left:
+                self._last_turns.clear()
+            self._num_left += 1
+            turn = max(self._turn, self._last_turns.get(tenant, -1) + 1)
+            self._last_turns[tenant] = turn
+            heapq.heappush(self._waiting, (turn, next(self._serials), call, future))
+        self._executor.submit(self._call_next)
+        return future
+
+    def _call_next(self) -> None:
+        with self._lock:
+            self._turn, _, call, future = heapq.heappop(self._waiting)
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        with self._lock:
+            self._num_left -= 1
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 class BackgroundReads:
-    """Reads requests in a thread, beside the steps, one after another.
+    """Reads requests in threads, beside the steps.
 
     Tokenizing a long prompt takes as long as many steps; tokenizers release Python's lock meanwhile. While one is
-    read, others wait for the thread: they share a tokenizer. Images have a thread of their own.
+    read, short ones have a thread of their own: the thread of the steps never waits for a tokenizer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._executor: ThreadPoolExecutor | None = None  # made when it is needed
+        self._threads: dict[str, ReadThread] = {}  # made when they are needed
         self._reads: dict[int, tuple[Future[Any], Callable[[Any], StepResult | None], threading.Event]] = {}
 
     @property
@@ -170,14 +210,19 @@ class BackgroundReads:
         read: Callable[[], Any],
         finish: Callable[[Any], StepResult | None],
         cancelled: threading.Event | None = None,
+        *,
+        size_bytes: int = LONG_BYTES,
+        tenant: str = "",
     ) -> None:
-        """Call `read` in the thread, and then `finish` with its result between two steps.
+        """Call `read` in a thread, and then `finish` with its result between two steps.
 
         `cancelled` is set when the result is no longer needed.
         """
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        self._reads[job_id] = (self._executor.submit(read), finish, cancelled or threading.Event())
+        name = self._name if size_bytes >= LONG_BYTES else f"{self._name}-short"
+        if name not in self._threads:
+            self._threads[name] = ReadThread(name)
+        future = self._threads[name].submit(read, tenant)
+        self._reads[job_id] = (future, finish, cancelled or threading.Event())
 
     def forget(self, job_id: int) -> None:
         """Drop a job that was cancelled."""
@@ -202,8 +247,8 @@ class BackgroundReads:
         return results
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.close()
 
 
 def size_of(request: Request) -> int:
@@ -276,6 +321,8 @@ class GptGeneration:
                 request.job_id,
                 partial(self._read, request, row, state),
                 lambda prompted: self._add_read(request, prompted, state, began),
+                size_bytes=size_of(request),
+                tenant=request.tenant,
             )
         else:
             self._add_read(request, self._read(request, row, state), state, began)
@@ -291,6 +338,7 @@ class GptGeneration:
             partial(self._encode_images, prompted.images, cancelled),
             lambda images: self._add_job(request, prompted, images, state, began),
             cancelled,
+            tenant=request.tenant,
         )
 
     def _encode_images(self, images: Sequence[ImageInput], cancelled: threading.Event) -> list[EncodedImage]:
@@ -406,7 +454,13 @@ class GptGeneration:
         """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
         if not self._reads.is_for(len(body)):
             return self._tokenize(body)
-        self._reads.submit(request.job_id, partial(self._tokenize, body), partial(Part, request.job_id))
+        self._reads.submit(
+            request.job_id,
+            partial(self._tokenize, body),
+            partial(Part, request.job_id),
+            size_bytes=len(body),
+            tenant=request.tenant,
+        )
         return None
 
     def cancel(self, job_id: int) -> None:
