@@ -439,7 +439,7 @@ def load_head(
         tell_of_mtp(path, model.arch)
         return None
     if config.speculation == "mtp":
-        settings, naming = read_mtp(path, with_positions(read_declared(path), config.max_model_len))
+        settings, naming = read_mtp(path, read_declared(path))
         arrived = quantize_on_load(config.quantization, model.arch, layer_maker(config, device, None))
         head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived)
     else:

@@ -23,7 +23,7 @@ Sums = tuple[Tensor, Tensor]  # the residual stream [T, E], and what is to be ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
+class NormParameters:
     """The norm before a part of a layer, and what sums are multiplied with before they are added."""
 
     gain: Tensor
@@ -39,7 +39,7 @@ class LayerNorm:
 class DenseLayer:
     """A norm and a gated feed-forward layer."""
 
-    norm: LayerNorm
+    norm: NormParameters
     gate_up: KernelLinear
     down: KernelLinear
 
@@ -51,7 +51,7 @@ class DenseLayer:
 class SparseLayer:
     """A norm, a router and its experts; there may be one more for all rows, with a gate or without."""
 
-    norm: LayerNorm
+    norm: NormParameters
     mlp: SparseMLP
     experts: KernelExperts
     shared: tuple[KernelLinear, KernelLinear] | None  # gate_up and down

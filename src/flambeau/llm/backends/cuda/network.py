@@ -20,7 +20,7 @@ from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
-    LayerNorm,
+    NormParameters,
     SparseLayer,
     can_compute_experts,
     kernel_experts,
@@ -64,7 +64,7 @@ class CudaLayer:
     """The tensors of one layer."""
 
     attention: Attention
-    norm: LayerNorm  # before attention
+    norm: NormParameters  # before attention
     qk_gains: tuple[Tensor, Tensor] | None
     qkv: KernelLinear
     out: KernelLinear
@@ -84,7 +84,7 @@ class CudaNetwork:
         self._logit_scale = arch.logit_scale
         self._embedding = body.embed_tokens.weight
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
-        self._last_norm = LayerNorm(
+        self._last_norm = NormParameters(
             gain=body.norm.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale
         )
         self._device, self._dtype = body.norm.weight.device, body.norm.weight.dtype
@@ -176,7 +176,7 @@ def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> C
     q_norm, k_norm = attention.q_norm, attention.k_norm
     has_qk_gains = q_norm is not None and not attention.is_wide
     norm, mlp_norm = (
-        LayerNorm(gain=each.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+        NormParameters(gain=each.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
         for each in (layer.input_layernorm, layer.post_attention_layernorm)
     )
     return CudaLayer(
@@ -191,11 +191,11 @@ def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> C
     )
 
 
-def dense_layer(norm: LayerNorm, mlp: Any) -> DenseLayer:
+def dense_layer(norm: NormParameters, mlp: Any) -> DenseLayer:
     return DenseLayer(norm=norm, gate_up=kernel_linear(mlp.gate_up_proj, gates=True), down=kernel_linear(mlp.down_proj))
 
 
-def sparse_layer(norm: LayerNorm, mlp: SparseMLP) -> SparseLayer:
+def sparse_layer(norm: NormParameters, mlp: SparseMLP) -> SparseLayer:
     shared = mlp.shared_expert
     return SparseLayer(
         norm=norm,
