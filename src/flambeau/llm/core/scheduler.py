@@ -312,17 +312,18 @@ class Scheduler:
             return None
         if len(self.running) < self._max_num_seqs and not all(sequence.is_restoring for sequence in self.waiting):
             return None
-        if any(self._outgrows(sequence, 1) for sequence in sequences):
+        if self._switch_length is not None and any(self._outgrows(sequence, 1) for sequence in sequences):
             return None
         if self._shares.is_shared and self._may_preempt():
             return None
         decodes = [sequence for sequence in sequences if sequence.room > 1]
-        needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
+        size = self._pool.block_size
+        full = [sequence for sequence in decodes if len(sequence.blocks) * size <= len(sequence.tokens)]
+        needed = [self._pool.num_needed(len(sequence.tokens) + 1) - len(sequence.blocks) for sequence in full]
         if not decodes or sum(needed) > self._pool.num_free:
             return None
-        for sequence, number in zip(decodes, needed, strict=True):
-            if number:
-                sequence.blocks += self._pool.allocate(number)
+        for sequence, number in zip(full, needed, strict=True):
+            sequence.blocks += self._pool.allocate(number)
         self._charge_decodes(decodes)
         return StepPlan(decodes=decodes)
 
@@ -575,11 +576,10 @@ def cut_at_end(
     sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]
 ) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and the reason."""
-    params, room = sequence.params, sequence.room
+    params, room, stop_ids = sequence.params, sequence.room, sequence.params.stop_token_ids
     for i, token in enumerate(new_ids, 1):
         # A grammar leaves the end token, if it is to be ignored, only where nothing else may follow.
-        ends_at_eos = not params.ignore_eos or sequence.grammar is not None
-        is_end = (token in eos_ids and ends_at_eos) or token in params.stop_token_ids
+        is_end = (token in eos_ids and (not params.ignore_eos or sequence.grammar is not None)) or token in stop_ids
         if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
         if i >= room:
