@@ -441,6 +441,8 @@ def load_head(
         settings = read_eagle(Path(config.draft), model.arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
     use_faster_layers(head, config, device, dtype)
+    if device.type == "cpu" and config.compile and kernels.load(builds=False):
+        pack_layers(head, (nn.Linear,))  # most weights need 16 bits
     logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
     return head
 

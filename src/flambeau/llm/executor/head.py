@@ -72,6 +72,8 @@ class WaitingEntries:
 class HeadProposer:
     """Proposes what the head samples with the random numbers that the target will use."""
 
+    reads_states = True
+
     def __init__(self, model: HeadModel, inputs: InputBuilder, sampler: Sampler) -> None:
         self._model, self._head = model, model.head
         self._inputs, self._sampler = inputs, sampler
