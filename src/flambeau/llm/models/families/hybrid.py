@@ -451,8 +451,13 @@ QWEN_3_5 = Family(
     # A text has the same position in all sections of mrope; layers for further tokens are not used.
     understands=ROTARY_KEYS
     | {"full_attention_interval", "mrope_section", "mrope_interleaved", "mtp_num_hidden_layers"}
-    | {"mtp_use_dedicated_embeddings"},
-    supported={"hidden_act": SILU, "attn_output_gate": (None, True), "mamba_ssm_dtype": (None, "float32")},
+    | {"mtp_use_dedicated_embeddings", "unsloth_fixed_mtp"},
+    supported={
+        "hidden_act": SILU,
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, *SILU),
+        "mamba_ssm_dtype": (None, "float32"),
+    },
     renames=DELTA_NET_NAMES,
     defaults={**DELTA_NET_DEFAULTS, "num_key_value_heads": 4},
 )
@@ -466,6 +471,7 @@ QWEN_3_5_MOE = replace(
     defaults={
         **DELTA_NET_DEFAULTS,
         "num_key_value_heads": 2,
+        "intermediate_size": 512,  # of layers without experts, which it does not have
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 512,
@@ -581,7 +587,7 @@ HYBRID = {
         | {"chunk_size", "expand", "mamba_expand", "mamba_proj_bias", "mamba_dt_limit", "time_step_limit"}
         | {"residual_in_fp32", "rescale_prenorm_residual", "n_shared_experts", "moe_shared_expert_overlap"}
         | {"num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers"}
-        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim"},
+        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim", "norm_eps"},
         supported={
             "mamba_hidden_act": (None, *SILU),
             "mamba_ssm_cache_dtype": (None, "float32"),
