@@ -53,16 +53,21 @@ class GenerationJob:
     finished: set[int] = field(default_factory=set)
     counts: list[SequenceCounts] = field(default_factory=list)
 
-    def add(self, outputs: Sequence[ChoiceOutput], now: float) -> None:
-        self.first_at = self.first_at or now
+    def add(self, outputs: Sequence[ChoiceOutput], now: float, gaps: TokenGaps) -> None:
+        """Note what a step has generated, and how long after the step before."""
+        gap_s = now - self.last_at if self.last_at else None
+        self.first_at, self.last_at = self.first_at or now, now
         for choice in outputs:
+            output = choice.output
+            if gap_s is not None and output.token_ids:
+                gaps.add(gap_s, len(output.token_ids))
             if self.keeps_state:
-                self.unsent.setdefault(choice.index, []).extend(choice.output.token_ids)
-            if choice.output.finish_reason:
+                self.unsent.setdefault(choice.index, []).extend(output.token_ids)
+            if output.finish_reason:
                 self.num_left -= 1
                 self.finished.add(choice.index)
-                if choice.output.counts is not None:
-                    self.counts.append(choice.output.counts)
+                if output.counts is not None:
+                    self.counts.append(output.counts)
 
     def work(self, now: float) -> Work:
         """What the engine did for the job, once it is over."""
@@ -84,9 +89,7 @@ class GenerationJob:
         )
 
     def take_state(self) -> bytes:
-        """The state to send with the next part; empty where the reply cannot be resumed."""
-        if not self.keeps_state:
-            return b""
+        """The state to send with the next part of a reply that can be resumed."""
         state = encode_step(self.unsent, self.finished, self.seed)
         self.unsent, self.seed = {}, None
         return state
@@ -482,27 +485,25 @@ class GptGeneration:
 
     def _advance(self) -> list[StepResult]:
         outputs: dict[int, list[ChoiceOutput]] = {}
+        find = self._owners.get
         for output in self._engine.step():
-            owner, first = self._owners.get(output.request_id, (None, 0))
-            if isinstance(owner, PendingCompletions):
-                owner.add(first + output.index, output)
-            elif owner is not None:
+            owner, first = find(output.request_id, (None, 0))
+            if isinstance(owner, GenerationJob):
                 outputs.setdefault(owner.request.job_id, []).append(ChoiceOutput(first + output.index, output))
+            elif owner is not None:
+                owner.add(first + output.index, output)
         now = time.monotonic()
         self._gaps.num_steps += 1
         parts = [self._part(self._jobs[job_id], of_job, now) for job_id, of_job in outputs.items()]
         return [part for part in parts if part is not None]
 
     def _part(self, job: GenerationJob, outputs: Sequence[ChoiceOutput], now: float) -> StepResult | None:
-        if job.last_at:
-            for choice in outputs:
-                if choice.output.token_ids:
-                    self._gaps.add(now - job.last_at, len(choice.output.token_ids))
-        job.last_at = now
-        job.add(outputs, now)
+        num_finished = len(job.finished)
+        job.add(outputs, now, self._gaps)
         is_over = job.num_left == 0
         try:
-            check_finish_reasons(choice.output for choice in outputs)
+            if len(job.finished) > num_finished:
+                check_finish_reasons(choice.output for choice in outputs)
             body = job.reply.take(outputs, is_over=is_over)
         except Exception as error:  # a reply that cannot be formatted fails its own job only
             self.cancel(job.request.job_id)
@@ -515,7 +516,8 @@ class GptGeneration:
             self.cancel(job.request.job_id)
             self._on_finished(job, now)
             return Part(job.request.job_id, body, headers=headers, work=job.work(now))
-        return Part(job.request.job_id, body, False, headers=headers, state=job.take_state())
+        state = job.take_state() if job.keeps_state else b""
+        return Part(job.request.job_id, body, False, headers=headers, state=state)
 
     # ---- within a call ----
 

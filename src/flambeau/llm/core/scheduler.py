@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Hashable
 from collections.abc import Sequence as Ids
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
@@ -70,6 +70,17 @@ def ignore_removal(sequence: Sequence) -> None:
     """The default for `on_remove`."""
 
 
+class PrefixMatch(NamedTuple):
+    """What of a sequence is in the cache."""
+
+    reusable: list[Hashable]  # its contents that may be
+    cached: list[int]  # the blocks that are
+    cached_end: int  # the serial of the last of these
+    shared: list[int]  # those that it uses; it computes the rest again
+    parent: int  # the serial of the last of these
+    num_needed: int  # further blocks
+
+
 class Scheduler:
     """Waiting and running sequences, in order of arrival. `on_remove` is called for each that leaves for good."""
 
@@ -87,8 +98,11 @@ class Scheduler:
         whole_prompts: bool = False,
         state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
+        switch_length: int | None = None,
+        num_recomputed_blocks: int = 0,
     ) -> None:
         self._pool = pool
+        self._num_recomputed = num_recomputed_blocks  # of a cached prefix, at its end
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
         self._state_slots = state_slots or StateSlots()
         self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
@@ -101,6 +115,7 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._on_remove = on_remove
         self._restores = restores
+        self._switch_length = switch_length  # the longest sequence with the first rotary factors; None: they stay
         self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -156,13 +171,15 @@ class Scheduler:
         """Plan the next step, with room for `lookahead` proposed tokens per decoding sequence if blocks allow it."""
         self._num_plans += 1
         self._shares.begin_step()
-        if self._shares.is_shared:
-            return self._plan_shared(lookahead)
         plan = StepPlan()
+        self._plan_restarts(plan)
+        if self._shares.is_shared:
+            self._plan_shared(plan, lookahead)
+            return plan
         self._plan_decodes(plan, lookahead, self.running)
         self._charge_decodes(plan.decodes)
         left = max(self._max_step_tokens - len(plan.decodes) * (1 + plan.lookahead), self._min_prompt_tokens)
-        prompts = []
+        prompts: list[Sequence] = []
         if len(plan.decodes) < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]
         for i, sequence in enumerate(prompts, 1):
@@ -189,24 +206,22 @@ class Scheduler:
 
     # ---- steps of several tenants ----
 
-    def _plan_shared(self, lookahead: int) -> StepPlan:
+    def _plan_shared(self, plan: StepPlan, lookahead: int) -> None:
         """A step of prompts or one of decodes, in turns, so that each is short; both are computed apart anyway.
 
         The prompts of tenants that are not heavy need not wait for their turn, but never have two steps in a row.
         """
-        plan = StepPlan()
         is_decoding = any(sequence.is_decoding for sequence in self.running)
         if self._last_step != "light prompts" or not is_decoding:
             self._plan_prompts(plan, light_only=self._last_step == "prompts" and is_decoding)
         if plan.chunks:
             is_light = not any(self._shares.is_heavy(chunk.sequence.tenant) for chunk in plan.chunks)
             self._last_step = "light prompts" if is_light else "prompts"
-            return plan
+            return
         self._last_step = "decodes"
         order = sorted(self.running, key=lambda sequence: self._shares.used(sequence.tenant))
         self._plan_decodes(plan, lookahead, order, self._max_heavy_decodes(order))
         self._charge_decodes(plan.decodes)
-        return plan
 
     def _charge_decodes(self, sequences: Many[Sequence]) -> None:
         for tenant, number in Counter(sequence.tenant for sequence in sequences).items():
@@ -267,8 +282,8 @@ class Scheduler:
         ):
             return not is_full
         victims = self._victims(plan, sequence.tenant)
-        _, shared, _, needed = self._match(sequence)
-        needed += self._pool.num_evictable(shared)
+        match = self._match(sequence)
+        needed = match.num_needed + self._pool.num_evictable(match.shared)
         if needed + self._num_spare() > self._pool.num_free + sum(len(victim.blocks) for victim in victims):
             return not is_full
         while victims and (len(self.running) >= self._max_num_seqs or needed + self._num_spare() > self._pool.num_free):
@@ -297,17 +312,33 @@ class Scheduler:
             return None
         if len(self.running) < self._max_num_seqs and not all(sequence.is_restoring for sequence in self.waiting):
             return None
+        if self._switch_length is not None and any(self._outgrows(sequence, 1) for sequence in sequences):
+            return None
         if self._shares.is_shared and self._may_preempt():
             return None
         decodes = [sequence for sequence in sequences if sequence.room > 1]
-        needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
+        size = self._pool.block_size
+        full = [sequence for sequence in decodes if len(sequence.blocks) * size <= len(sequence.tokens)]
+        needed = [self._pool.num_needed(len(sequence.tokens) + 1) - len(sequence.blocks) for sequence in full]
         if not decodes or sum(needed) > self._pool.num_free:
             return None
-        for sequence, number in zip(decodes, needed, strict=True):
-            if number:
-                sequence.blocks += self._pool.allocate(number)
+        for sequence, number in zip(full, needed, strict=True):
+            sequence.blocks += self._pool.allocate(number)
         self._charge_decodes(decodes)
         return StepPlan(decodes=decodes)
+
+    def _outgrows(self, sequence: Sequence, ahead: int = 0) -> bool:
+        """Whether so many more tokens make it longer than its rotary factors allow."""
+        limit = self._switch_length
+        return limit is not None and not sequence.is_long and len(sequence.tokens) + ahead > limit
+
+    def _plan_restarts(self, plan: StepPlan) -> None:
+        """Sequences that have grown too long for their rotary factors are computed again with others."""
+        for sequence in [*filter(self._outgrows, self.running)]:
+            self.running.remove(sequence)
+            self._free(sequence)
+            self.waiting.appendleft(sequence)
+            plan.preempted.append(sequence)
 
     def _has_room(self, lookahead: int, sequences: Many[Sequence]) -> bool:
         """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
@@ -326,7 +357,8 @@ class Scheduler:
     ) -> None:
         """Add those that decode; where blocks run out, the last of all sequences are preempted."""
         order = [*sequences]
-        plan.lookahead = lookahead if lookahead and self._has_room(lookahead, order) else 0
+        outgrows = bool(lookahead) and any(self._outgrows(sequence, lookahead) for sequence in order)
+        plan.lookahead = lookahead if lookahead and not outgrows and self._has_room(lookahead, order) else 0
         decoding = [sequence for sequence in order if sequence.is_decoding]
         if max_heavy is not None:
             decoding = in_rotation(decoding, lambda each: self._shares.is_heavy(each.tenant), max_heavy)
@@ -369,12 +401,18 @@ class Scheduler:
         """One spare block per running sequence, so that the next step does not preempt the newcomer."""
         return min(len(self.running), self._pool.num_blocks // 16)
 
-    def _match(self, sequence: Sequence) -> tuple[list[Hashable], list[int], int, int]:
-        """What may be cached of its tokens, the blocks that are, the serial of the last, and how many more it needs."""
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What of its tokens is cached, for a sequence that waits."""
+        sequence.is_long = self._switch_length is not None and len(sequence.tokens) > self._switch_length
         # The last token is always computed, even if all blocks are cached: its logits are needed.
         reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
-        shared, parent = self._pool.match_prefix(reusable, sequence.root)
-        return reusable, shared, parent, self._pool.num_needed(len(sequence.tokens)) - len(shared)
+        cached, end = self._pool.match_prefix(reusable, sequence.root)
+        shared, parent = cached, end
+        if self._num_recomputed and cached:
+            kept = max(0, len(cached) - self._num_recomputed) * self._pool.block_size
+            shared, parent = self._pool.match_prefix(reusable[:kept], sequence.root)
+        num_needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
+        return PrefixMatch(reusable, cached, end, shared, parent, num_needed)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, cached ones where the prefix matches.
@@ -383,18 +421,19 @@ class Scheduler:
         """
         if self._num_spare() + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
-        reusable, shared, parent, needed = self._match(sequence)
+        match = self._match(sequence)
+        shared, needed = match.shared, match.num_needed
         if needed + self._num_spare() > self._pool.num_free - self._pool.num_evictable(shared):
             return False
         if self._restores is not None and sequence.may_restore:
-            sequence.restore, is_own = self._restores.find(reusable, shared, parent)
+            sequence.restore, is_own = self._restores.find(match.reusable, match.cached, match.cached_end)
             if sequence.restore is not None:
                 sequence.may_restore = not is_own
                 return False
         self._pool.share(shared)
         sequence.blocks = shared + self._pool.allocate(needed)
         self._state_slots.allocate(sequence)
-        sequence.num_cached_blocks, sequence.parent = len(shared), parent
+        sequence.num_cached_blocks, sequence.parent = len(shared), match.parent
         sequence.num_computed = len(shared) * self._pool.block_size
         if sequence.num_cached is None:  # recomputed tokens after a preemption do not count as prefix-cache hits
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
@@ -537,11 +576,10 @@ def cut_at_end(
     sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]
 ) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and the reason."""
-    params, room = sequence.params, sequence.room
+    params, room, stop_ids = sequence.params, sequence.room, sequence.params.stop_token_ids
     for i, token in enumerate(new_ids, 1):
         # A grammar leaves the end token, if it is to be ignored, only where nothing else may follow.
-        ends_at_eos = not params.ignore_eos or sequence.grammar is not None
-        is_end = (token in eos_ids and ends_at_eos) or token in params.stop_token_ids
+        is_end = (token in eos_ids and (not params.ignore_eos or sequence.grammar is not None)) or token in stop_ids
         if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
         if i >= room:
