@@ -39,6 +39,10 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+# Of a step that lighter tenants may wait for: a step with fewer tokens takes about as long.
+SHORT_STEP_TOKENS = {"cpu": 32, "cuda": 256}
+# Of a prompt behind a long context: on a CPU, few tokens are computed there as fast as many, one by one.
+MIN_LATE_CHUNK = {"cpu": 8, "cuda": 256}
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
@@ -99,15 +103,20 @@ class Engine:
         )
         speculator = make_speculator(config, builder, sampler, draft)
         self._executor = ModelExecutor(backend, builder, sampler, speculator)
+        kind = "cuda" if device.startswith("cuda") else "cpu"
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.max_step_tokens,
+            short_step_tokens=SHORT_STEP_TOKENS[kind],
+            min_late_chunk=MIN_LATE_CHUNK[kind],
+            attention_span=arch.attention_span,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             whole_prompts=whole_prompts,
             state_slots=StateSlots(num_slots),
             restores=self._restores,
+            switch_length=arch.switch_length,
             num_recomputed_blocks=num_recomputed_blocks(config, draft),
         )
         self._started: StartedStep | None = None  # before its tokens were needed

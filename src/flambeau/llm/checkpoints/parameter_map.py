@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
+    CONVOLUTION_PART,
     FURTHER_TOKENS,
     GATES,
     IGNORED,
@@ -86,10 +87,11 @@ def map_weights(
                 mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")
                 continue
             given = cut(torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
-            if problem := mismatch(given, part_of(targets, places[name])):
+            place = as_written(places[name], name, given, targets)
+            if problem := mismatch(given, part_of(targets, place)):
                 mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
                 continue
-            placements.append(to_placement(stored, cut, places[name], given))
+            placements.append(to_placement(stored, cut, place, given))
     for one in choices.values():
         if not any(layout.keys() <= found for layout in one):
             mismatches.missing += sorted(one[0].keys() - found)
@@ -160,6 +162,18 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
+
+
+def as_written(place: ParameterSlice, name: str, given: Tensor, targets: dict[str, Tensor]) -> ParameterSlice:
+    """Where a part of a convolution goes: transformers writes three pieces of one size, whatever the parts are."""
+    part = CONVOLUTION_PART.search(name)
+    if part is None:
+        return place
+    total = len(targets[place.parameter])
+    size = -(-total // 3)
+    pieces = {"q": slice(0, size), "k": slice(size, 2 * size), "v": slice(2 * size, total)}
+    piece = pieces[part[1]]
+    return replace(place, region=(piece,)) if len(given) == piece.stop - piece.start else place
 
 
 def part_of(targets: dict[str, Tensor], place: ParameterSlice) -> Tensor:

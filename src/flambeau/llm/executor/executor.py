@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens
+from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens, run_prefill
 from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
@@ -185,7 +186,12 @@ class ModelExecutor:
         return found
 
     def _prefill(self, chunks: Many[Chunk]) -> Tensor:
-        """The logits [N, V] after those chunks that are the last of their prompt."""
+        """The logits [N, V] after those chunks that are the last of their prompt; long sequences in other passes."""
+        groups = [[*group] for _, group in groupby(chunks, key=lambda chunk: chunk.sequence.is_long)]
+        logits = [self._prefill_pass(group) for group in groups]
+        return torch.cat(logits) if len(logits) > 1 else logits[0]
+
+    def _prefill_pass(self, chunks: Many[Chunk]) -> Tensor:
         sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
         starts = [sequence.num_computed for sequence in sequences]
         inputs = self._inputs.prefill(sequences, starts, lengths)
@@ -193,7 +199,7 @@ class ModelExecutor:
         rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
         scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
         rows_M = np.concatenate([scored, rows_N]) if scored else rows_N
-        logits_MV = self._backend.prefill(inputs, to_tensor(rows_M))
+        logits_MV = run_prefill(self._backend, inputs, to_tensor(rows_M))
         if self._observer is not None:
             rows = np.cumsum([0, *lengths[:-1]]).tolist()
             self._observer.observe([*map(TokenSpan, sequences, starts, rows, lengths)])

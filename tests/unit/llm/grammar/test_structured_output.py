@@ -181,7 +181,7 @@ def test_the_distribution_is_the_networks_own_renormalised(any_engine):
     texts = ["to be", "to do", "that", "or"]
     expected = exact_distribution(texts)
     assert math.isclose(sum(expected.values()), 1.0, rel_tol=1e-4)
-    number = 2000
+    number = 1000
     counts: Counter[tuple[int, ...]] = Counter()
     for _ in range(0, number, 100):
         found = any_engine.generate(PROMPT, SamplingParams(n=100, max_tokens=20, structured_outputs={"choice": texts}))

@@ -1,6 +1,7 @@
 """CudaBackend: runs eagerly until CUDA graphs of a faster step can be captured, then replays those.
 
-The captured step is the Triton kernels' for a dense network, which also compute prompts, else what Inductor compiles.
+The captured step is the Triton kernels', which also compute prompts, for a network that they know, else what Inductor
+compiles.
 Steps are compiled in the background and captured between two steps by the thread that runs them. There is a graph for
 each of a few batch sizes; other batches are padded to the next size.
 
@@ -31,8 +32,8 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
-from flambeau.llm.sampling.sampler import argmax_tokens
 
 if TYPE_CHECKING:
     from flambeau.llm.backends.cuda.network import CudaNetwork
@@ -43,6 +44,7 @@ KERNELS = "kernels"
 COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
+EXPERT_LENGTHS = (128, 256, 512, 1024, 2048)  # these too, if there are experts
 
 
 class CudaBackend:
@@ -212,7 +214,7 @@ class CudaBackend:
             if can_compute(self.model, self.cache):
                 network = CudaNetwork(self.model, self.cache, self._states)
                 with torch.inference_mode(), self._on_side_stream():
-                    for length in PROMPT_LENGTHS:
+                    for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
                         prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                         network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
                 self._network = network
