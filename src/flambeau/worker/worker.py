@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -45,6 +46,7 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 def main(arguments: list[str]) -> int:
     """Run a worker; the exit status is 0 when the server stopped it."""
+    gc.disable()  # until the handler is imported: torch has 160,000 objects, and none is garbage
     if PIN_VARIABLE not in os.environ:  # a placed worker lives as long as its channel, whatever becomes of its agent
         die_with_parent()
     faulthandler.enable(all_threads=False)

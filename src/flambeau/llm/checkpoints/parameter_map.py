@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
     CONVOLUTION_PART,
+    FURTHER_TOKENS,
     GATES,
     IGNORED,
     ONE_HEAD_NORM,
@@ -71,7 +73,7 @@ class WeightMismatches:
 
 
 def map_weights(
-    model: Transformer, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
+    model: Transformer | DraftHead, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
 ) -> list[Placement]:
     """A placement for every tensor, so that every parameter is filled; `arch` describes the files."""
     targets = parameters_of(model)
@@ -97,18 +99,19 @@ def map_weights(
     return placements
 
 
-def parameters_of(model: Transformer) -> dict[str, Tensor]:
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers that a checkpoint holds."""
     return model.state_dict(keep_vars=True)
 
 
-def is_ignored(model: Transformer, name: str) -> bool:
+def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens.
 
     The encoder of images is loaded apart from the decoder (vision_weights.py).
     """
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
+    is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     is_vision = arch.vision is not None and vision_name(name) is not None
     return bool(IGNORED.search(name) or is_unused or is_vision) or (

@@ -139,6 +139,7 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0
+    last_decoded: int = 0  # the number of the plan in which it decoded last
     finish_reason: FinishReason | None = None
     restore: PrefixRestore | None = None  # the copy of its prefix that it waits for, or has waited for
     may_restore: bool = True  # once between two preemptions

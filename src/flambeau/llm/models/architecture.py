@@ -205,6 +205,23 @@ class Architecture:
         others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
         return frozenset(range(self.num_layers)) - others
 
+    @property
+    def attention_span(self) -> int | None:
+        """The tokens whose attention takes about as long as all else that is computed for a token.
+
+        None if no layer attends to all tokens. Attention has two products for each token, head and coordinate, which
+        take twice as long as those of matrices.
+        """
+        wide = sum(self.window(layer) is None and self.chunk(layer) is None for layer in self.attending_layers)
+        if not wide:
+            return None
+        hidden, heads, kv_heads = self.hidden_size, self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        size = self.intermediate_size
+        if self.num_experts:
+            size = self.num_experts_per_token * self.expert_size + self.shared_expert_size
+        num_weights = 2 * hidden * (heads + kv_heads) + (3 if self.has_gate else 2) * hidden * size
+        return max(1, self.num_layers * num_weights // (4 * heads * wide))
+
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
 

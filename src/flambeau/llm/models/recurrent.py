@@ -201,6 +201,13 @@ def inner_norm(arch: Architecture, size: int) -> nn.Module:
 class DeltaNet(RecurrentMixer):
     """Linear attention by the gated delta rule (Qwen3-Next): a token replaces what the state has for its key."""
 
+    in_proj_qkvz: nn.Module
+    in_proj_ba: nn.Module
+    in_proj_qkv: nn.Module
+    in_proj_z: nn.Module
+    in_proj_b: nn.Module
+    in_proj_a: nn.Module
+
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__(arch, layer)
         shape = self.shape

@@ -254,15 +254,30 @@ class Transformer(nn.Module):
         self, ids: Tensor, positions: Tensor, attend: Attend, replaced: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """The hidden states […, E] of the tokens […]; rows [M] of them may have embeddings [M, E] of their own."""
+        return self.with_layer_inputs(ids, positions, attend, replaced, ())[0]
+
+    def with_layer_inputs(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        replaced: tuple[Tensor, Tensor] | None,
+        layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The hidden states […, E], and the inputs […, E] of some layers; see `HiddenStates`."""
         x = self.embed(ids, positions)
         if replaced is not None:
             x = x.index_copy(0, replaced[0], replaced[1].to(x.dtype))
         rotations = self.rotation(positions)
-        for layer in self.model.layers:
+        inputs = {}
+        for number, layer in enumerate(self.model.layers):
+            if number in layers:
+                inputs[number] = x
             x = layer(x, rotations, attend)
+        inputs[self.arch.num_layers] = x
         if self.arch.wide_residual:
             x = x.to(self.model.norm.weight.dtype)
-        return self.model.norm(x) if self.arch.has_last_norm else x
+        return self.model.norm(x) if self.arch.has_last_norm else x, [inputs[number] for number in layers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer gets […, E] for the tokens […]."""

@@ -17,79 +17,120 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.dequantize import is_fast, widen
+from flambeau.llm.backends.cuda.dequantize import is_fast, widen, widen_pairs
+from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, searched_pairs, sorted_tiles, tile_rows
+from flambeau.llm.backends.cuda.int4 import group_sums
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 
-MAX_SEARCHED = 1024  # pairs; more are sorted
-MIN_ROWS = 16  # of a product on tensor cores
-MAX_TILE_ROWS = 128
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_inputs(x_ptr, start, K: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some inputs of one row; for 4-bit weights the first and the second ones of pairs, else twice the same."""
+    place = start + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place, mask=place < K, other=0.0).to(tl.float32)
+    if GROUP > 0:
+        first, second = tl.split(tl.reshape(x, [BLOCK // 2, 2]))
+    else:
+        first, second = x, x
+    return first, second
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_weights(  # type: ignore[no-untyped-def]
+    weight_ptr, n, is_output, start, K: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """Some weights of the outputs n; those of 4 bits in pairs."""
+    each: tl.constexpr = 2 if GROUP > 0 else 1
+    place = start // each + tl.arange(0, BLOCK // each)
+    mask = is_output[:, None] & (place < K // each)[None, :]
+    at = weight_ptr + n[:, None] * (K // each) + place[None, :]
+    return tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def products(  # type: ignore[no-untyped-def]
+    weights, first, second, scale_ptr, minimums_ptr, n, is_output, start,
+    K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Weights times inputs [EACH, BLOCK]; of 4-bit weights, the sums of groups."""
+    if GROUP > 0:
+        groups: tl.constexpr = BLOCK // GROUP
+        group = start // GROUP + tl.arange(0, groups)
+        mask = is_output[:, None] & (group < K // GROUP)[None, :]
+        at = n[:, None] * (K // GROUP) + group[None, :]
+        scales = tl.load(scale_ptr + at, mask=mask, other=0.0)
+        minimums = tl.load(minimums_ptr + at, mask=mask, other=0.0)
+        y = group_sums(weights, scales, minimums, first, second, EACH, groups, GROUP // 2)
+    else:
+        y = weights.to(tl.float32) * first[None, :]
+    return y
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gate_up_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, chosen_ptr, y_ptr,
-    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, y_ptr,
+    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     HAS_SCALE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some gated outputs of one of the row's experts; gate and value are N rows of weights apart."""
+    width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
     slot = tl.program_id(1)
     n = tl.program_id(0) * EACH + tl.arange(0, EACH)
     is_output = n < N
-    k = tl.arange(0, BLOCK)
     wait_for_previous(OVERLAPS)
-    expert = tl.load(chosen_ptr + slot).to(tl.int64)
-    rows = weight_ptr + (expert * (2 * N) + n[:, None]) * K
-    sums = tl.zeros([EACH, BLOCK], tl.float32)
-    other_sums = tl.zeros([EACH, BLOCK], tl.float32)
+    gates = tl.load(chosen_ptr + slot).to(tl.int64) * (2 * N) + n
+    gate_sums = tl.zeros([EACH, width], tl.float32)
+    value_sums = tl.zeros([EACH, width], tl.float32)
     for start in tl.static_range(0, K, BLOCK):
-        place = start + k
-        mask = is_output[:, None] & (place < K)[None, :]
-        weights = tl.load(rows + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-        others = tl.load(rows + N * K + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + place, mask=place < K, other=0.0).to(tl.float32)
-        sums += weights.to(tl.float32) * x[None, :]
-        other_sums += others.to(tl.float32) * x[None, :]
-    gate = tl.sum(sums, 1)
-    value = tl.sum(other_sums, 1)
+        weights = load_weights(weight_ptr, gates, is_output, start, K, BLOCK, GROUP)
+        others = load_weights(weight_ptr, gates + N, is_output, start, K, BLOCK, GROUP)
+        first, second = load_inputs(x_ptr, start, K, BLOCK, GROUP)
+        gate_sums += products(
+            weights, first, second, scale_ptr, minimums_ptr, gates, is_output, start, K, EACH, BLOCK, GROUP
+        )
+        value_sums += products(
+            others, first, second, scale_ptr, minimums_ptr, gates + N, is_output, start, K, EACH, BLOCK, GROUP
+        )
+    gate = tl.sum(gate_sums, 1)
+    value = tl.sum(value_sums, 1)
     if HAS_SCALE:
-        gate *= tl.load(scale_ptr + expert * (2 * N) + n, mask=is_output, other=0.0).to(tl.float32)
-        value *= tl.load(scale_ptr + expert * (2 * N) + N + n, mask=is_output, other=0.0).to(tl.float32)
+        gate *= tl.load(scale_ptr + gates, mask=is_output, other=0.0).to(tl.float32)
+        value *= tl.load(scale_ptr + gates + N, mask=is_output, other=0.0).to(tl.float32)
     y = gate / (1.0 + tl.exp(-gate)) * value
     tl.store(y_ptr + slot * N + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def down_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, chosen_ptr, weights_ptr, y_ptr,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, weights_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_SCALE: tl.constexpr, OVERLAPS: tl.constexpr,
+    GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all of the row's experts, added up with their weights."""
+    width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
     n = tl.program_id(0) * EACH + tl.arange(0, EACH)
     is_output = n < N
-    k = tl.arange(0, BLOCK)
-    mask = is_output[:, None] & (k < K)[None, :]
     # The experts were chosen before the kernel that gives the inputs, and that has waited for them.
-    rows = weight_ptr + (tl.load(chosen_ptr).to(tl.int64) * N + n[:, None]) * K
-    weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    row = tl.load(chosen_ptr).to(tl.int64) * N + n
+    weights = load_weights(weight_ptr, row, is_output, 0, K, BLOCK, GROUP)
     wait_for_previous(OVERLAPS)
     total = tl.zeros([EACH], tl.float32)
-    sums = tl.zeros([EACH, BLOCK], tl.float32)
+    sums = tl.zeros([EACH, width], tl.float32)
     for slot in tl.static_range(CHOSEN):
-        expert = tl.load(chosen_ptr + slot).to(tl.int64)
+        row = tl.load(chosen_ptr + slot).to(tl.int64) * N + n
         share = tl.load(weights_ptr + slot)
-        rows = weight_ptr + (expert * N + n[:, None]) * K
         if HAS_SCALE:
-            sums = tl.zeros([EACH, BLOCK], tl.float32)
+            sums = tl.zeros([EACH, width], tl.float32)
         for start in tl.static_range(0, K, BLOCK):
-            place = start + k
             if slot + start > 0:
-                mask = is_output[:, None] & (place < K)[None, :]
-                weights = tl.load(rows + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_ptr + slot * K + place, mask=place < K, other=0.0).to(tl.float32) * share
-            sums += weights.to(tl.float32) * x[None, :]
+                weights = load_weights(weight_ptr, row, is_output, start, K, BLOCK, GROUP)
+            first, second = load_inputs(x_ptr + slot * K, start, K, BLOCK, GROUP)
+            first, second = first * share, second * share
+            sums += products(
+                weights, first, second, scale_ptr, minimums_ptr, row, is_output, start, K, EACH, BLOCK, GROUP
+            )
         if HAS_SCALE:
-            scale = tl.load(scale_ptr + expert * N + n, mask=is_output, other=0.0).to(tl.float32)
+            scale = tl.load(scale_ptr + row, mask=is_output, other=0.0).to(tl.float32)
             total += tl.sum(sums, 1) * scale
     if not HAS_SCALE:
         total = tl.sum(sums, 1)
@@ -107,22 +148,68 @@ def pairs_of_expert(chosen_ptr, expert, first, P, ROWS: tl.constexpr, SEARCHED: 
     return tl.sum(tl.where(is_found, pair[None, :], 0), 1), tl.sum(is_own.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["T", "P"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def load_pairs_of_weights(  # type: ignore[no-untyped-def]
+    weight_ptr, scale_ptr, minimums_ptr, n, is_column, start, dtype: tl.constexpr,
+    K: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The first and the second ones of pairs of 4-bit weights [COLUMNS, BLOCK / 2], widened."""
+    groups: tl.constexpr = BLOCK // GROUP
+    half_group: tl.constexpr = GROUP // 2
+    g = start // GROUP + tl.arange(0, groups)
+    is_group = is_column[:, None] & (g < K // GROUP)[None, :]
+    place = g[:, None] * half_group + tl.arange(0, half_group)[None, :]
+    pairs = tl.load(
+        weight_ptr + n[:, None, None] * (K // 2) + place[None, :, :],
+        mask=is_group[:, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    at = n[:, None] * (K // GROUP) + g[None, :]
+    scales = tl.load(scale_ptr + at, mask=is_group, other=0.0)[:, :, None]
+    minimums = tl.load(minimums_ptr + at, mask=is_group, other=0.0)[:, :, None]
+    first, second = widen_pairs(pairs, scales, minimums, dtype, FAST)
+    return tl.reshape(first, [COLUMNS, BLOCK // 2]), tl.reshape(second, [COLUMNS, BLOCK // 2])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_products(  # type: ignore[no-untyped-def]
+    sums, x, weight_ptr, scale_ptr, minimums_ptr, n, is_column, start,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """The sums [ROWS, COLUMNS] with the products of some inputs."""
+    if GROUP > 0:
+        first, second = load_pairs_of_weights(
+            weight_ptr, scale_ptr, minimums_ptr, n, is_column, start, x.dtype, K, COLUMNS, BLOCK, GROUP, FAST
+        )
+        first_x, second_x = tl.split(tl.reshape(x, [ROWS, BLOCK // 2, 2]))
+        sums = tl.dot(first_x, tl.trans(first), sums, input_precision="ieee")
+        sums = tl.dot(second_x, tl.trans(second), sums, input_precision="ieee")
+    else:
+        place = start + tl.arange(0, BLOCK)
+        mask = is_column[:, None] & (place < K)[None, :]
+        weights = tl.load(weight_ptr + n[:, None] * K + place[None, :], mask=mask, other=0)
+        sums = tl.dot(x, tl.trans(widen(weights, x.dtype, FAST)), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit(do_not_specialize=["T", "P", "num_tiles"])  # type: ignore[untyped-decorator]
 def multiply_pairs(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr, T, P,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr, T, P, num_tiles,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TILES: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, SEARCHED: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a tile of pairs of one expert.
 
     With GATES, inputs are rows and outputs are gated, for each pair; else inputs are those, and outputs [A, T, N] are
-    weighted. SEARCHED is 0 if the pairs are sorted; else each expert has TILES programs, of which some have no pairs.
+    weighted. SEARCHED is 0 if the pairs are sorted; else each expert has `num_tiles`, of which some have no pairs.
     """
     tile = tl.program_id(0)
     if SEARCHED > 0:
-        expert = tile // TILES
-        first = tile % TILES * ROWS
+        expert = tile // num_tiles
+        first = tile % num_tiles * ROWS
         pair, stop = pairs_of_expert(chosen_ptr, expert, first, P, ROWS, SEARCHED)
         is_row = first + tl.arange(0, ROWS) < stop
     else:
@@ -136,26 +223,26 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
         is_column = n < N
         k = tl.arange(0, BLOCK)
         outputs: tl.constexpr = 2 * N if GATES else N
-        columns = weight_ptr + (expert.to(tl.int64) * outputs + n[:, None]) * K
+        column = expert.to(tl.int64) * outputs + n
         x_row = pair // CHOSEN if GATES else pair
         x_rows = x_ptr + x_row[:, None].to(tl.int64) * K
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in tl.range(0, K, BLOCK):
-            place = start + k
-            is_place = place < K
-            x = tl.load(x_rows + place[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
-            mask = is_column[:, None] & is_place[None, :]
-            weights = tl.load(columns + place[None, :], mask=mask, other=0.0)
-            sums = tl.dot(x, tl.trans(widen(weights, x.dtype, FAST)), sums, input_precision="ieee")
+            x = tl.load(x_rows + start + k[None, :], mask=is_row[:, None] & (start + k < K)[None, :], other=0.0)
+            sums = add_products(
+                sums, x, weight_ptr, scale_ptr, minimums_ptr, column, is_column, start,
+                K, ROWS, COLUMNS, BLOCK, GROUP, FAST,
+            )  # fmt: skip
             if GATES:
-                others = tl.load(columns + N * K + place[None, :], mask=mask, other=0.0)
-                other_sums = tl.dot(x, tl.trans(widen(others, x.dtype, FAST)), other_sums, input_precision="ieee")
+                other_sums = add_products(
+                    other_sums, x, weight_ptr, scale_ptr, minimums_ptr, column + N, is_column, start,
+                    K, ROWS, COLUMNS, BLOCK, GROUP, FAST,
+                )  # fmt: skip
         if HAS_SCALE:
-            scales = scale_ptr + expert.to(tl.int64) * outputs + n
-            sums *= tl.load(scales, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            sums *= tl.load(scale_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
             if GATES:
-                other_sums *= tl.load(scales + N, mask=is_column, other=0.0).to(tl.float32)[None, :]
+                other_sums *= tl.load(scale_ptr + column + N, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
             sums = sums / (1.0 + tl.exp(-sums)) * other_sums
             y_row = pair
@@ -168,10 +255,26 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """The weights of all experts [N, outputs, inputs], and the scales [N, outputs] of quantized ones."""
+    """The weights of all experts [N, outputs, inputs]; those of 4 bits are pairs of neighbors."""
 
     weight: Tensor
-    scale: Tensor | None = None
+    scale: Tensor | None = None  # of each output [N, outputs], or of each group [N, outputs, groups]
+    minimums: Tensor | None = None  # of each group of 4-bit weights
+    group_size: int = 0  # of 4-bit weights
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.weight, self.scale, self.minimums
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the kernels are compiled for."""
+        return {"GROUP": self.group_size, "HAS_SCALE": self.scale is not None and not self.group_size}
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes of a weight."""
+        return 0.5 if self.group_size else self.weight.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,21 +294,21 @@ class KernelExperts:
 def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) -> Tensor:
     """[1, E] to [1, E]."""
     gate_up, down, num_chosen = experts.gate_up, experts.down, chosen.shape[1]
-    _, size, width = down.weight.shape
+    size, width = x.shape[1], gate_up.weight.shape[1] // 2
     gated = torch.empty(num_chosen, width, dtype=x.dtype, device=x.device)
     y = torch.empty_like(x)
-    each, block, warps = gate_up_shape(size, gate_up.weight.dtype)
+    each, block, warps = gate_up_shape(size, gate_up.itemsize)
     launch: Any = gate_up_one_row
     launch[(triton.cdiv(width, each), num_chosen)](
-        x, gate_up.weight, gate_up.scale, chosen, gated,
-        N=width, K=size, EACH=each, BLOCK=block, HAS_SCALE=gate_up.scale is not None,
+        x, *gate_up.tensors, chosen, gated,
+        N=width, K=size, EACH=each, BLOCK=max(block, gate_up.group_size), **gate_up.options,
         **overlap_options(1), num_warps=warps,
     )  # fmt: skip
-    each, block, warps = down_shape(width, down.weight.dtype)
+    each, block, warps = down_shape(width, down.itemsize)
     launch = down_one_row
     launch[(triton.cdiv(size, each),)](
-        gated, down.weight, down.scale, chosen, weights, y,
-        N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=block, HAS_SCALE=down.scale is not None,
+        gated, *down.tensors, chosen, weights, y,
+        N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=max(block, down.group_size), **down.options,
         **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     return y
@@ -213,77 +316,56 @@ def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) 
 
 def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) -> Tensor:
     """[T, E] to [A, T, E]."""
-    num_experts, size, width = experts.down.weight.shape
+    num_experts, size, width = len(experts.down.weight), x.shape[1], experts.gate_up.weight.shape[1] // 2
     (num_rows, num_chosen), num_pairs = chosen.shape, chosen.numel()
     rows = tile_rows(num_pairs, num_experts)
     tables: tuple[Tensor | None, Tensor | None] = (None, None)
-    if num_pairs <= MAX_SEARCHED:
-        tiles = -(-num_rows // rows)  # of an expert: no row chooses it twice
-        num_tiles, searched = num_experts * tiles, triton.next_power_of_2(num_pairs)
-    else:
+    searched = searched_pairs(num_pairs)
+    num_tiles = -(-num_rows // rows)  # of an expert: no row chooses it twice
+    num_programs = num_experts * num_tiles
+    if not searched:
         tables = sorted_tiles(chosen, num_experts, rows)
-        num_tiles, searched, tiles = len(tables[1]), 0, 0  # type: ignore[arg-type]
+        num_programs = len(tables[1])
     is_few = num_rows <= MIN_ROWS * 4
     gated = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     y = torch.empty(num_chosen, num_rows, size, dtype=torch.float32 if is_few else x.dtype, device=x.device)
     products = (x, experts.gate_up, gated, width, size), (gated, experts.down, y, size, width)
     for given, matrix, outputs, num_outputs, num_inputs in products:
         gates = outputs is gated
-        columns, block, warps, stages = tile_shape(x.dtype, matrix.weight.dtype, rows, gates=gates)
+        columns, block, warps, stages = tile_shape(x.dtype, matrix.itemsize, rows, gates=gates)
+        is_rounded = matrix.minimums is None or matrix.minimums.dtype == torch.bfloat16
         launch: Any = multiply_pairs
-        launch[(num_tiles, triton.cdiv(num_outputs, columns))](
-            given, matrix.weight, matrix.scale, chosen, weights, *tables, outputs, num_rows, num_pairs,
-            N=num_outputs, K=num_inputs, CHOSEN=num_chosen, ROWS=rows, COLUMNS=columns, BLOCK=block,
-            SEARCHED=searched, TILES=tiles, GATES=gates, HAS_SCALE=matrix.scale is not None, FAST=is_fast(x.dtype),
+        launch[(num_programs, triton.cdiv(num_outputs, columns))](
+            given, *matrix.tensors, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
+            N=num_outputs, K=num_inputs, CHOSEN=num_chosen, ROWS=rows, COLUMNS=columns,
+            BLOCK=max(block, matrix.group_size), SEARCHED=searched, GATES=gates, FAST=is_fast(x.dtype) and is_rounded,
+            **matrix.options,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y
 
 
-def sorted_tiles(chosen_TA: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The pairs [P] in the order of their experts, and tiles [M, 3] of up to `rows` of one expert.
+def gate_up_shape(size: int, itemsize: float) -> tuple[int, int, int]:
+    """Outputs of a program, inputs that it reads at a time, and warps: the best of those measured for bfloat16.
 
-    A tile is its expert, its first place in that order and the end of the expert's places. M depends on the shape only:
-    tiles that are not needed are empty.
+    `itemsize` are the bytes of a weight.
     """
-    experts_P, order_P = torch.sort(chosen_TA.flatten(), stable=True)
-    num_pairs, device = len(order_P), chosen_TA.device
-    numbers = torch.arange(num_experts + 1, dtype=experts_P.dtype, device=device)
-    starts = torch.searchsorted(experts_P, numbers)
-    num_tiles = -(-starts.diff() // rows)
-    ends = num_tiles.cumsum(0)
-    tiles_M = torch.arange(min(num_experts, num_pairs) + num_pairs // rows, device=device)
-    expert_M = torch.searchsorted(ends, tiles_M, right=True)
-    is_used = expert_M < num_experts
-    expert_M = expert_M.clamp(max=num_experts - 1)
-    first_M = starts[expert_M] + (tiles_M - (ends - num_tiles)[expert_M]) * rows
-    stop_M = torch.where(is_used, starts[expert_M + 1], 0)
-    return order_P, torch.stack((expert_M, first_M, stop_M), dim=1)
+    block = triton.next_power_of_2(size)
+    return (2, min(2048, block), min(4, max(1, block // 512))) if itemsize > 1 else (4, min(1024, block), 4)
 
 
-def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """Pairs of a tile: most experts have one tile if rows choose them evenly."""
-    return min(MAX_TILE_ROWS, max(MIN_ROWS, triton.next_power_of_2(-(-num_pairs // num_experts))))  # type: ignore[no-any-return]
+def down_shape(width: int, itemsize: float) -> tuple[int, int, int]:
+    """The same for the outputs of all experts of a row. Blocks divide the inputs, unless these are odd."""
+    block = min(1024, max(256, width & -width))
+    if itemsize > 1:
+        return 2 if block == 256 else 1, block, 1
+    return 4, min(1024, triton.next_power_of_2(width)), 4
 
 
-def gate_up_shape(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Outputs of a program, inputs that it reads at a time, and warps."""
-    block = min(4096, triton.next_power_of_2(size))
-    if dtype.itemsize > 1:
-        return 1, block, max(1, min(8, block // 512))
-    return 4, min(1024, block), 4
-
-
-def down_shape(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """The same for the outputs of all experts of a row."""
-    block = min(1024, triton.next_power_of_2(width))
-    return (1, block, 1) if dtype.itemsize > 1 else (4, block, 4)
-
-
-def tile_shape(dtype: torch.dtype, weight_dtype: torch.dtype, rows: int, *, gates: bool) -> tuple[int, int, int, int]:
+def tile_shape(dtype: torch.dtype, itemsize: float, rows: int, *, gates: bool) -> tuple[int, int, int, int]:
     """Outputs of a program, inputs that it reads at a time, warps and pipeline stages."""
     if dtype == torch.float32:
         return (32, 32, 4, 2) if rows > 32 else (32 if gates else 64, 64, 4, 3)
     if rows > 64:
-        return 128, 64, 8, 3
-    return (64, 128, 4, 3) if gates else (64, 64, 4, 5) if weight_dtype.itemsize > 1 else (64, 128, 4, 4)
+        return (64, 64, 8, 4) if gates else (256, 64, 8, 3)
+    return (64, 128, 4, 3) if gates else (64, 64, 4, 5) if itemsize > 1 else (64, 128, 4, 4)

@@ -6,6 +6,7 @@ Shapes: T rows · E hidden · S parts of a sum · A experts of a row
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ Sums = tuple[Tensor, Tensor]  # the residual stream [T, E], and what is to be ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
+class NormParameters:
     """The norm before a part of a layer, and what sums are multiplied with before they are added."""
 
     gain: Tensor
@@ -38,11 +39,11 @@ class LayerNorm:
 class DenseLayer:
     """A norm and a gated feed-forward layer."""
 
-    norm: LayerNorm
+    norm: NormParameters
     gate_up: KernelLinear
     down: KernelLinear
 
-    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor | None) -> Sums:
+    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
         return x_TE, self.down(self.gate_up(self.norm(x_TE, sums)))
 
 
@@ -50,14 +51,14 @@ class DenseLayer:
 class SparseLayer:
     """A norm, a router and its experts; there may be one more for all rows, with a gate or without."""
 
-    norm: LayerNorm
+    norm: NormParameters
     mlp: SparseMLP
     experts: KernelExperts
     shared: tuple[KernelLinear, KernelLinear] | None  # gate_up and down
 
-    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor | None) -> Sums:
+    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
         """`counters_T` are zeros, which are used up."""
-        if counters_T is not None and len(x_TE) <= MAX_ROWS and can_route(self.mlp):
+        if len(x_TE) <= MAX_ROWS and can_route(self.mlp):
             norm = self.norm
             x_TE, y_TE, chosen_TA, weights_TA = route(
                 x_TE, sums, norm.gain, norm.epsilon, self.mlp, counters_T, norm.residual_scale
@@ -80,17 +81,26 @@ class SparseLayer:
 
 
 def kernel_experts(experts: Experts) -> KernelExperts:
-    weights = []
-    for matrix in (experts.gate_up_proj, experts.down_proj):
-        if isinstance(matrix, ExpertStack):
-            weights.append(ExpertWeights(weight=matrix.get_buffer("weight"), scale=matrix.get_buffer("scale")))
-        else:
-            weights.append(ExpertWeights(weight=matrix))
-    return KernelExperts(gate_up=weights[0], down=weights[1])
+    matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
+    gate_up, down = (
+        expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix)
+        for matrix in matrices
+    )
+    return KernelExperts(gate_up=gate_up, down=down)
+
+
+def expert_weights(stack: ExpertStack) -> ExpertWeights:
+    tensors = dict(stack.named_buffers())
+    weight = tensors["weight"]
+    if "minimums" not in tensors:
+        return ExpertWeights(weight=weight, scale=tensors["scale"])
+    scales, minimums = tensors["scales"], tensors["minimums"]
+    group_size = 2 * weight.shape[-1] // scales.shape[-1]
+    return ExpertWeights(weight=weight, scale=scales, minimums=minimums, group_size=group_size)
 
 
 def can_compute_experts(experts: Experts) -> bool:
-    """Whether the kernels support the weights: of floating point, or of 8 bits with a scale for each output."""
-    stacks = [each for each in (experts.gate_up_proj, experts.down_proj) if isinstance(each, ExpertStack)]
-    buffers = [dict(stack.named_buffers()) for stack in stacks]
-    return all(set(each) == {"weight", "scale"} and each["scale"].dim() == 2 for each in buffers)
+    """Whether the kernels support the weights: all but those of 8 bits with scales of groups."""
+    matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
+    buffers = [dict(each.named_buffers()) for each in matrices if isinstance(each, ExpertStack)]
+    return all("minimums" in each or each["scale"].dim() == 2 for each in buffers)

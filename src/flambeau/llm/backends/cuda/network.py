@@ -2,7 +2,7 @@
 
 A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds.
 
-Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary
+Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary · C counters of a token
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
-    LayerNorm,
+    NormParameters,
     SparseLayer,
     can_compute_experts,
     kernel_experts,
 )
-from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear
+from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
@@ -63,7 +64,7 @@ class CudaLayer:
     """The tensors of one layer."""
 
     attention: Attention
-    norm: LayerNorm  # before attention
+    norm: NormParameters  # before attention
     qk_gains: tuple[Tensor, Tensor] | None
     qkv: KernelLinear
     out: KernelLinear
@@ -75,21 +76,22 @@ class CudaLayer:
 class CudaNetwork:
     """A network and its cache as the kernels read them."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
+        self._states = states
         self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=body.embed_tokens.weight.dtype))
         self._logit_scale = arch.logit_scale
         self._embedding = body.embed_tokens.weight
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
-        self._last_norm = LayerNorm(
+        self._last_norm = NormParameters(
             gain=body.norm.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale
         )
         self._device, self._dtype = body.norm.weight.device, body.norm.weight.dtype
         self._tables = model.rotation.cos, model.rotation.sin
         self._num_shared = arch.num_heads // arch.num_kv_heads  # heads that share keys and values
         self._layers = [cuda_layer(layer, cache, i, arch) for i, layer in enumerate(body.layers)]
-        self._has_experts = arch.num_experts > 0
+        self._num_kv_heads = arch.num_kv_heads
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
@@ -109,21 +111,36 @@ class CudaNetwork:
         x_TE = F.embedding(inputs.ids_T, self._embedding)
         x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
         sums: Tensor | None = None
-        for layer, counters_T in zip(self._layers, self._counters(len(x_TE)), strict=True):
-            sums = layer.out(self._attend(layer, layer.qkv(layer.norm(x_TE, sums)), inputs, tiles))
-            x_TE, sums = layer.mlp(x_TE, sums, counters_T)
+        layers = () if self._states is None else self._states.layers
+        inputs_of: dict[int, Tensor] = {}
+        counters = self._counters(len(x_TE), has_prompts=tiles is not None)
+        for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
+            normal_TE = layer.norm(x_TE, sums)
+            if number in layers:
+                inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
+            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles, counters_CT))
+            x_TE, sums = layer.mlp(x_TE, sums, counters_CT[0])
         hidden_TE = self._last_norm(x_TE, sums)
+        if self._states is not None:
+            inputs_of[len(self._layers)] = x_TE
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
         logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
         logits = logits.sum(0) if logits.dim() == 3 else logits.float()
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
-    def _counters(self, num_rows: int) -> Sequence[Tensor | None]:
-        """Zeros [T] for each layer, if its router needs them. Steps may run at the same time: each has its own."""
-        if not self._has_experts or num_rows > MAX_ROWS:
-            return [None] * len(self._layers)
-        return torch.zeros(len(self._layers), num_rows, dtype=torch.int32, device=self._device).unbind()
+    def _counters(self, num_rows: int, *, has_prompts: bool) -> Sequence[Tensor]:
+        """Zeros [C, T] for each layer: one of a row for its router, and for decode steps one of each key-value head.
 
-    def _attend(self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
+        Steps may run at the same time: each has its own.
+        """
+        num_counters = 1 + (0 if has_prompts else self._num_kv_heads)
+        width = -(-num_rows // 4) * 4  # the kernels are compiled for aligned addresses
+        zeros = torch.zeros(len(self._layers), num_counters, width, dtype=torch.int32, device=self._device)
+        return zeros.unbind()
+
+    def _attend(
+        self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+    ) -> Tensor:
         """The outputs of attention [T, H·D]."""
         attention = layer.attention
         window = attention.window or 0
@@ -144,6 +161,7 @@ class CudaNetwork:
                 attention.scale,
                 window,
                 self._dtype,
+                counters_CT[1:],
             ).flatten(1)
         q_THD = rope(
             qkv,
@@ -166,7 +184,7 @@ def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> C
     q_norm, k_norm = attention.q_norm, attention.k_norm
     has_qk_gains = q_norm is not None and not attention.is_wide
     norm, mlp_norm = (
-        LayerNorm(gain=each.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+        NormParameters(gain=each.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
         for each in (layer.input_layernorm, layer.post_attention_layernorm)
     )
     return CudaLayer(
@@ -181,11 +199,11 @@ def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> C
     )
 
 
-def dense_layer(norm: LayerNorm, mlp: Any) -> DenseLayer:
+def dense_layer(norm: NormParameters, mlp: Any) -> DenseLayer:
     return DenseLayer(norm=norm, gate_up=kernel_linear(mlp.gate_up_proj, gates=True), down=kernel_linear(mlp.down_proj))
 
 
-def sparse_layer(norm: LayerNorm, mlp: SparseMLP) -> SparseLayer:
+def sparse_layer(norm: NormParameters, mlp: SparseMLP) -> SparseLayer:
     shared = mlp.shared_expert
     return SparseLayer(
         norm=norm,
@@ -201,7 +219,8 @@ def with_wide_norms(attention: Attention, qkv: Tensor) -> Tensor:
     """Projections [T, (H+2G)·D], or parts of their sums, with norms over all heads of queries and of keys."""
     assert attention.q_norm is not None
     assert attention.k_norm is not None
-    qkv = qkv.sum(0).to(attention.q_norm.weight.dtype) if qkv.dim() == 3 else qkv
+    dtype = next(attention.q_norm.parameters()).dtype
+    qkv = qkv.sum(0).to(dtype) if qkv.dim() == 3 else qkv
     sizes = [heads * attention.head_size for heads in (attention.num_heads, *[attention.num_kv_heads] * 2)]
     q, k, v = torch.split(qkv, sizes, dim=-1)
     return torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-1)

@@ -51,19 +51,22 @@ def choose(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         scores += tl.load(bias_ptr + i, mask=is_expert, other=0.0)
     # Not a number counts as the smallest one: chosen experts are always different.
-    scores = tl.where(scores == scores, scores, -1.0e38)
+    is_number = tl.sum((logits != logits).to(tl.int32), 0) == 0
+    scores = tl.where(is_number, scores, -1.0e38)
     scores = tl.where(is_expert, scores, -float("inf"))
     slots = tl.arange(0, CHOSEN_PADDED)
     chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
     kept = tl.zeros([CHOSEN_PADDED], tl.float32)
     for slot in range(CHOSEN):  # not unrolled: fetching long code takes longer
-        number = tl.argmax(scores, 0)
-        weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
+        weight, number = tl.max(scores, 0, return_indices=True)
+        if HAS_BIAS:
+            weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
         chosen = tl.where(slots == slot, number, chosen)
         kept = tl.where(slots == slot, weight, kept)
         scores = tl.where(i == number, -float("inf"), scores)
     if NORMALIZES:
         kept = kept / tl.sum(kept, 0)
+    kept = tl.where(is_number, kept, float("nan"))
     tl.store(chosen_ptr + slots, chosen, mask=slots < CHOSEN)
     tl.store(weights_ptr + slots, kept * routed_scale, mask=slots < CHOSEN)
 
@@ -90,17 +93,18 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         x += sums.to(tl.float32) * residual_scale
     kept = x.to(x_ptr.dtype.element_ty)
     x = kept.to(tl.float32)
-    y = (x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon) * gain).to(y_ptr.dtype.element_ty)
+    y = x * gain
+    root = tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
     if share == 0:
         # Not in place: the other programs of the row read it, too.
         tl.store(kept_ptr + row * SIZE + e, kept, mask=is_element)
-        tl.store(y_ptr + row * SIZE + e, y, mask=is_element)
-    y = y.to(tl.float32)
+        tl.store(y_ptr + row * SIZE + e, (y * root).to(y_ptr.dtype.element_ty), mask=is_element)
     for number in range(EACH):
         expert = share * EACH + number
         if number > 0:
             gate = tl.load(rows + number * SIZE, mask=is_element & (expert < EXPERTS), other=0.0)
-        tl.store(logits_ptr + row * EXPERTS + expert, tl.sum(gate.to(tl.float32) * y, 0), mask=expert < EXPERTS)
+        logit = tl.sum(gate.to(tl.float32) * y, 0) * root
+        tl.store(logits_ptr + row * EXPERTS + expert, logit, mask=expert < EXPERTS)
     tl.debug_barrier()
     num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(0) - 1:
@@ -142,7 +146,7 @@ def route(
         EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
         CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, SIGMOID=mlp.router.endswith("sigmoid"),
         HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
-        **overlap_options(num_rows, MAX_ROWS), num_warps=4 if size <= 2048 else 8,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size),
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
 
@@ -153,3 +157,8 @@ def experts_of_a_program(num_experts: int, num_rows: int) -> int:
     while -(-num_experts // each) * num_rows > PROGRAMS and each < num_experts:
         each *= 2
     return each
+
+
+def num_warps(size: int) -> int:
+    """Warps of a program: fewer wait less for each other while experts are chosen."""
+    return 2 if size <= 2048 else 4 if size <= 4096 else 8

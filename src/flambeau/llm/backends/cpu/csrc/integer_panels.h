@@ -69,32 +69,31 @@ inline Ints add_products(Ints sums, Words levels, int32_t four) {
 #endif
 }
 
-// The rows of a step as small integers [M, padded]; a factor and a sum for each group [M, groups].
+// The rows of a step as small integers [M, padded]; for each group [M, groups] a factor, the sum of its numbers times
+// the factor, and where the sums of products with levels of 8 bits start.
 struct QuantizedRows {
   std::vector<int8_t> values;
-  std::vector<float> factors;
-  std::vector<int32_t> sums;
+  std::vector<float> factors, offsets;
+  std::vector<int32_t> starts;
   int64_t padded = 0, groups = 0, group = 0;
 
   void resize(int64_t num_rows, int64_t size, int64_t group_size) {
     group = group_size, groups = (size + group - 1) / group, padded = groups * group;
     if (static_cast<int64_t>(values.size()) < num_rows * padded) values.resize(num_rows * padded);
-    if (static_cast<int64_t>(sums.size()) < num_rows * groups)
-      factors.resize(num_rows * groups), sums.resize(num_rows * groups);
+    if (const int64_t count = num_rows * groups; static_cast<int64_t>(starts.size()) < count)
+      factors.resize(count), offsets.resize(count), starts.resize(count);
   }
 
   // Rounds to 127 steps of each sign, ties to even. A group with a number that is not finite gets such a factor.
   void quantize(int64_t row, const float* x, int64_t size) {
-    for (int64_t g = 0; g < groups; ++g) {
-      alignas(64) float part[128] = {};
-      std::copy_n(x + g * group, std::min(group, size - g * group), part);
+    for (int64_t g = 0; g < groups; ++g, x += group, size -= group) {
+      alignas(64) float part[128];
+      if (size < group) std::copy_n(x, size, part), std::fill(part + size, part + group, 0.0f);
       int8_t* to = &values[row * padded + g * group];
-      factors[row * groups + g] = quantize_bytes(part, group, to);
-      Ints total{};
-      for (int64_t i = 0; i < group; i += kLanes) total += load_bytes(to + i);
-      int32_t sum_of = 0;
-      for (int lane = 0; lane < kLanes; ++lane) sum_of += total[lane];
-      sums[row * groups + g] = sum_of;
+      const Quantized found = quantize_bytes(size < group ? part : x, group, to);
+      const int64_t at = row * groups + g;
+      factors[at] = found.scale, offsets[at] = found.scale * static_cast<float>(found.sum);
+      starts[at] = kMultipliesSigned ? 0 : -128 * found.sum;
     }
   }
 };
@@ -106,18 +105,18 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
   Floats low[rows] = {}, high[rows] = {};
   const int8_t* values = x.values.data() + first * x.padded;
   const float* factors = x.factors.data() + first * x.groups;
-  const int32_t* sums = x.sums.data() + first * x.groups;
+  [[maybe_unused]] const float* offsets = x.offsets.data() + first * x.groups;
+  [[maybe_unused]] const int32_t* starts = x.starts.data() + first * x.groups;
   const auto next = [&panel] {
     Words words;
     std::memcpy(&words, panel, sizeof words);
     panel += kLine;
     return words;
   };
-  constexpr bool is_shifted = bits == 8 && !kMultipliesSigned;  // by 128
   [[maybe_unused]] Floats scale_low, scale_high, minimum_low, minimum_high;
   for (int64_t g = 0; g < x.groups; ++g) {
     Ints left[rows], right[rows];
-    for (int m = 0; m < rows; ++m) left[m] = right[m] = Ints{} - (is_shifted ? 128 * sums[m * x.groups + g] : 0);
+    for (int m = 0; m < rows; ++m) left[m] = right[m] = Ints{} + (bits == 8 ? starts[m * x.groups + g] : 0);
     Bfloat16::load(panel, scale_low, scale_high);
     panel += kLine;
     if constexpr (bits == 4) {
@@ -146,7 +145,7 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
       const Floats second_sum = __builtin_convertvector(right[m], Floats) * factor;
       low[m] += first_sum * scale_low, high[m] += second_sum * scale_high;
       if constexpr (bits == 4) {
-        const float offset = factor * static_cast<float>(sums[m * x.groups + g]);
+        const float offset = offsets[m * x.groups + g];
         low[m] += minimum_low * offset, high[m] += minimum_high * offset;
       }
     }

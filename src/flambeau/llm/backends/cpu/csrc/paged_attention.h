@@ -67,7 +67,7 @@ template <int64_t size, typename stored>
 inline void write_heads(const float* from, int64_t heads, stored* to) {
   if constexpr (std::is_same_v<stored, byte>) {
     for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) {
-      const float scale = quantize_bytes(from, size, reinterpret_cast<int8_t*>(to));
+      const float scale = quantize_bytes(from, size, reinterpret_cast<int8_t*>(to)).scale;
       std::memcpy(to + size, &scale, sizeof scale);
     }
   } else {

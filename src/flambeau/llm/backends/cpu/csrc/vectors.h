@@ -1,5 +1,6 @@
 // Vectors of sixteen floats, the types of numbers in memory, and a fast exponential.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -120,14 +121,37 @@ inline Ints rounded(const Floats& x) {
 
 inline Floats magnitude(const Floats& x) { return x < 0.0f ? -x : x; }
 
+using Quarter = float __attribute__((vector_size(kLanes)));
+
 inline float largest(const Floats& x) {
-  float highest = x[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = x[lane] > highest ? x[lane] : highest;
-  return highest;
+  const auto a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
+  const auto b = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15), half = a > b ? a : b;
+  const auto c = __builtin_shufflevector(half, half, 0, 1, 2, 3), d = __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  const Quarter four = c > d ? c : d;
+  return std::max(std::max(four[0], four[1]), std::max(four[2], four[3]));
 }
 
+// The sums of lanes i, i + 4, i + 8 and i + 12.
+template <typename Vector>
+inline auto fold(const Vector& x) {
+  const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+}
+
+template <typename Vector>
+inline auto sum(const Vector& x) {
+  const auto quarter = fold(x);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+struct Quantized {
+  float scale;
+  int32_t sum;  // of the small integers
+};
+
 // Small integers and the scale that turns them into the numbers; the scale of what is not finite is not finite.
-inline float quantize_bytes(const float* x, int64_t size, int8_t* to) {
+inline Quantized quantize_bytes(const float* x, int64_t size, int8_t* to) {
   Floats high{}, invalid{};
   for (int64_t i = 0; i < size; i += kLanes) {
     const Floats number = load(x + i), size_of = magnitude(number);
@@ -135,24 +159,13 @@ inline float quantize_bytes(const float* x, int64_t size, int8_t* to) {
     invalid += number - number;  // NaN for what is not finite
   }
   const float highest = largest(high), inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
-  float wrong = 0;
-  for (int lane = 0; lane < kLanes; ++lane) wrong += invalid[lane];
-  for (int64_t i = 0; i < size; i += kLanes) store_bytes(rounded(load(x + i) * inverse), to + i);
-  return highest / 127.0f + wrong;
-}
-
-using Quarter = float __attribute__((vector_size(kLanes)));
-
-// The sums of lanes i, i + 4, i + 8 and i + 12.
-inline Quarter fold(const Floats& x) {
-  const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
-}
-
-inline float sum(const Floats& x) {
-  const Quarter quarter = fold(x);
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+  Ints total{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Ints steps = rounded(load(x + i) * inverse);
+    store_bytes(steps, to + i);
+    total += steps;
+  }
+  return {highest / 127.0f + sum(invalid), sum(total)};
 }
 
 // The sums of four vectors, added in the order of `sum`.
