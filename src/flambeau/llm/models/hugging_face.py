@@ -201,7 +201,7 @@ def rope_parameters(config: Config, family: Family) -> Config:
     parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
-        if theta != other:
+        if theta is not None and theta != other:
             raise InvalidConfig(
                 f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
                 f"{other:g}. Copy rope_theta into rope_scaling"

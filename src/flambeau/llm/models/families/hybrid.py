@@ -177,7 +177,7 @@ def olmo_hybrid(config: Config) -> Config:
         max_beta=2.0 if config["linear_allow_neg_eigval"] else 1.0,
         inner_epsilon=1e-5,
     )
-    is_rotated = (config.get("rope_scaling") or config.get("rope_parameters") or {}).get("rope_theta", 1) is not None
+    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta", 1) is not None
     return {
         "recurrence": recurrence,
         "unrotated_layers": frozenset() if is_rotated else frozenset(range(num_layers)),
@@ -559,7 +559,7 @@ HYBRID = {
         understands=frozenset(
             {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
         ),
-        supported={"hidden_act": SILU},
+        supported={"hidden_act": SILU, "rope_scaling": (None,)},
         renames=(
             (r"\.attention_layer_norm\.", ".input_layernorm."),
             (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
