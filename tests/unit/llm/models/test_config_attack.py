@@ -21,6 +21,7 @@ FOUND = [
     Change("phi-4-mini", BESIDE, YARN),
     Change("phi-4-mini", "partial_rotary_factor", 0.0),
     Change("gpt-j", BESIDE, YARN),
+    Change("phi-3-long", "original_max_position_embeddings", REMOVED),
     Change("olmo-hybrid", "rope_parameters", REMOVED),
 ]
 
