@@ -6,9 +6,10 @@ For each kind of weights: 1, 8, 32 and 128 streams of short prompts, greedy and 
 and 1 and 32 streams with two longer contexts. For the first kind also: 256 requests of 100 to 1,024 tokens in and out,
 long prompts that arrive among 32 streams, and the rate of prompts. Streams through HTTP, in bfloat16, come last. The
 ceiling of a figure is what reading the weights and the cached keys and values once for each step would take at the
-speed of a plain reduction over a large tensor in the same run. The engine is the whole one: scheduler, paged cache,
-sampler; only HTTP has a tokenizer. With --check, the compiled path must first give the eager path's tokens, in float32
-at a small size. The result is a dated JSON file. Takes about six minutes on an H200.
+speed of a plain reduction over a large tensor in the same run; of experts, only those are read that the routers choose.
+The engine is the whole one: scheduler, paged cache, sampler; only HTTP has a tokenizer. With --check, the compiled path
+must first give the eager path's tokens, in float32 at a small size. The result is a dated JSON file. Takes about six
+minutes on an H200.
 """
 
 import argparse
@@ -32,10 +33,14 @@ import results  # noqa: E402
 import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
+from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
+from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes  # noqa: E402
 from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
+from flambeau.llm.models.meta_device import on_meta_device  # noqa: E402
+from flambeau.llm.models.moe import SparseMLP  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
@@ -105,12 +110,15 @@ def numbers_of(text: str) -> list[int]:
 
 def random_network(arch: Architecture, device: str, dtype: torch.dtype) -> Transformer:
     """Weights that nobody trained: small, so that numbers stay numbers through all layers."""
-    with torch.device(device):
-        model = Transformer(arch).to(dtype).eval().requires_grad_(False)
+    with on_meta_device(dtype):
+        model = Transformer(arch).eval().requires_grad_(False)
+    model.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.normal_(std=0.02, generator=generator)
+        else:
+            parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
     return model
 
 
@@ -178,18 +186,63 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def weight_bytes(model: Transformer) -> int:
-    """What a decode step reads of the network: all but the embeddings, of which it reads one row each."""
+def weight_bytes(model: Transformer, experts_share: float = 1.0) -> float:
+    """What a decode step reads of the network: all but the embeddings, of which it reads one row each.
+
+    Of the experts it reads those that a row has chosen.
+    """
     state = model.state_dict()
     skipped = 0 if model.lm_head is None else state["model.embed_tokens.weight"].nbytes
-    return sum(tensor.nbytes for tensor in state.values()) - skipped
+    experts = sum(tensor.nbytes for name, tensor in state.items() if ".experts." in name)
+    return sum(tensor.nbytes for tensor in state.values()) - skipped - experts * (1 - experts_share)
 
 
-def ceiling(case: Case, model: Transformer, read: float) -> float:
+@torch.inference_mode()
+def chosen_share(engine: Engine, case: Case, model: Transformer) -> float:
+    """The part of the experts that a step of these streams reads: those chosen for the last tokens of the prompts."""
+    layers = [module for module in model.modules() if isinstance(module, SparseMLP)]
+    if not layers:
+        return 1.0
+    weight = model.model.embed_tokens.weight
+    rows = [prompt[-SHORT:] for prompt in prompts_of(engine, case)]
+    cache = KVCache(model.arch, 1 + len(rows), 16, device=weight.device, dtype=weight.dtype)
+    positions = torch.arange(SHORT).repeat(len(rows))
+    blocks = 1 + torch.arange(len(rows))
+    starts = SHORT * torch.arange(len(rows) + 1)
+    inputs = StepInputs(
+        torch.tensor(rows).flatten(),
+        positions,
+        16 * blocks.repeat_interleave(SHORT) + positions,
+        starts,
+        torch.full((len(rows),), SHORT),
+        blocks.unsqueeze(1),
+    )
+    shares: list[float] = []
+    for layer in layers:
+        layer.choose = noting(layer, starts[1:] - 1, shares)  # type: ignore[method-assign]
+    EagerBackend(model, cache).prefill(inputs, starts[1:] - 1)
+    for layer in layers:
+        del layer.choose
+    return statistics.mean(shares)
+
+
+def noting(layer: SparseMLP, rows: torch.Tensor, shares: list[float]) -> Callable[[torch.Tensor], Any]:
+    """The layer's choice, which also notes the part of the experts that it has chosen for some rows."""
+    choose = layer.choose
+
+    def choose_and_note(x: torch.Tensor) -> Any:
+        weights, chosen = choose(x)
+        shares.append(len(chosen.cpu()[rows].unique()) / layer.gate.out_features)
+        return weights, chosen
+
+    return choose_and_note
+
+
+def ceiling(case: Case, model: Transformer, read: float, experts_share: float) -> float:
     """Tokens per second if a step reads the weights and the keys and values of all streams once."""
     context = case.prompt + case.tokens / 2
     cached = case.streams * context * block_bytes(model.arch, 1, model.model.embed_tokens.weight.dtype)
-    return case.streams * read / (weight_bytes(model) + cached)
+    return case.streams * read / (weight_bytes(model, experts_share) + cached)
 
 
 # ---- figures ----
@@ -308,13 +361,15 @@ def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: flo
             if number == 0 or case.prompt == SHORT:
                 found[case].append(measure(engine, case))
                 progress(kind, case.name, f"{found[case][-1]['tokens_per_s']:,.0f} tokens/s")
+    shares = {case: chosen_share(engine, case, model) for case in wanted}
     engine.close()
     figures = {
         case.name: {
             "streams": case.streams,
             "prompt": case.prompt,
             "settings": case.settings,
-            "ceiling_tokens_per_s": ceiling(case, model, read),
+            "experts_read": shares[case],
+            "ceiling_tokens_per_s": ceiling(case, model, read, shares[case]),
             **{name: statistics.median(each[name] for each in rounds) for name in rounds[0]},
             "rounds_tokens_per_s": [each["tokens_per_s"] for each in rounds],
         }
@@ -372,6 +427,30 @@ def run_extras(asked: argparse.Namespace, model: Transformer) -> Figures:
     return found
 
 
+def run_http(model: Transformer) -> Figures:
+    """Streams through a server beside the engine alone, with the same prompts' length and number of new tokens."""
+    from http_streams import MODEL_LENGTH, NEW_TOKENS, STREAMS, measure_http  # the server may not be installed
+
+    length = min(MODEL_LENGTH, model.arch.max_length)
+    blocks = max(STREAMS) * (-(-(SHORT + NEW_TOKENS) // 16) + 1)
+    engine = new_engine(model, max(STREAMS), length, num_blocks=blocks)
+    own = {}
+    for number in STREAMS:
+        measure(engine, Case(number, SHORT, "greedy", 20))
+        engine.wait_until_compiled()
+        case = Case(number, SHORT, "greedy", NEW_TOKENS)
+        own[number] = max(measure(engine, case)["tokens_per_s"] for _ in range(2))
+    engine.close()
+    del engine
+    gc.collect()
+    progress(own)
+    found = measure_http(model)
+    for number, rate in own.items():
+        found[f"engine tokens_per_s of {number}"] = rate
+        found[f"share of the engine of {number}"] = found[f"tokens_per_s of {number}"] / rate
+    return found
+
+
 def main() -> None:
     asked, began = arguments(), time.monotonic()
     arch = preset(asked.preset)
@@ -406,10 +485,8 @@ def main() -> None:
         result["duration_s"] = round(time.monotonic() - began)
         file.write_text(json.dumps(result, indent=1) + "\n")  # what there is, should the time run out
     if "http" in asked.extras.split(","):
-        from http_streams import measure_http  # the server's packages may not be installed
-
         model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-        result["extras"]["http"] = measure_http(model)
+        result["extras"]["http"] = run_http(model)
         result["duration_s"] = round(time.monotonic() - began)
         file.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result, json.loads(asked.compare.read_text()) if asked.compare else None))

@@ -1,4 +1,8 @@
-"""Streams of a network through a server and HTTP, for gpu.py: the network is written to a folder and served."""
+"""Streams of a network through a server and HTTP, for gpu.py: the network is written to a folder and served.
+
+A rate counts the tokens that arrive while all streams run, as gpu.py does for the engine alone. The same number of new
+tokens is compared: keys and values of longer texts take longer to read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +34,9 @@ NAME = "bench"
 STREAMS = (1, 32, 128)
 NEW_TOKENS = 400
 STARTS_S = 240
-WARM_UP_S = 10
+WARM_UP_S = 15
+MIN_ROUNDS = 3
+MODEL_LENGTH = 2048
 CLIENTS = 8  # processes: one would be busy with events
 
 
@@ -61,7 +69,8 @@ def write_checkpoint(model: Transformer, folder: Path) -> None:
     words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, arch.vocab_size)}
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -88,19 +97,16 @@ def serve_and_ask(folder: Path) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "flambeau.cli.main", "llm", "serve", folder, "--name", NAME, "--port", port]
     command += ["--management-port", port + 1, "--metrics-port", port + 2, "--max-num-seqs", max(STREAMS)]
-    command += ["--max-model-len", 2048, "--startup-timeout", STARTS_S]
+    command += ["--max-model-len", MODEL_LENGTH, "--startup-timeout", STARTS_S]
     began = time.monotonic()
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([*map(str, command)], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
     try:
         found: dict[str, Any] = {"start_to_first_token_s": first_token_s(server, url, began, folder / "log")}
         for number in STREAMS:
-            deadline = time.monotonic() + WARM_UP_S
-            rates = [ask(url, number)]
-            # Steps are captured while requests run: until the rate does not rise any more.
-            while time.monotonic() < deadline and (len(rates) < 3 or rates[-1] > 1.02 * max(rates[:-1])):
-                rates.append(ask(url, number))
-            found[f"tokens_per_s of {number}"] = statistics.median(sorted(rates)[-2:])
+            best = ask_until_warm(port, server.pid, number)
+            found[f"tokens_per_s of {number}"] = best.tokens_per_s
+            found[f"cpu_us_per_token of {number}"] = best.cpu_us
     finally:
         server.terminate()
         server.wait()
@@ -122,31 +128,93 @@ def first_token_s(server: subprocess.Popen[bytes], url: str, began: float, log: 
             return time.monotonic() - began - (timing.ended - timing.first)
 
 
-def ask(url: str, number: int) -> float:
-    """Tokens per second of streams that begin together, after the last has begun; read by several processes."""
+# ---- rates ----
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one round has measured."""
+
+    tokens_per_s: float  # while all streams run
+    cpu_us: Mapping[str, float]  # by thread or process: CPU time for each token of the round, of all its streams
+
+
+def ask_until_warm(port: int, server: int, number: int) -> Rate:
+    """The median of the two best rounds. Steps are captured while requests run: until the rate rises no more."""
+    deadline = time.monotonic() + WARM_UP_S
+    rates = [ask(port, server, number) for _ in range(MIN_ROUNDS)]
+    while time.monotonic() < deadline and has_risen(rates):
+        rates.append(ask(port, server, number))
+    best = sorted(rates, key=lambda rate: rate.tokens_per_s)[-2:]
+    return Rate(statistics.median(rate.tokens_per_s for rate in best), best[-1].cpu_us)
+
+
+def has_risen(rates: Sequence[Rate]) -> bool:
+    return rates[-1].tokens_per_s > 1.02 * max(rate.tokens_per_s for rate in rates[:-1])
+
+
+def ask(port: int, server: int, number: int, *, new_tokens: int = NEW_TOKENS, **options: Any) -> Rate:
+    """Streams that begin together, read by several processes; `options` are fields of their requests."""
     shares = [share for share in (number // CLIENTS + (i < number % CLIENTS) for i in range(CLIENTS)) if share]
-    command = [sys.executable, __file__, url]
-    clients = [
-        subprocess.Popen([*command, str(share), str(1000 * i)], stdout=subprocess.PIPE, text=True)
-        for i, share in enumerate(shares)
-    ]
-    timings = [timing for client in clients for timing in json.loads(client.communicate()[0])]
-    first, ended = max(timing[0] for timing in timings), max(timing[1] for timing in timings)
-    # Those that began before the last have some of their tokens already.
-    tokens = sum((ended_at - first) / (ended_at - began) * (count - 1) for began, ended_at, count in timings)
-    return tokens / (ended - first)
+    options = {"model": NAME, **options}
+    asked = [(port, share, 1000 * i, new_tokens, json.dumps(options)) for i, share in enumerate(shares)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    script = str(HERE / "stream_client.py")
+    clients = [subprocess.Popen([sys.executable, script, *map(str, each)], **pipes) for each in asked]
+    for client in clients:
+        client.stdout.readline()  # it is ready
+    before = thread_seconds(server)
+    for client in clients:
+        client.stdin.write(b"begin\n")
+        client.stdin.flush()
+    found = [json.loads(client.communicate()[0]) for client in clients]
+    spent = thread_seconds(server)
+    spent.subtract(before)
+    spent["clients"] = sum(client["cpu_s"] for client in found)
+    streams = [stream for client in found for stream in client["streams"]]
+    num_tokens = sum(count for count, _ in streams)
+    return Rate(rate_of(streams), {name: round(1e6 * seconds / num_tokens, 1) for name, seconds in spent.items()})
 
 
-def read_streams(url: str, number: int, salt: int) -> list[tuple[float, float, int]]:
-    """First and last times, on a clock that all processes share, and numbers of tokens."""
-    params, shift = (
-        BenchParams(streams=(number,), prompt_tokens=6, new_tokens=NEW_TOKENS),
-        time.time() - time.perf_counter(),
-    )
-    with ThreadPoolExecutor(number) as threads:
-        found = threads.map(lambda i: read_stream(url, NAME, params, salt + i), range(number))
-        return [(each.first + shift, each.ended + shift, each.num_tokens) for each in found]
+def rate_of(streams: Sequence[tuple[int, Sequence[float]]]) -> float:
+    """Tokens per second from the moment when the last stream begins until the first one ends."""
+    begin, end = max(arrivals[0] for _, arrivals in streams), min(arrivals[-1] for _, arrivals in streams)
+    if begin >= end:
+        raise RuntimeError("the streams did not run at the same time; ask for more tokens")
+    # An event has a token; the last two of a stream have none.
+    tokens = sum(count / len(arrivals) * sum(begin < at <= end for at in arrivals) for count, arrivals in streams)
+    return tokens / (end - begin)
 
 
-if __name__ == "__main__":
-    print(json.dumps(read_streams(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+# ---- threads ----
+
+
+def thread_seconds(server: int) -> Counter[str]:
+    """CPU time of the server, of the thread of its worker that runs the engine, and of the worker's others."""
+    found: Counter[str] = Counter()
+    for pid in [server, *descendants(server)]:
+        is_worker = b"flambeau.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            if is_worker:
+                name = "engine thread" if thread.name == str(pid) else "worker's other threads"
+            else:
+                name = "server" if pid == server else "server's other processes"
+            found[name] += sum(map(int, stat_of(thread)[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one."""
+    parents = {int(path.name): int(stat_of(path)[1]) for path in Path("/proc").glob("[0-9]*")}
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def stat_of(folder: Path) -> list[str]:
+    """The fields after the name: state, parent …; zeros if it has just ended."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * 50

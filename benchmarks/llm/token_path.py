@@ -41,27 +41,31 @@ class Connection:
 
     common = b""
     is_draining = False
+    counts_bytes = False
+
+    def __init__(self) -> None:
+        self.num_writes = 0
 
     def write(self, data: bytes) -> None:
-        pass
+        self.num_writes += 1
 
     def on_answer(self, exchange: Exchange, status: int) -> None:
         pass
 
 
-def new_streams(worker, kind: str, count: int) -> list[Job]:
+def new_streams(worker, kind: str, count: int) -> tuple[list[Job], list[Connection]]:
     """Jobs that the worker holds, each with a client."""
     writer, has_logprobs, _ = KINDS[kind]
-    jobs = []
-    for _ in range(count):
-        exchange = Exchange(Connection(), "POST", "/v1/chat/completions", [], "1.1", 0.0)
+    jobs, connections = [], [Connection() for _ in range(count)]
+    for connection in connections:
+        exchange = Exchange(connection, "POST", "/v1/chat/completions", [], "1.1", 0.0)
         model = SimpleNamespace(answers={200: 0})
         made = writer(HEAD, 1, has_logprobs=has_logprobs, has_usage=False)
         reply = GenerationReply(exchange, model, False, made, is_streamed=True)
         job = Job(reply, request_id="r", headers=[], body=RequestBody(b""), arrived=0.0, kind="generate")
         worker.send([job])
         jobs.append(job)
-    return jobs
+    return jobs, connections
 
 
 def seconds_of(call, frame) -> tuple[float, float]:
@@ -80,9 +84,10 @@ async def main() -> None:
     for kind, (writer, has_logprobs, piece) in KINDS.items():
         for count in (1, 8, 64):
             worker = new_worker(is_concurrent=True, places=count, abilities=["generate"])
-            jobs = new_streams(worker, kind, count)
+            jobs, connections = new_streams(worker, kind, count)
             frame = to_frame([Part(job.id, encode_pieces([piece]), last=False) for job in jobs])[4:]
             step = seconds_of(lambda payload, worker=worker: worker._receive(decode_to_server(payload)), frame)
+            assert all(connection.num_writes == 1 + ROUNDS * STEPS for connection in connections)
             alone = seconds_of(writer(HEAD, 1, has_logprobs=has_logprobs, has_usage=False).events, piece)
             whole = " ".join(f"{seconds / count * 1e6:7.2f}" for seconds in step)
             events = " ".join(f"{seconds * 1e6:7.2f}" for seconds in alone)

@@ -51,8 +51,10 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
         "state_size": 12,
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
+    "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
+TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -142,6 +144,10 @@ KINDS = {
     "olmo-3": Kind(
         "Olmo3",
         {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "olmo-3-wide-windows": Kind(
+        "Olmo3",
+        {"sliding_window": 500, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "granite": Kind(
         "Granite",
@@ -390,7 +396,7 @@ KINDS = {
     ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
-    "gpt-neox": Kind("GPTNeoX", {"partial_rotary_factor": 0.5}),
+    "gpt-neox": Kind("GPTNeoX", {"rotary_pct": 0.5}),
     "gpt-neox-serial": Kind("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
     "falcon-7b": Kind("Falcon", {"multi_query": True}),
     "falcon-40b": Kind("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -417,6 +423,32 @@ KINDS = {
 
 
 MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12}
+NEMOTRON_H = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "chunk_size": 16,
+    "head_dim": 16,
+    "time_step_min": 0.2,
+    "pad_token_id": None,
+}
+QWEN_3_5 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -458,6 +490,50 @@ HYBRID_KINDS = {  # with recurrent layers
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
             "mlp_only_layers": [1],
+        },
+    ),
+    "qwen-3.5": Kind("Qwen3_5", QWEN_3_5),
+    "qwen-3.5-moe": Kind(
+        "Qwen3_5Moe",
+        {
+            **QWEN_3_5,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "olmo-hybrid": Kind("OlmoHybrid", {"num_hidden_layers": 3, "pad_token_id": None, "rope_parameters": None}),
+    "olmo-hybrid-rotated": Kind(
+        "OlmoHybrid",
+        {
+            "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_allow_neg_eigval": False,
+            "pad_token_id": None,
+        },
+    ),
+    "nemotron-h": Kind(
+        "NemotronH",
+        {**NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "mlp_bias": True},
+    ),
+    "nemotron-h-moe": Kind(
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "use_bias": True,
+            "attention_bias": False,
         },
     ),
     "granite-4-hybrid": Kind(
@@ -548,7 +624,7 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     family = KINDS_OF_ALL[kind].family
     model = model_class(family)(config).eval().requires_grad_(False)
-    middle = 0.0 if family == "Qwen3Next" else 1.0  # its norms add 1, and large ones magnify rounding
+    middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
@@ -571,7 +647,7 @@ def model_class(family: str) -> Any:
 def config_class(family: str) -> Any:
     import transformers
 
-    return getattr(transformers, f"{family}TextConfig" if family in ("Gemma3", "Llama4") else f"{family}Config")
+    return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

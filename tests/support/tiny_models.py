@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.head import HeadModel
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.families.recurrence import Recurrence
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -71,6 +74,7 @@ def tiny_engine(
     *,
     num_blocks: int = 200,
     draft: Transformer | None = None,
+    head: DraftHead | None = None,
     tokenizer: Tokenizer | None = None,
     kind: type[EagerBackend] = EagerBackend,
     **options: object,
@@ -82,11 +86,14 @@ def tiny_engine(
     cache = KVCache(model.arch, num_blocks, config.block_size, num_slots=num_slots)
     for state in (state for layer in cache.states.layers.values() for state in layer):
         state.fill_(torch.nan)  # nobody may look at the state of a sequence that has left
-    proposing = None
-    if draft is not None:
+    proposing: DraftModel | HeadModel | None = None
+    if head is not None:
+        cache.of_head = KVCache(head.arch, num_blocks, config.block_size)
+        proposing = HeadModel(head, cache.of_head, HiddenStates(head.settings.layers), PagedAttention)
+    elif draft is not None:
         draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
         proposing = DraftModel(EagerBackend(draft, draft_cache), draft.arch.max_length)
-    backend = kind(model, cache)
+    backend = kind(model, cache, states=proposing.states) if isinstance(proposing, HeadModel) else kind(model, cache)
     return Engine(
         model.arch,
         backend,

@@ -34,6 +34,7 @@ class LlmServeFlags:
 
     model_path: Path
     draft_model_path: Path | None = None
+    speculative: str | None = None
     tokenizer_path: Path | None = None
     dtype: str | None = None
     quantization: str | None = None
@@ -55,6 +56,7 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
     flags = LlmServeFlags(
         model_path=fetch(hub_name) if hub_name else checkpoint,
         draft_model_path=fetch(draft) if (draft := hub_name_of(settings["draft"])) else settings["draft"],
+        speculative=settings["speculative"],
         tokenizer_path=settings["tokenizer"],
         dtype=settings["dtype"],
         quantization=settings["quantization"],
@@ -123,6 +125,8 @@ def serve(
 def check_flags(flags: LlmServeFlags) -> None:
     """Reject paths that do not exist before a worker starts with them."""
     if flags.draft_model_path is not None:
+        if flags.speculative is not None:
+            raise ConfigError(f"--speculative {flags.speculative} needs no draft; leave out --draft, or --speculative")
         check_checkpoint(flags.draft_model_path, "--draft")
     if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
         raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
@@ -146,7 +150,7 @@ def to_model_config(flags: LlmServeFlags, ranks: int) -> dict[str, Any]:
         for key, value in given.items()
         if value is not None
     }
-    if flags.draft_model_path is not None:
+    if flags.draft_model_path is not None or flags.speculative == "lookup":
         handler["speculative"] = True
     settings: dict[str, Any] = {"minWorkers": 1, "maxWorkers": 1, "startupTimeout": 1200}
     if ranks > 1:

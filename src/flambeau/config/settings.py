@@ -477,7 +477,17 @@ SERVER_SETTINGS = (
 ENGINE_SETTINGS = _group(
     "Engine",
     Setting(
-        "draft", FilePath(is_model=True), "Smaller checkpoint that drafts tokens (speculative decoding).", is_basic=True
+        "draft",
+        FilePath(is_model=True),
+        "Smaller checkpoint, or EAGLE head, that drafts tokens (speculative decoding).",
+        is_basic=True,
+    ),
+    Setting(
+        "speculative",
+        Choice(("lookup", "mtp")),
+        "Speculation without a draft: n-grams of the text, or the checkpoint's own layer (multi-token prediction).",
+        unset="none",
+        is_basic=True,
     ),
     Setting("speculate_k", Whole(at_least=1, at_most=16), "Drafted tokens per step.", unset="5", is_basic=True),
     Setting("tokenizer", FilePath(), "Tokenizer.", unset="in the checkpoint", is_basic=True),

@@ -82,7 +82,8 @@ def calibrate_model(
 
 
 def run_layer(model: Transformer, layer: nn.Module, states: list[Tensor], positions_T: Tensor) -> list[Tensor]:
-    rotations = [model.rotation(positions_T.expand(len(state), -1)) for state in states]
+    with model.rotation.for_length(len(positions_T)):
+        rotations = [model.rotation(positions_T.expand(len(state), -1)) for state in states]
     return [layer(state, turn, WholeAttention()) for state, turn in zip(states, rotations, strict=True)]
 
 

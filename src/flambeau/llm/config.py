@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Quantization = Literal["int8", "int4", "fp8"]
-SpeculationKind = Literal["draft", "lookup"]
+SpeculationKind = Literal["draft", "lookup", "mtp"]
 ModelImpl = Literal["auto", "flambeau", "transformers"]
 
 
@@ -34,8 +34,9 @@ class EngineConfig:
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
-    draft: str = ""  # a folder with a smaller model of the same vocabulary
-    speculation: SpeculationKind | None = None  # None: "draft" if there is a draft
+    draft: str = ""  # a folder with a smaller model of the same vocabulary, or with an EAGLE head
+    # None: "draft" if there is a draft; "mtp": the checkpoint's own layer of multi-token prediction
+    speculation: SpeculationKind | None = None
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
     image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before

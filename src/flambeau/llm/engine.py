@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.config import EngineConfig, Quantization, SpeculationKind
+from flambeau.llm.config import EngineConfig, Quantization
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
@@ -23,9 +23,11 @@ from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.core.state_slots import StateSlots
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
-from flambeau.llm.executor.draft import DraftModel, make_speculator
+from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
+from flambeau.llm.executor.head import HeadModel
 from flambeau.llm.executor.inputs import InputBuilder
+from flambeau.llm.executor.speculators import make_speculator, num_recomputed_blocks
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
@@ -37,6 +39,10 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+# Of a step that lighter tenants may wait for: a step with fewer tokens takes about as long.
+SHORT_STEP_TOKENS = {"cpu": 32, "cuda": 256}
+# Of a prompt behind a long context: on a CPU, few tokens are computed there as fast as many, one by one.
+MIN_LATE_CHUNK = {"cpu": 8, "cuda": 256}
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
@@ -63,7 +69,7 @@ class Engine:
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
-        draft: DraftModel | None = None,
+        draft: DraftModel | HeadModel | None = None,
         adapters: Adapters | None = None,
         images: ImageEncoder | None = None,
         whole_prompts: bool = False,
@@ -97,15 +103,21 @@ class Engine:
         )
         speculator = make_speculator(config, builder, sampler, draft)
         self._executor = ModelExecutor(backend, builder, sampler, speculator)
+        kind = "cuda" if device.startswith("cuda") else "cpu"
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.max_step_tokens,
+            short_step_tokens=SHORT_STEP_TOKENS[kind],
+            min_late_chunk=MIN_LATE_CHUNK[kind],
+            attention_span=arch.attention_span,
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             whole_prompts=whole_prompts,
             state_slots=StateSlots(num_slots),
             restores=self._restores,
+            switch_length=arch.switch_length,
+            num_recomputed_blocks=num_recomputed_blocks(config, draft),
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
@@ -302,12 +314,21 @@ class Engine:
 
     @property
     def draft_model(self) -> nn.Module | None:
-        return self._draft.backend.model if self._draft else None
+        """The smaller network that drafts; a head is none."""
+        return self._draft.backend.model if isinstance(self._draft, DraftModel) else None
+
+    @property
+    def speculation(self) -> str | None:
+        """How tokens are proposed: by a draft, a head of some kind, or n-grams; None: they are not."""
+        if self.config.speculate_k < 1 or self.config.speculation == "lookup":
+            return self.config.speculation if self.config.speculate_k > 0 else None
+        return (
+            self._draft.head.settings.kind if isinstance(self._draft, HeadModel) else "draft" if self._draft else None
+        )
 
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
-        kind = config.speculation or ("draft" if self._draft else None)
         dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
         return EngineInfo(
             device=self.device,
@@ -316,7 +337,7 @@ class Engine:
             num_blocks=self._pool.num_blocks,
             block_size=config.block_size,
             max_length=self.max_length,
-            speculation=kind if config.speculate_k > 0 else None,
+            speculation=self.speculation,
             speculate_k=config.speculate_k,
             decode=self._backend.decode_path,
         )
@@ -346,7 +367,7 @@ class Engine:
             backend.close()
 
     def _backends(self) -> list[Backend]:
-        return [self._backend] if self._draft is None else [self._backend, self._draft.backend]
+        return [self._backend, self._draft.backend] if isinstance(self._draft, DraftModel) else [self._backend]
 
 
 def without_rollback(config: EngineConfig) -> EngineConfig:
@@ -371,7 +392,7 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     max_length: int
-    speculation: SpeculationKind | None
+    speculation: str | None  # "draft", "lookup", or the kind of a head: "eagle3", "eagle", "mtp"
     speculate_k: int
     decode: str  # what computes decode steps at present
 

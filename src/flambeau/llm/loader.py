@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
@@ -23,13 +24,21 @@ from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
-from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, unsupported_reason
+from flambeau.llm.checkpoints.checkpoint import (
+    load_model,
+    open_files,
+    read_architecture,
+    read_declared,
+    unsupported_reason,
+)
+from flambeau.llm.checkpoints.head_weights import find_mtp, is_eagle, load_eagle, load_mtp, read_eagle, read_mtp
 from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.head import HeadModel
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
@@ -42,10 +51,15 @@ from flambeau.llm.executor.parallel import (
     minimum_of_ranks,
 )
 from flambeau.llm.executor.state_cache import state_bytes
+from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
+from flambeau.llm.kv_store.fingerprint import weights_digest
+from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
@@ -63,18 +77,34 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def cpu_backend(
-    model: Transformer, cache: KVCache, config: EngineConfig, name: str, adapters: AdapterStore | None
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str,
+    adapters: AdapterStore | None,
+    states: HiddenStates | None,
 ) -> Backend:
-    return CpuBackend(model, cache, name=name, adapters=adapters)
+    return CpuBackend(model, cache, name=name, adapters=adapters, states=states)
 
 
 def cuda_backend(
-    model: Transformer, cache: KVCache, config: EngineConfig, name: str, adapters: AdapterStore | None
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str,
+    adapters: AdapterStore | None,
+    states: HiddenStates | None,
 ) -> Backend:
     length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
     max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
     return CudaBackend(
-        model, cache, max_num_seqs=config.max_num_seqs, max_blocks=max_blocks, name=name, adapters=adapters
+        model,
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_blocks=max_blocks,
+        name=name,
+        adapters=adapters,
+        states=states,
     )
 
 
@@ -85,9 +115,11 @@ BACKENDS = {  # by type of device; others run as on a CPU without kernels: eager
 }
 
 
-def eager_backend(model: Transformer, cache: KVCache, adapters: AdapterStore | None = None) -> Backend:
+def eager_backend(
+    model: Transformer, cache: KVCache, adapters: AdapterStore | None = None, states: HiddenStates | None = None
+) -> Backend:
     """Plain PyTorch, with the attention kernel of the CPU if that is loaded."""
-    return EagerBackend(model, cache, choose_attention, adapters=adapters)
+    return EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
 
 
 def make_backend(
@@ -96,11 +128,12 @@ def make_backend(
     config: EngineConfig,
     name: str = "the model",
     adapters: AdapterStore | None = None,
+    states: HiddenStates | None = None,
 ) -> Backend:
     """The backend for a device; `name` appears in its log lines."""
     if not config.compile:
-        return eager_backend(model, cache, adapters)
-    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters)
+        return eager_backend(model, cache, adapters, states)
+    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters, states)
 
 
 # ---- engines ----
@@ -115,8 +148,8 @@ class LoadedNetwork:
     num_blocks: int
     num_slots: int = 0  # for the states of recurrent layers
     adapters: AdapterStore | None = None  # None: a network of transformers
-    store: BlockStore | None = None
-    draft: DraftModel | None = None  # on rank 0 only, and not sharded
+    store: BlockStore | StoreFollower | None = None
+    draft: DraftModel | HeadModel | None = None  # on rank 0 only, and not sharded
     images: ImageEncoder | None = None  # on rank 0 only, and not sharded
     config: EngineConfig
     whole_prompts: bool = False  # the network cannot compute a prompt in chunks
@@ -131,7 +164,6 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     reason = reason_for_transformers(path, config)
     if reason is not None:
         check_settings(config)
-    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     if reason is None:
@@ -156,7 +188,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         adapters=adapters,
         images=loaded.images,
         whole_prompts=loaded.whole_prompts,
-        store=loaded.store,
+        store=loaded.store if isinstance(loaded.store, BlockStore) else None,
     )
 
 
@@ -177,6 +209,11 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
         limits = read_limits(path, trusts_code=config.trust_remote_code)
     except CheckpointError as error:
         raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
+    if wants_head(config):
+        raise LLMError(
+            f"{head_words(config)} reads hidden states of the engine's own network, and this model runs through "
+            "transformers; use a draft model, or speculative: true for n-grams"
+        )
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
@@ -211,14 +248,6 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
-def check_store(config: EngineConfig) -> None:
-    """Each rank has its part of every block, and there is no store for parts."""
-    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
-        raise LLMError(
-            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
-        )
-
-
 def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
     """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
     if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
@@ -231,20 +260,23 @@ def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
-    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
     assert loaded.adapters is not None
-    return partial(follow, loaded.backend, ranks, device, loaded.adapters)
+    if not isinstance(loaded.store, StoreFollower):
+        return partial(follow, loaded.backend, ranks, device, loaded.adapters)
+    loaded.store.start()
+    return partial(follow, loaded.backend, ranks, device, loaded.adapters, loaded.store.join)
 
 
 def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    arch = with_positions(read_architecture(path), config.max_model_len)
+    arch = read_architecture(path)
     check_prefixes(config, arch)
+    check_head(config)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
@@ -263,8 +295,10 @@ def load_network(
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.
     is_leader = ranks is None or ranks.rank == 0
     draft = load_draft(config, arch, device, dtype) if is_leader else None
+    head = load_head(path, config, model, device, dtype)
     images = load_images(path, arch, config, device, dtype) if is_leader else None
-    drafting, weight_bytes = draft.arch if draft else None, size_bytes(model)
+    proposing, weight_bytes = draft or head, size_bytes(model)
+    drafting = proposing.arch if proposing is not None else None
     cached = cache_dtype(model, config, device, dtype)
     num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
     taken_bytes = num_slots * state_bytes(arch)
@@ -273,11 +307,13 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
-    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization}")
+    heading = make_head_model(head, cache, config) if head else None
+    kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
+    store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
-        make_backend(model, cache, config, adapters=adapters)
+        make_backend(model, cache, config, adapters=adapters, states=heading.states if heading else None)
         if ranks is None
         else eager_backend(model, cache, adapters)
     )
@@ -289,7 +325,7 @@ def load_network(
         adapters=adapters,
         config=config,
         store=store,
-        draft=make_draft(draft, num_blocks, config, device, cached) if draft else None,
+        draft=make_draft(draft, num_blocks, config, device, cached) if draft else heading,
         images=images,
     )
 
@@ -303,7 +339,7 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
     return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
 
 
-def use_faster_layers(model: Transformer, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
     kinds = (Int8Linear, Int4Linear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
@@ -332,22 +368,6 @@ def cache_dtype(model: Transformer, config: EngineConfig, device: torch.device, 
     return torch.float16 if is_narrow else dtype
 
 
-def with_positions(arch: Architecture, max_model_len: int | None) -> Architecture:
-    """Choose the factors of longrope for all sequences: keys in the cache cannot change when a sequence gets long."""
-    scaling = arch.rope_scaling
-    if scaling is None or scaling.kind != "longrope" or not scaling.is_long:
-        return arch
-    if max_model_len is not None and max_model_len <= scaling.original_length:
-        return replace(arch, rope_scaling=replace(scaling, is_long=False))
-    logger.warning(
-        "all sequences use the rotary factors of long ones (longrope); if none is longer than %d tokens, set "
-        "max_model_len: %d to use the factors of short ones",
-        scaling.original_length,
-        scaling.original_length,
-    )
-    return arch
-
-
 def size_bytes(model: Transformer) -> int:
     """The memory of the weights, quantized or not."""
     return sum(tensor.numel() * tensor.itemsize for tensor in (*model.parameters(), *model.buffers()))
@@ -358,6 +378,8 @@ def load_draft(
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
     if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
+        return None
+    if wants_head(config):
         return None
     path = Path(config.draft)
     drafting = read_architecture(path)
@@ -374,6 +396,75 @@ def load_draft(
     draft = load_model(path, device=device, dtype=dtype)
     use_faster_layers(draft, config, device, dtype)
     return draft
+
+
+# ---- heads that propose tokens ----
+
+
+def wants_head(config: EngineConfig) -> bool:
+    """Whether tokens are proposed by a head instead of a model."""
+    if config.speculate_k < 1 or config.speculation == "lookup":
+        return False
+    return config.speculation == "mtp" or (bool(config.draft) and is_eagle(Path(config.draft)))
+
+
+def head_words(config: EngineConfig) -> str:
+    return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
+
+
+def check_head(config: EngineConfig) -> None:
+    """Raise for settings that a head does not work with."""
+    if config.speculation == "mtp" and config.draft:
+        raise LLMError(
+            f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
+            "them out"
+        )
+    if config.tensor_parallel_size > 1 and wants_head(config):
+        raise LLMError(
+            f"{head_words(config)} does not work with several ranks, each of which has a part of the model; use a "
+            "draft model, speculative: true for n-grams, or one rank"
+        )
+
+
+def load_head(
+    path: Path, config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype
+) -> DraftHead | None:
+    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint."""
+    if model.arch.recurrence is not None or not wants_head(config):
+        tell_of_mtp(path, model.arch)
+        return None
+    if config.speculation == "mtp":
+        settings, naming = read_mtp(path, read_declared(path))
+        arrived = quantize_on_load(config.quantization, model.arch, layer_maker(config, device, None))
+        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived)
+    else:
+        settings = read_eagle(Path(config.draft), model.arch)
+        head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
+    use_faster_layers(head, config, device, dtype)
+    if device.type == "cpu" and config.compile and kernels.load(builds=False):
+        pack_layers(head, (nn.Linear,))  # most weights need 16 bits
+    logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+    return head
+
+
+def tell_of_mtp(path: Path, arch: Architecture) -> None:
+    """Say that a layer of the checkpoint is not used."""
+    is_declared = arch.num_unused_layers or arch.source.get("num_nextn_predict_layers")
+    if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
+        logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
+
+
+def make_head_model(head: DraftHead, cache: KVCache, config: EngineConfig) -> HeadModel:
+    """A head with a cache in the target's blocks."""
+    keys = cache.keys[0]
+    own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
+    cache.of_head = own
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention)
+
+
+def head_digest(head: DraftHead | None, config: EngineConfig) -> str:
+    """What tells the content of blocks on disk from that with another head."""
+    return weights_digest(head).hex() if head is not None and config.kv_disk_folder else ""
 
 
 def load_images(

@@ -31,7 +31,8 @@ def perplexity(model: Transformer, ids: Sequence[int], *, window: int = 512, win
     positions_T = torch.arange(window, device=device)
     total = 0.0
     for part_BT in torch.split(ids_BT, windows_at_once):
-        logits_BTV = model.logits(model(part_BT, positions_T.expand_as(part_BT), WholeAttention()))
+        with model.rotation.for_length(window):
+            logits_BTV = model.logits(model(part_BT, positions_T.expand_as(part_BT), WholeAttention()))
         total += F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), part_BT[:, 1:].flatten(), reduction="sum").item()
     return math.exp(total / (len(ids_BT) * (window - 1)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -53,6 +54,9 @@ class Logs:
     bounded; a line reports how many were dropped, as soon as it can be written.
     """
 
+    _gathers = sys.maxsize  # entries: nobody but its thread takes them
+    _gather_many_s = GATHER_MANY_S
+
     def __init__(
         self,
         console: int | None = 2,
@@ -74,6 +78,7 @@ class Logs:
         self._waiting: deque[Entry] = deque()
         # Several threads add, only the writing one takes: the difference may be off by an entry until it is empty.
         self._added_bytes = self._taken_bytes = 0
+        self._num_taken = 0
         self._wake = threading.Event()
         self._will_write = False  # the writing thread has yet to look for entries
         self._is_closing = self._is_closed = False
@@ -96,9 +101,15 @@ class Logs:
             self.num_dropped += len(payload) if type(payload) is list else 1
             return
         self._added_bytes += size
-        self._waiting.append((line, time.time(), payload, size))
+        waiting = self._waiting
+        waiting.append((line, time.time(), payload, size))
         if not self._will_write:
             self._wake_up()
+        elif len(waiting) >= self._gathers:
+            self._take_gathered()
+
+    def _take_gathered(self) -> None:
+        """As many entries as `_gathers` wait: take them in the thread that has added them, if that cannot block."""
 
     def _wake_up(self) -> None:
         if self._is_closed:  # from the end of the process
@@ -150,49 +161,47 @@ class Logs:
     # ---- the writing thread ----
 
     def _run(self) -> None:
-        since, recent = 0.0, 0
+        since, recent, before = 0.0, 0, 0
         while True:
             self._wake.wait(NOTE_S if self.has_gap else None)
             self._wake.clear()
             self._will_write = False  # before it looks: what is added from now on wakes it again
             is_last = self._is_closing
-            count = self._write_waiting()
+            self._write_waiting()
             if is_last:
                 break
             if (now := time.monotonic()) - since > QUIET_S:
                 since, recent = now, 0
+            count, before = self._num_taken - before, self._num_taken
             recent += count
             if recent > MANY:  # an idle server writes at once, so that a client that has its answer finds the line
-                time.sleep(GATHER_MANY_S if count > MANY else GATHER_S)
+                time.sleep(self._gather_many_s if count > MANY else GATHER_S)
 
     def write_batch(self, batch: list[Entry]) -> None:
         """Write entries that were collected elsewhere, in the calling thread; it is the only one that writes."""
         self._waiting.extend(batch)
         self._write_waiting()
 
-    def _write_waiting(self) -> int:
+    def _write_waiting(self) -> None:
         try:
-            return self._write_all()
+            self._write_all()
         except Exception:  # the logs must survive any error
             self._report(f"a log line could not be written:\n{traceback.format_exc()}", logging.ERROR)
             self._wake.set()
-            return 0
 
-    def _write_all(self) -> int:
-        count = 0
+    def _write_all(self) -> None:
         while self._waiting:
-            batch, num_bytes = self._next_batch()
-            try:
-                with self._writing:
+            with self._writing:
+                batch, num_bytes = self._next_batch()
+                try:
                     self._write(batch)
-            finally:
-                self._taken_bytes += num_bytes
-            count += len(batch)
+                finally:
+                    self._taken_bytes += num_bytes
+            self._num_taken += len(batch)
             time.sleep(0)  # yield the interpreter to the server
         self._taken_bytes = self._added_bytes
         with self._writing:
             self._report_dropped()
-        return count
 
     def _next_batch(self) -> tuple[list[Entry], int]:
         batch: list[Entry] = []

@@ -11,7 +11,7 @@ MAX_SHARE = 16  # one reply is paused at a sixteenth of what is free, so that th
 STEADY_BYTES = 1 << 20  # a client that reads this much in time, or all there is, is not stalled
 HELD_UP_S = 5.0  # the time to read STEADY_BYTES while other jobs wait for the same worker
 
-DRAINED_BYTES = 16 << 20  # memory that is worth returning to the system
+DRAINED_BYTES = 1 << 20  # returning memory takes about a millisecond
 
 Holder = TypeVar("Holder")
 

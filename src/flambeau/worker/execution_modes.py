@@ -285,7 +285,11 @@ class GenerationMode(Mode):
         if now - self._reported_at > REPORT_S or not self._generation.has_work:
             self._report(now)
         if results:
-            self._outbox.send_messages(self._runner.context, [self._to_message(result, now) for result in results])
+            messages = [
+                result if type(result) is Part and not result.last else self._to_message(result, now)
+                for result in results
+            ]
+            self._outbox.send_messages(self._runner.context, messages)
             self._sent_at = now
         elif now - self._sent_at > HEARTBEAT_S:
             self._outbox.send_heartbeat()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -67,7 +68,16 @@ def load_handler(value: str, folder: Path, context: Context, loop: asyncio.Abstr
     put_on_path(folder)
     for sentence in explain_shadowing(folder):
         logger.warning("%s", sentence)
-    return initialize(find_handler(value, folder), context, loop)
+    found = find_handler(value, folder)
+    end_imports()
+    return initialize(found, context, loop)
+
+
+def end_imports() -> None:
+    """Start the collector of a worker process, which begins without; it leaves the modules out, also at exit."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def find_handler(value: str, folder: Path) -> Callable[..., Any]:

@@ -193,7 +193,8 @@ class Outbox:
             frame.append(Samples(samples))
         size_bytes = 0
         for message in messages:
-            message = self._within_limit(message)
+            if isinstance(message, Part) and len(message.body) > self._max_bytes:
+                message = self._too_large(message)
             if isinstance(message, Part):
                 size_bytes += len(message.body)
                 if size_bytes > self._max_bytes:
@@ -227,13 +228,12 @@ class Outbox:
         for job_id in open_ids:
             self._close(job_id)
 
-    def _within_limit(self, message: Part | Failed) -> Part | Failed:
-        if isinstance(message, Part) and len(message.body) > self._max_bytes:
-            try:
-                check_size(message.body, self._max_bytes)
-            except BadResult as error:
-                return to_failed([message.job_id], error)
-        return message
+    def _too_large(self, part: Part) -> Part | Failed:
+        try:
+            check_size(part.body, self._max_bytes)
+        except BadResult as error:
+            return to_failed([part.job_id], error)
+        return part
 
     def _part(self, context: Context, i: int, value: Any, *, last: bool) -> Part:
         processors = context.touched_processors

@@ -48,6 +48,7 @@ OBJECTS_PER_COLLECTION = 100_000  # while a model is loaded; Python's default is
 
 def main(arguments: list[str]) -> int:
     """Run a worker; the exit status is 0 when the server stopped it."""
+    gc.disable()  # until the handler is imported: torch has 160,000 objects, and none is garbage
     if PIN_VARIABLE not in os.environ:  # a placed worker lives as long as its channel, whatever becomes of its agent
         die_with_parent()
     faulthandler.enable(all_threads=False)

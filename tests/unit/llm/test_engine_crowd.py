@@ -39,13 +39,13 @@ def some_requests(rng: random.Random) -> dict[str, tuple[list[int], SamplingPara
     return found
 
 
-def run(engine, requests, rng: random.Random | None = None):
+def run(engine, requests, rng: random.Random | None = None, num_tenants: int = 1):
     """The tokens and the end of each choice; with `rng`, requests come and go at random."""
     coming, made, ends = [*requests.items()], {}, {}
     for _ in range(2000):
         while coming and (rng is None or rng.random() < 0.5):
             name, (prompt, params) = coming.pop(0)
-            engine.add(name, prompt, params)
+            engine.add(name, prompt, params, tenant=f"key{int(name) % num_tenants}")
         for output in engine.step():
             place = (output.request_id, output.index)
             made.setdefault(place, []).extend(output.token_ids)
@@ -77,7 +77,7 @@ def test_each_of_a_crowd_gets_what_it_gets_alone(arch, kind, seed):
         prefix_cache=seed != 0,
         **KINDS[kind],
     )
-    found, stayed = run(engine, some_requests(rng), rng)
+    found, stayed = run(engine, some_requests(rng), rng, num_tenants=1 + 2 * seed)
     assert engine.state.num_blocks_used == 0
     for name, (prompt, params) in stayed.items():
         alone, _ = run(tiny_engine(model, num_blocks=100), {name: (prompt, replace(params, speculate=False))})

@@ -15,6 +15,7 @@ from flambeau.logs import log_process
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat, message_format
 from flambeau.logs.log_process import (
     FEW,
+    GATHERED,
     LATE_S,
     MANY,
     LogProcess,
@@ -124,6 +125,50 @@ def test_dropped_lines_are_reported(targets, tmp_path, monkeypatch):
     logs.close(60)
     kept = [line for line in lines_of(tmp_path / "ts_log.log") if " - line " in line]
     assert len(kept) + logs.num_dropped == 100
+
+
+def test_many_entries_are_passed_on_by_the_thread_that_adds_them(targets, tmp_path, monkeypatch):
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
+    logs = LogProcess(targets)
+    for i in range(GATHERED - 1):
+        logs.add(LINE, f"line {i}")
+    assert len(logs._waiting) == GATHERED - 1
+    logs.add(LINE, "last")
+    assert not logs._waiting
+    until(lambda: len(lines_of(tmp_path / "ts_log.log")) == GATHERED)
+    logs.close(60)
+
+
+def test_a_process_that_does_not_read_blocks_nobody_and_misses_nothing(targets, tmp_path):
+    logs = LogProcess(targets)
+    logs.add(LINE, "first")
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    os.kill(logs.pid, signal.SIGSTOP)
+    number = 12_000  # more than the pipe takes
+    began = time.monotonic()
+    for i in range(number):
+        logs.add(LINE, f"{i:0120d}")
+    assert time.monotonic() - began < 30
+    assert logs._waiting
+    os.kill(logs.pid, signal.SIGCONT)
+    logs.close(60)
+    assert logs.num_dropped == 0
+    written = [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")[1:]]
+    assert written == [f"{i:0120d}" for i in range(number)]
+
+
+def test_many_entries_at_once_reach_the_files_of_a_server_whose_process_was_killed(targets, tmp_path):
+    logs = LogProcess(targets)
+    logs.add(LINE, "first")
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    os.kill(logs.pid, signal.SIGKILL)
+    logs._process.wait()
+    for i in range(3 * GATHERED):
+        logs.add(LINE, f"line {i}")
+    logs.close(60)
+    _, note, *written = lines_of(tmp_path / "ts_log.log")
+    assert "the server writes its logs itself" in note
+    assert [line.rpartition(" - ")[2] for line in written] == [f"line {i}" for i in range(3 * GATHERED)]
 
 
 def test_formats_are_sent_once_and_forgotten_when_there_are_many(targets, monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 import pytest
@@ -12,10 +13,15 @@ from flambeau.worker.loader import find_envelope, load_handler
 
 
 @pytest.fixture(autouse=True)
-def _clean_imports(monkeypatch):
+def _clean_imports(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setenv("PYTHONPATH", "")
+    before = {**sys.modules}
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+            sys.modules.update({name: before[name]} if name in before else {})
 
 
 @pytest.fixture
@@ -31,6 +37,30 @@ def load(tmp_path):
 
 
 HANDLER = "class Mine:\n    def initialize(self, c): pass\n    def handle(self, data, c): return ['mine']\n"
+
+
+@pytest.fixture
+def _without_collector():
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_without_collector")
+def test_collector_of_a_worker_begins_after_the_imports_and_leaves_them_out(load):
+    source = "import gc\n\nwhile_imported = gc.isenabled()\n\n\ndef handle(data, context):\n    return gc.isenabled()\n"
+    handle = load(source).handle
+    assert handle.__globals__["while_imported"] is False
+    assert handle(None, None) is True
+    assert gc.get_freeze_count() > 0
+    assert not any(each is handle.__globals__ for each in gc.get_objects())
+
+
+def test_collector_that_runs_is_left_alone(load):
+    load(HANDLER)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_only_class_is_the_handler(load):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 import time
@@ -52,16 +53,21 @@ class GenerationJob:
     finished: set[int] = field(default_factory=set)
     counts: list[SequenceCounts] = field(default_factory=list)
 
-    def add(self, outputs: Sequence[ChoiceOutput], now: float) -> None:
-        self.first_at = self.first_at or now
+    def add(self, outputs: Sequence[ChoiceOutput], now: float, gaps: TokenGaps) -> None:
+        """Note what a step has generated, and how long after the step before."""
+        gap_s = now - self.last_at if self.last_at else None
+        self.first_at, self.last_at = self.first_at or now, now
         for choice in outputs:
+            output = choice.output
+            if gap_s is not None and output.token_ids:
+                gaps.add(gap_s, len(output.token_ids))
             if self.keeps_state:
-                self.unsent.setdefault(choice.index, []).extend(choice.output.token_ids)
-            if choice.output.finish_reason:
+                self.unsent.setdefault(choice.index, []).extend(output.token_ids)
+            if output.finish_reason:
                 self.num_left -= 1
                 self.finished.add(choice.index)
-                if choice.output.counts is not None:
-                    self.counts.append(choice.output.counts)
+                if output.counts is not None:
+                    self.counts.append(output.counts)
 
     def work(self, now: float) -> Work:
         """What the engine did for the job, once it is over."""
@@ -83,9 +89,7 @@ class GenerationJob:
         )
 
     def take_state(self) -> bytes:
-        """The state to send with the next part; empty where the reply cannot be resumed."""
-        if not self.keeps_state:
-            return b""
+        """The state to send with the next part of a reply that can be resumed."""
         state = encode_step(self.unsent, self.finished, self.seed)
         self.unsent, self.seed = {}, None
         return state
@@ -142,16 +146,55 @@ class PendingCompletions:
             self.on_tokens(index, output.token_ids)
 
 
+class ReadThread:
+    """Calls functions in a thread, one after another. Tenants take turns."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []  # turn, order of arrival, …
+        self._serials = itertools.count()
+        self._num_left = 0  # calls that wait or run
+        self._turn = 0  # of the call that began last
+        self._last_turns: dict[str, int] = {}  # of each tenant's last call
+
+    def submit(self, call: Callable[[], Any], tenant: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if not self._num_left:
+                self._last_turns.clear()
+            self._num_left += 1
+            turn = max(self._turn, self._last_turns.get(tenant, -1) + 1)
+            self._last_turns[tenant] = turn
+            heapq.heappush(self._waiting, (turn, next(self._serials), call, future))
+        self._executor.submit(self._call_next)
+        return future
+
+    def _call_next(self) -> None:
+        with self._lock:
+            self._turn, _, call, future = heapq.heappop(self._waiting)
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        with self._lock:
+            self._num_left -= 1
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 class BackgroundReads:
-    """Reads requests in a thread, beside the steps, one after another.
+    """Reads requests in threads, beside the steps.
 
     Tokenizing a long prompt takes as long as many steps; tokenizers release Python's lock meanwhile. While one is
-    read, others wait for the thread: they share a tokenizer. Images have a thread of their own.
+    read, short ones have a thread of their own: the thread of the steps never waits for a tokenizer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._executor: ThreadPoolExecutor | None = None  # made when it is needed
+        self._threads: dict[str, ReadThread] = {}  # made when they are needed
         self._reads: dict[int, tuple[Future[Any], Callable[[Any], StepResult | None], threading.Event]] = {}
 
     @property
@@ -167,14 +210,19 @@ class BackgroundReads:
         read: Callable[[], Any],
         finish: Callable[[Any], StepResult | None],
         cancelled: threading.Event | None = None,
+        *,
+        size_bytes: int = LONG_BYTES,
+        tenant: str = "",
     ) -> None:
-        """Call `read` in the thread, and then `finish` with its result between two steps.
+        """Call `read` in a thread, and then `finish` with its result between two steps.
 
         `cancelled` is set when the result is no longer needed.
         """
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        self._reads[job_id] = (self._executor.submit(read), finish, cancelled or threading.Event())
+        name = self._name if size_bytes >= LONG_BYTES else f"{self._name}-short"
+        if name not in self._threads:
+            self._threads[name] = ReadThread(name)
+        future = self._threads[name].submit(read, tenant)
+        self._reads[job_id] = (future, finish, cancelled or threading.Event())
 
     def forget(self, job_id: int) -> None:
         """Drop a job that was cancelled."""
@@ -199,8 +247,8 @@ class BackgroundReads:
         return results
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.close()
 
 
 def size_of(request: Request) -> int:
@@ -273,6 +321,8 @@ class GptGeneration:
                 request.job_id,
                 partial(self._read, request, row, state),
                 lambda prompted: self._add_read(request, prompted, state, began),
+                size_bytes=size_of(request),
+                tenant=request.tenant,
             )
         else:
             self._add_read(request, self._read(request, row, state), state, began)
@@ -288,6 +338,7 @@ class GptGeneration:
             partial(self._encode_images, prompted.images, cancelled),
             lambda images: self._add_job(request, prompted, images, state, began),
             cancelled,
+            tenant=request.tenant,
         )
 
     def _encode_images(self, images: Sequence[ImageInput], cancelled: threading.Event) -> list[EncodedImage]:
@@ -403,7 +454,13 @@ class GptGeneration:
         """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
         if not self._reads.is_for(len(body)):
             return self._tokenize(body)
-        self._reads.submit(request.job_id, partial(self._tokenize, body), partial(Part, request.job_id))
+        self._reads.submit(
+            request.job_id,
+            partial(self._tokenize, body),
+            partial(Part, request.job_id),
+            size_bytes=len(body),
+            tenant=request.tenant,
+        )
         return None
 
     def cancel(self, job_id: int) -> None:
@@ -428,27 +485,25 @@ class GptGeneration:
 
     def _advance(self) -> list[StepResult]:
         outputs: dict[int, list[ChoiceOutput]] = {}
+        find = self._owners.get
         for output in self._engine.step():
-            owner, first = self._owners.get(output.request_id, (None, 0))
-            if isinstance(owner, PendingCompletions):
-                owner.add(first + output.index, output)
-            elif owner is not None:
+            owner, first = find(output.request_id, (None, 0))
+            if isinstance(owner, GenerationJob):
                 outputs.setdefault(owner.request.job_id, []).append(ChoiceOutput(first + output.index, output))
+            elif owner is not None:
+                owner.add(first + output.index, output)
         now = time.monotonic()
         self._gaps.num_steps += 1
         parts = [self._part(self._jobs[job_id], of_job, now) for job_id, of_job in outputs.items()]
         return [part for part in parts if part is not None]
 
     def _part(self, job: GenerationJob, outputs: Sequence[ChoiceOutput], now: float) -> StepResult | None:
-        if job.last_at:
-            for choice in outputs:
-                if choice.output.token_ids:
-                    self._gaps.add(now - job.last_at, len(choice.output.token_ids))
-        job.last_at = now
-        job.add(outputs, now)
+        num_finished = len(job.finished)
+        job.add(outputs, now, self._gaps)
         is_over = job.num_left == 0
         try:
-            check_finish_reasons(choice.output for choice in outputs)
+            if len(job.finished) > num_finished:
+                check_finish_reasons(choice.output for choice in outputs)
             body = job.reply.take(outputs, is_over=is_over)
         except Exception as error:  # a reply that cannot be formatted fails its own job only
             self.cancel(job.request.job_id)
@@ -461,7 +516,8 @@ class GptGeneration:
             self.cancel(job.request.job_id)
             self._on_finished(job, now)
             return Part(job.request.job_id, body, headers=headers, work=job.work(now))
-        return Part(job.request.job_id, body, False, headers=headers, state=job.take_state())
+        state = job.take_state() if job.keeps_state else b""
+        return Part(job.request.job_id, body, False, headers=headers, state=state)
 
     # ---- within a call ----
 

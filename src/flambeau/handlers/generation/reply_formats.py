@@ -24,7 +24,7 @@ class TokenDecoder(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each token, and that would take longer
 class ChoiceOutput:
     """The output of a step for one choice of a job."""
 
@@ -188,8 +188,12 @@ class PieceFormat:
             return encode_pieces([self._piece(i, choice) for i, choice in enumerate(self._whole)])
         pieces = []
         for choice in outputs:
-            if self._choices[choice.index].unsent or choice.output.tokens or choice.output.finish_reason:
-                pieces.append(self._piece(choice.index, choice.output))
+            output, unsent = choice.output, self._choices[choice.index].unsent
+            if output.tokens or output.prompt_tokens or output.finish_reason or unsent.reasoning or unsent.calls:
+                pieces.append(self._piece(choice.index, output))
+            elif unsent.text:  # like most pieces
+                pieces.append(Piece(choice.index, unsent.text))
+                unsent.text = ""
         return encode_pieces(pieces) if pieces or is_over else None
 
     def _piece(self, index: int, part: Output | Completion) -> Piece:

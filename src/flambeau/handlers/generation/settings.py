@@ -37,7 +37,6 @@ TEXTS = (
 )
 SWITCHES = (
     "compile",
-    "speculative",
     "prefix_cache",
     "stream",
     "resume",
@@ -62,7 +61,9 @@ COUNTS = (
 SAMPLING = {known.config_key: known for known in SAMPLING_FIELDS.values() if known.config_key}
 OLDER = {"converted_ckpt_dir": "model_path", "draft_checkpoint_path": "draft_model_path"}  # names in older archives
 WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compiled code, which is always kept
-KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, "kv_cache_fraction", "lora_adapters", *OLDER, *WITHOUT_EFFECT)
+OTHERS = ("speculative", "kv_cache_fraction", "lora_adapters")  # each has values of its own kind
+KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, *OTHERS, *OLDER, *WITHOUT_EFFECT)
+MTP = "mtp"  # speculation by the checkpoint's own layer of multi-token prediction
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -148,6 +149,8 @@ def check(key: str, value: Any) -> Any:
         expected = None if isinstance(value, bool) else "true or false"
     elif key in COUNTS:
         expected = None if is_int(value) and value >= 1 else "a whole number from 1"
+    elif key == "speculative":
+        expected = None if isinstance(value, bool) or value == MTP else f"true, false or {MTP}"
     elif key == "kv_cache_fraction":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         expected = None if is_number and value >= 0 else "a number from 0"
@@ -228,7 +231,14 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         fields["lora_adapters"] = {
             name: str(find(path, folder, f"lora_adapters: {name}")) for name, path in adapters.items()
         }
-    if section.get("speculative", False):
+    if section.get("speculative") == MTP and section.get("draft_model_path"):
+        raise HandlerError(
+            f"handler: speculative: {MTP} uses the model's own layer, and there is a draft_model_path too; leave it "
+            "out, or set speculative: true"
+        )
+    if section.get("speculative") == MTP:
+        fields["speculation"] = MTP
+    elif section.get("speculative", False):
         draft = section.get("draft_model_path")
         fields["draft"] = str(folder_of(find(draft, folder, "draft_model_path"))) if draft else ""
         fields["speculation"] = "draft" if draft else "lookup"

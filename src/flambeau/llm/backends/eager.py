@@ -18,6 +18,7 @@ from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, load
 from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.transformer import Transformer
 
@@ -179,12 +180,14 @@ def attention_mask(
 
 
 AttentionFactory = Callable[[KVCache, StepInputs], Attend]
+Replaced = tuple[Tensor, Tensor]  # rows, and embeddings of their own
 
 
 class EagerBackend:
     """Runs the network as it is written; `attention` gives the attention of a step.
 
-    Tokens have adapters only where the backend has a store: those of a draft model are proposed without.
+    Tokens have adapters only where the backend has a store: those of a draft model are proposed without. `states` are
+    written where a head reads them.
     """
 
     greedy: Greedy | None = None
@@ -198,12 +201,14 @@ class EagerBackend:
         attention: AttentionFactory = PagedAttention,
         *,
         adapters: AdapterStore | None = None,
+        states: HiddenStates | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
         self._attention = attention
         self._adapters = adapters
+        self._states = states
         self._adapted = model if adapters is None else with_adapters(model, adapters)
 
     @torch.inference_mode()
@@ -227,6 +232,15 @@ class EagerBackend:
         replaced = None if inputs.images is None else (inputs.images.rows_M, inputs.images.features_ME)
         given = inputs.ids_T, inputs.positions_T, attend, replaced
         if inputs.adapters_T is None or self._adapters is None:
-            return self.model(*given)  # type: ignore[no-any-return]
+            return self._pass(self.model, *given)
         with self._adapters.applied(inputs.adapters_T):
-            return self._adapted(*given)  # type: ignore[no-any-return]
+            return self._pass(self._adapted, *given)
+
+    def _pass(
+        self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, replaced: Replaced | None
+    ) -> Tensor:
+        if self._states is None:
+            return model(ids_T, positions_T, attend, replaced)  # type: ignore[no-any-return]
+        hidden, found = model.with_layer_inputs(ids_T, positions_T, attend, replaced, self._states.layers)
+        self._states.set(torch.cat(found, dim=-1))
+        return hidden

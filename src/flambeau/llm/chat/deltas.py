@@ -26,8 +26,9 @@ class ChatDelta:
 
     def add(self, other: ChatDelta) -> None:
         self.text += other.text
-        self.reasoning += other.reasoning
-        self.calls += other.calls
+        if other.reasoning or other.calls:
+            self.reasoning += other.reasoning
+            self.calls += other.calls
 
     def __bool__(self) -> bool:
         return bool(self.text or self.reasoning or self.calls)

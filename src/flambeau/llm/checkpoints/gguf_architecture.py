@@ -141,7 +141,6 @@ def frequency_factors(header: GgufHeader, length: int) -> RopeScaling | None:
         attention_factor=1.0,
         short_factors=factors,
         long_factors=factors,
-        is_long=False,
     )
 
 

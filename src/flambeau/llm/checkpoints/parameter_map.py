@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
+    CONVOLUTION_PART,
+    FURTHER_TOKENS,
     GATES,
     IGNORED,
     ONE_HEAD_NORM,
@@ -70,7 +73,7 @@ class WeightMismatches:
 
 
 def map_weights(
-    model: Transformer, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
+    model: Transformer | DraftHead, arch: Architecture, files: list[WeightFile], shard: ShardFunction | None
 ) -> list[Placement]:
     """A placement for every tensor, so that every parameter is filled; `arch` describes the files."""
     targets = parameters_of(model)
@@ -84,10 +87,11 @@ def map_weights(
                 mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")
                 continue
             given = cut(torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
-            if problem := mismatch(given, part_of(targets, places[name])):
+            place = as_written(places[name], name, given, targets)
+            if problem := mismatch(given, part_of(targets, place)):
                 mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
                 continue
-            placements.append(to_placement(stored, cut, places[name], given))
+            placements.append(to_placement(stored, cut, place, given))
     for one in choices.values():
         if not any(layout.keys() <= found for layout in one):
             mismatches.missing += sorted(one[0].keys() - found)
@@ -95,18 +99,19 @@ def map_weights(
     return placements
 
 
-def parameters_of(model: Transformer) -> dict[str, Tensor]:
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers that a checkpoint holds."""
     return model.state_dict(keep_vars=True)
 
 
-def is_ignored(model: Transformer, name: str) -> bool:
+def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     """Whether a tensor is not needed: constants of old files, tied embeddings again, layers for further tokens.
 
     The encoder of images is loaded apart from the decoder (vision_weights.py).
     """
     arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
+    is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     is_vision = arch.vision is not None and vision_name(name) is not None
     return bool(IGNORED.search(name) or is_unused or is_vision) or (
@@ -157,6 +162,18 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
+
+
+def as_written(place: ParameterSlice, name: str, given: Tensor, targets: dict[str, Tensor]) -> ParameterSlice:
+    """Where a part of a convolution goes: transformers writes three pieces of one size, whatever the parts are."""
+    part = CONVOLUTION_PART.search(name)
+    if part is None:
+        return place
+    total = len(targets[place.parameter])
+    size = -(-total // 3)
+    pieces = {"q": slice(0, size), "k": slice(size, 2 * size), "v": slice(2 * size, total)}
+    piece = pieces[part[1]]
+    return replace(place, region=(piece,)) if len(given) == piece.stop - piece.start else place
 
 
 def part_of(targets: dict[str, Tensor], place: ParameterSlice) -> Tensor:

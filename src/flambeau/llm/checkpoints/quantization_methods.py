@@ -44,6 +44,13 @@ def is_packed(arch: Architecture) -> bool:
     return (arch.source.get("quantization_config") or {}).get("quant_method") in (*METHODS, GGUF)
 
 
+def has_packed_layers(files: list[WeightFile], arch: Architecture) -> bool:
+    """Whether the tensors of some layer are packed, in files whose configuration says that they may be."""
+    declared = arch.source.get("quantization_config") or {}
+    markers = METHODS[declared["quant_method"]](declared).markers
+    return any(stored.name.endswith(tuple(f".{end}" for end in markers)) for file in files for stored in file)
+
+
 def as_unpacked(arch: Architecture, settings: QuantizationSettings | None) -> Architecture:
     """The architecture for unpacked files: its quantization is what is left of it."""
     declared = {} if settings is None else settings.to_config()

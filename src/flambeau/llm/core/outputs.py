@@ -62,7 +62,7 @@ class SequenceCounts:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would take longer than all else that is done for a token
 class Output:
     """What a step produced for one choice of a request."""
 

@@ -4,21 +4,27 @@ Sequences that decode come first. Then prompts follow in order of arrival, in ch
 prompt leaves room for those behind it. An image is never divided between chunks. A sequence whose prefix is copied from
 a store lets others pass. When blocks run out, the sequence that arrived last is preempted: it frees its blocks and is
 computed again later.
+
+Where several tenants send requests, a step has prompts or decodes, the tenant that has used the fewest tokens lately
+comes first, and the steps of those that have used many more are short. A new sequence may take the place and the blocks
+of theirs.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from collections.abc import Sequence as Ids
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.sequence import FinishReason, Sequence
 from flambeau.llm.core.state_slots import StateSlots
+from flambeau.llm.core.tenant_shares import TenantShares
 
 MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
 MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
@@ -64,6 +70,17 @@ def ignore_removal(sequence: Sequence) -> None:
     """The default for `on_remove`."""
 
 
+class PrefixMatch(NamedTuple):
+    """What of a sequence is in the cache."""
+
+    reusable: list[Hashable]  # its contents that may be
+    cached: list[int]  # the blocks that are
+    cached_end: int  # the serial of the last of these
+    shared: list[int]  # those that it uses; it computes the rest again
+    parent: int  # the serial of the last of these
+    num_needed: int  # further blocks
+
+
 class Scheduler:
     """Waiting and running sequences, in order of arrival. `on_remove` is called for each that leaves for good."""
 
@@ -73,28 +90,39 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_step_tokens: int,
+        short_step_tokens: int = 32,
+        min_late_chunk: int = 8,
+        attention_span: int | None = None,
         eos_ids: Collection[int] = (),
         on_remove: Callable[[Sequence], None] = ignore_removal,
         whole_prompts: bool = False,
         state_slots: StateSlots | None = None,
         restores: PrefixRestores | None = None,
+        switch_length: int | None = None,
+        num_recomputed_blocks: int = 0,
     ) -> None:
         self._pool = pool
+        self._num_recomputed = num_recomputed_blocks  # of a cached prefix, at its end
         self._whole_prompts = whole_prompts  # the network cannot compute a prompt in chunks
         self._state_slots = state_slots or StateSlots()
         self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
         self._max_step_tokens = max_step_tokens
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
+        self._short_step_tokens = min(short_step_tokens, max_step_tokens)
+        self._min_late_chunk = min_late_chunk  # tokens of a chunk far behind the beginning of a prompt
+        self._attention_span = attention_span  # attending to so many tokens takes as long as all else; None: unknown
         self._min_chunk = min(MIN_CHUNK, self._min_prompt_tokens)
         self._eos_ids = eos_ids
         self._on_remove = on_remove
         self._restores = restores
+        self._switch_length = switch_length  # the longest sequence with the first rotary factors; None: they stay
         self._requests: dict[str, list[Sequence]] = {}  # request id → its choices
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
-        self._has_tenants = False
-        self._had_newcomers = False  # the last step was theirs
+        self._shares = TenantShares()
+        self._num_plans = 0
+        self._last_step: Literal["decodes", "prompts", "light prompts"] = "decodes"
 
     @property
     def has_work(self) -> bool:
@@ -116,7 +144,7 @@ class Scheduler:
     def add(self, choices: Many[Sequence]) -> None:
         """Queue the choices of a request. Choices with the same prompt wait until the first has computed it."""
         self._requests[choices[0].request_id] = [*choices]
-        self._has_tenants = self._has_tenants or choices[0].tenant != ""
+        self._shares.see(choices[0].tenant)
         if any(sequence.num_generated for sequence in choices):  # a resumed request: the choices differ
             self.waiting.extend(choices)
         else:
@@ -141,18 +169,19 @@ class Scheduler:
 
     def plan(self, lookahead: int = 0) -> StepPlan:
         """Plan the next step, with room for `lookahead` proposed tokens per decoding sequence if blocks allow it."""
-        if self._has_tenants and (newcomers := self._plan_newcomers()).chunks:
-            return newcomers
-        if lookahead and not self._has_room(lookahead):
-            lookahead = 0
-        plan = StepPlan(lookahead=lookahead)
-        self._plan_decodes(plan, lookahead)
-        left = max(self._max_step_tokens - len(plan.decodes) * (1 + lookahead), self._min_prompt_tokens)
+        self._num_plans += 1
+        self._shares.begin_step()
+        plan = StepPlan()
+        self._plan_restarts(plan)
+        if self._shares.is_shared:
+            self._plan_shared(plan, lookahead)
+            return plan
+        self._plan_decodes(plan, lookahead, self.running)
+        self._charge_decodes(plan.decodes)
+        left = max(self._max_step_tokens - len(plan.decodes) * (1 + plan.lookahead), self._min_prompt_tokens)
         prompts: list[Sequence] = []
         if len(plan.decodes) < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]
-            if self._has_tenants:
-                prompts = in_turns(prompts)
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
                 left -= self._add_chunk(plan, sequence, left, has_others=i < len(prompts) or bool(self.waiting))
@@ -161,42 +190,117 @@ class Scheduler:
                 if first.is_restoring:
                     continue
                 break
-            self.waiting.remove(first)
-            self.running.append(first)
-            left -= self._add_chunk(plan, first, left, has_others=bool(self.waiting))
-        return plan
-
-    def _plan_newcomers(self) -> StepPlan:
-        """A step for the prompts of tenants of whom nothing runs, without those that decode: they have a token soon.
-
-        Never two such steps in a row, so that newcomers take at most every other step.
-        """
-        plan = StepPlan()
-        had_newcomers, self._had_newcomers = self._had_newcomers, False
-        if had_newcomers or not self.waiting or not self.running:
-            return plan
-        running = {sequence.tenant for sequence in self.running}
-        left = self._max_step_tokens
-        for sequence in [s for s in self.waiting if s.tenant not in running and not s.is_restoring]:
-            if left <= 0 or len(self.running) >= self._max_num_seqs:
-                break
-            if not self._admit(sequence):
-                if sequence.is_restoring:
-                    continue
-                break
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            left -= self._add_chunk(plan, sequence, left, has_others=True)
-        self._had_newcomers = bool(plan.chunks)
+            left -= self._start(plan, first, left, has_others=len(self.waiting) > 1)
         return plan
 
     def _next_waiting(self) -> Sequence | None:
-        """The first in line; with several tenants, of the one with the fewest running sequences."""
-        waiting = (sequence for sequence in self.waiting if not sequence.is_restoring)
-        if not self._has_tenants or len({sequence.tenant for sequence in self.waiting}) == 1:
-            return next(waiting, None)
-        running = Counter(sequence.tenant for sequence in self.running)
-        return min(waiting, key=lambda sequence: running[sequence.tenant], default=None)
+        return next((sequence for sequence in self.waiting if not sequence.is_restoring), None)
+
+    def _start(self, plan: StepPlan, sequence: Sequence, left: int, *, has_others: bool) -> int:
+        """Let a sequence that has blocks run; returns what its first chunk takes of the room."""
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        if not sequence.num_preempted:
+            self._shares.set_prompt(sequence.tenant, len(sequence.tokens) - sequence.num_computed)
+        return self._add_chunk(plan, sequence, left, has_others=has_others)
+
+    # ---- steps of several tenants ----
+
+    def _plan_shared(self, plan: StepPlan, lookahead: int) -> None:
+        """A step of prompts or one of decodes, in turns, so that each is short; both are computed apart anyway.
+
+        The prompts of tenants that are not heavy need not wait for their turn, but never have two steps in a row.
+        """
+        is_decoding = any(sequence.is_decoding for sequence in self.running)
+        if self._last_step != "light prompts" or not is_decoding:
+            self._plan_prompts(plan, light_only=self._last_step == "prompts" and is_decoding)
+        if plan.chunks:
+            is_light = not any(self._shares.is_heavy(chunk.sequence.tenant) for chunk in plan.chunks)
+            self._last_step = "light prompts" if is_light else "prompts"
+            return
+        self._last_step = "decodes"
+        order = sorted(self.running, key=lambda sequence: self._shares.used(sequence.tenant))
+        self._plan_decodes(plan, lookahead, order, self._max_heavy_decodes(order))
+        self._charge_decodes(plan.decodes)
+
+    def _charge_decodes(self, sequences: Many[Sequence]) -> None:
+        for tenant, number in Counter(sequence.tenant for sequence in sequences).items():
+            self._shares.charge(tenant, number)
+
+    def _plan_prompts(self, plan: StepPlan, *, light_only: bool) -> None:
+        """Chunks, first of the tenant that has used the fewest tokens; those that have used many more wait for it."""
+        shares, first, planned, may_admit = self._shares, "", 0, True
+        tried: set[Sequence] = set()
+        while True:
+            prompts = [each for each in self._prompts(with_waiting=may_admit) if each not in tried]
+            if light_only:
+                prompts = [each for each in prompts if not shares.is_heavy(each.tenant)]
+            sequence = min(prompts, key=lambda each: shares.used(each.tenant), default=None)
+            if sequence is None or (plan.chunks and shares.outweighs(sequence.tenant, first)):
+                return
+            tried.add(sequence)
+            room = shares.max_tokens(sequence.tenant, self._short_step_tokens, self._max_step_tokens) - planned
+            if room <= 0:
+                continue
+            if not sequence.blocks and not (self._make_room(plan, sequence) and self._admit(sequence)):
+                may_admit = sequence.is_restoring  # else the others wait behind it
+                continue
+            rivals = (each for each in prompts if each is not sequence)
+            has_others = any(not shares.outweighs(each.tenant, sequence.tenant) for each in rivals)
+            if sequence in self.running:
+                cost = self._add_chunk(plan, sequence, room, has_others=has_others)
+            else:
+                cost = self._start(plan, sequence, room, has_others=has_others)
+            first, planned = first or sequence.tenant, planned + cost
+
+    def _prompts(self, *, with_waiting: bool) -> list[Sequence]:
+        """The sequences whose prompt is computed, and the first of each tenant that wait."""
+        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        if with_waiting:
+            firsts: dict[str, Sequence] = {}
+            for sequence in self.waiting:
+                if not sequence.is_restoring:
+                    firsts.setdefault(sequence.tenant, sequence)
+            prompts += firsts.values()
+        return prompts
+
+    def _max_heavy_decodes(self, sequences: Many[Sequence]) -> int | None:
+        """How many sequences of heavy tenants decode in one step; None: there are none."""
+        heavy = {sequence.tenant for sequence in sequences if self._shares.is_heavy(sequence.tenant)}
+        limits = (self._shares.max_tokens(each, self._short_step_tokens, self._max_step_tokens) for each in heavy)
+        return min(limits, default=None)
+
+    def _make_room(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Preempt sequences of tenants that have used much more, until this one, which is new, could be admitted.
+
+        False if there is no place for it. Where preempting does not help, nothing is preempted.
+        """
+        is_full = len(self.running) >= self._max_num_seqs
+        is_new = not sequence.num_preempted and not sequence.num_generated
+        if not is_new or not (
+            is_full or self._num_spare() + self._pool.num_needed(len(sequence.tokens)) > self._pool.num_free
+        ):
+            return not is_full
+        victims = self._victims(plan, sequence.tenant)
+        match = self._match(sequence)
+        needed = match.num_needed + self._pool.num_evictable(match.shared)
+        if needed + self._num_spare() > self._pool.num_free + sum(len(victim.blocks) for victim in victims):
+            return not is_full
+        while victims and (len(self.running) >= self._max_num_seqs or needed + self._num_spare() > self._pool.num_free):
+            self._preempt(plan, victims.pop())
+        return len(self.running) < self._max_num_seqs
+
+    def _may_preempt(self) -> bool:
+        """Whether a sequence that waits could take the place of one that runs."""
+        running = {sequence.tenant for sequence in self.running}
+        waiting = {sequence.tenant for sequence in self.waiting if not sequence.is_restoring}
+        return any(self._shares.outweighs(one, other) for one in running for other in waiting)
+
+    def _victims(self, plan: StepPlan, tenant: str) -> list[Sequence]:
+        """Those that may be preempted for a tenant, the first one last: of the heaviest, the one that costs least."""
+        planned = {chunk.sequence for chunk in plan.chunks}
+        found = [each for each in self.running if each not in planned and self._shares.outweighs(each.tenant, tenant)]
+        return sorted(found, key=lambda each: (self._shares.used(each.tenant), -each.num_preempted, -each.num_computed))
 
     def plan_next(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after one that has been started; None if that depends on the tokens of the started step.
@@ -208,18 +312,37 @@ class Scheduler:
             return None
         if len(self.running) < self._max_num_seqs and not all(sequence.is_restoring for sequence in self.waiting):
             return None
+        if self._switch_length is not None and any(self._outgrows(sequence, 1) for sequence in sequences):
+            return None
+        if self._shares.is_shared and self._may_preempt():
+            return None
         decodes = [sequence for sequence in sequences if sequence.room > 1]
-        needed = [max(0, self._pool.num_needed(len(s.tokens) + 1) - len(s.blocks)) for s in decodes]
+        size = self._pool.block_size
+        full = [sequence for sequence in decodes if len(sequence.blocks) * size <= len(sequence.tokens)]
+        needed = [self._pool.num_needed(len(sequence.tokens) + 1) - len(sequence.blocks) for sequence in full]
         if not decodes or sum(needed) > self._pool.num_free:
             return None
-        for sequence, number in zip(decodes, needed, strict=True):
-            if number:
-                sequence.blocks += self._pool.allocate(number)
+        for sequence, number in zip(full, needed, strict=True):
+            sequence.blocks += self._pool.allocate(number)
+        self._charge_decodes(decodes)
         return StepPlan(decodes=decodes)
 
-    def _has_room(self, lookahead: int) -> bool:
+    def _outgrows(self, sequence: Sequence, ahead: int = 0) -> bool:
+        """Whether so many more tokens make it longer than its rotary factors allow."""
+        limit = self._switch_length
+        return limit is not None and not sequence.is_long and len(sequence.tokens) + ahead > limit
+
+    def _plan_restarts(self, plan: StepPlan) -> None:
+        """Sequences that have grown too long for their rotary factors are computed again with others."""
+        for sequence in [*filter(self._outgrows, self.running)]:
+            self.running.remove(sequence)
+            self._free(sequence)
+            self.waiting.appendleft(sequence)
+            plan.preempted.append(sequence)
+
+    def _has_room(self, lookahead: int, sequences: Many[Sequence]) -> bool:
         """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
-        decoding = (sequence for sequence in self.running if sequence.is_decoding)
+        decoding = (sequence for sequence in sequences if sequence.is_decoding)
         return sum(self._num_missing(sequence, lookahead) for sequence in decoding) <= self._pool.num_free
 
     def _num_missing(self, sequence: Sequence, lookahead: int) -> int:
@@ -229,32 +352,43 @@ class Scheduler:
             length += max(0, min(lookahead, sequence.room - 1))
         return max(0, self._pool.num_needed(length) - len(sequence.blocks))
 
-    def _plan_decodes(self, plan: StepPlan, lookahead: int) -> None:
-        for sequence in [*self.running]:
-            if sequence.blocks and sequence.is_decoding and self._reserve(sequence, lookahead, plan):
+    def _plan_decodes(
+        self, plan: StepPlan, lookahead: int, sequences: Many[Sequence], max_heavy: int | None = None
+    ) -> None:
+        """Add those that decode; where blocks run out, the last of all sequences are preempted."""
+        order = [*sequences]
+        outgrows = bool(lookahead) and any(self._outgrows(sequence, lookahead) for sequence in order)
+        plan.lookahead = lookahead if lookahead and not outgrows and self._has_room(lookahead, order) else 0
+        decoding = [sequence for sequence in order if sequence.is_decoding]
+        if max_heavy is not None:
+            decoding = in_rotation(decoding, lambda each: self._shares.is_heavy(each.tenant), max_heavy)
+        for sequence in decoding:
+            if sequence.blocks and self._reserve(sequence, plan, order):
                 plan.decodes.append(sequence)
+                sequence.last_decoded = self._num_plans
 
-    def _reserve(self, sequence: Sequence, lookahead: int, plan: StepPlan) -> bool:
-        """Allocate the blocks it needs, preempting the latest arrivals; False if it was preempted itself."""
-        needed = self._num_missing(sequence, lookahead)
+    def _reserve(self, sequence: Sequence, plan: StepPlan, order: list[Sequence]) -> bool:
+        """Allocate the blocks it needs, preempting from the end of the order; False if it was preempted itself."""
+        needed = self._num_missing(sequence, plan.lookahead)
         if not needed:
             return True
         while needed > self._pool.num_free:
-            victim = self.running[-1]
-            self._preempt(victim)
-            plan.preempted.append(victim)
+            victim = order.pop()
+            if victim.blocks:
+                self._preempt(plan, victim)
             if victim is sequence:
                 return False
         sequence.blocks += self._pool.allocate(needed)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, plan: StepPlan, sequence: Sequence) -> None:
         self.num_preempted += 1
         sequence.num_preempted += 1
         self.running.remove(sequence)
         self._free(sequence)
         sequence.may_restore = True
         self.waiting.appendleft(sequence)
+        plan.preempted.append(sequence)
 
     def _free(self, sequence: Sequence) -> None:
         self._pool.free(sequence.blocks)
@@ -263,45 +397,64 @@ class Scheduler:
         sequence.num_computed = sequence.num_cached_blocks = sequence.num_in_draft = 0
         sequence.parent = sequence.root
 
+    def _num_spare(self) -> int:
+        """One spare block per running sequence, so that the next step does not preempt the newcomer."""
+        return min(len(self.running), self._pool.num_blocks // 16)
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What of its tokens is cached, for a sequence that waits."""
+        sequence.is_long = self._switch_length is not None and len(sequence.tokens) > self._switch_length
+        # The last token is always computed, even if all blocks are cached: its logits are needed.
+        reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
+        cached, end = self._pool.match_prefix(reusable, sequence.root)
+        shared, parent = cached, end
+        if self._num_recomputed and cached:
+            kept = max(0, len(cached) - self._num_recomputed) * self._pool.block_size
+            shared, parent = self._pool.match_prefix(reusable[:kept], sequence.root)
+        num_needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
+        return PrefixMatch(reusable, cached, end, shared, parent, num_needed)
+
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, cached ones where the prefix matches.
 
         False if too few are free, or if its prefix is copied to blocks first.
         """
-        # One spare block per running sequence, so that the next step does not preempt the newcomer.
-        spare = min(len(self.running), self._pool.num_blocks // 16)
-        if spare + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
+        if self._num_spare() + 1 > self._pool.num_free:  # it needs at least one: skip the prefix lookup
             return False
-        # The last token is always computed, even if all blocks are cached: its logits are needed.
-        reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
-        shared, parent = self._pool.match_prefix(reusable, sequence.root)
-        needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
-        if needed + spare > self._pool.num_free - self._pool.num_evictable(shared):
+        match = self._match(sequence)
+        shared, needed = match.shared, match.num_needed
+        if needed + self._num_spare() > self._pool.num_free - self._pool.num_evictable(shared):
             return False
         if self._restores is not None and sequence.may_restore:
-            sequence.restore, is_own = self._restores.find(reusable, shared, parent)
+            sequence.restore, is_own = self._restores.find(match.reusable, match.cached, match.cached_end)
             if sequence.restore is not None:
                 sequence.may_restore = not is_own
                 return False
         self._pool.share(shared)
         sequence.blocks = shared + self._pool.allocate(needed)
         self._state_slots.allocate(sequence)
-        sequence.num_cached_blocks, sequence.parent = len(shared), parent
+        sequence.num_cached_blocks, sequence.parent = len(shared), match.parent
         sequence.num_computed = len(shared) * self._pool.block_size
         if sequence.num_cached is None:  # recomputed tokens after a preemption do not count as prefix-cache hits
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         return True
 
     def _add_chunk(self, plan: StepPlan, sequence: Sequence, left: int, *, has_others: bool) -> int:
-        """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it."""
-        length = len(sequence.tokens) - sequence.num_computed
-        if length > left and not self._whole_prompts:
-            length = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
+        """Add as much of a prompt as fits; one that does not fit leaves half of the room to those behind it.
+
+        Returns what it takes of the room.
+        """
+        length, start, span = len(sequence.tokens) - sequence.num_computed, sequence.num_computed, self._attention_span
+        if chunk_cost(length, start, span) > left and not self._whole_prompts:
+            room = min(left, max(-(-left // 2), self._min_chunk)) if has_others else left
+            length = min(length, max(affordable_length(room, start, span), min(room, self._min_late_chunk)))
         if sequence.needs_prompt_logits and not self._whole_prompts:
             length = min(length, MAX_SCORED_TOKENS)
         length = with_whole_images(sequence, length)
         plan.chunks.append(Chunk(sequence, length))
-        return length
+        cost = chunk_cost(length, start, span)
+        self._shares.charge(sequence.tenant, cost)
+        return cost
 
     # ---- after a step ----
 
@@ -368,6 +521,16 @@ class Scheduler:
             sequence.num_cached_blocks += 1
 
 
+def chunk_cost(length: int, start: int, span: int | None) -> int:
+    """How many tokens at the beginning of a prompt are computed in the time of these, which attend to all before."""
+    return length if span is None else length + length * start // span
+
+
+def affordable_length(room: int, start: int, span: int | None) -> int:
+    """The longest chunk from `start` on that costs no more than the room."""
+    return room if span is None else room * span // (span + start)
+
+
 def with_whole_images(sequence: Sequence, length: int) -> int:
     """The length of a chunk that ends within no image: before it, or else after it, however long that is."""
     first = sequence.num_computed
@@ -378,15 +541,13 @@ def with_whole_images(sequence: Sequence, length: int) -> int:
     return end - first
 
 
-def in_turns(sequences: Many[Sequence]) -> list[Sequence]:
-    """The first of each tenant, then the second of each, and so on."""
-    seen: Counter[str] = Counter()
-    turns = []
-    for sequence in sequences:
-        turns.append(seen[sequence.tenant])
-        seen[sequence.tenant] += 1
-    order = sorted(range(len(turns)), key=turns.__getitem__)
-    return [sequences[i] for i in order]
+def in_rotation(sequences: Many[Sequence], is_limited: Callable[[Sequence], bool], most: int) -> list[Sequence]:
+    """All that are not limited, and of the others the `most` that have waited longest, in the given order."""
+    limited = [sequence for sequence in sequences if is_limited(sequence)]
+    if len(limited) <= most:
+        return [*sequences]
+    left_out = {*sorted(limited, key=lambda sequence: sequence.last_decoded)[most:]}
+    return [sequence for sequence in sequences if sequence not in left_out]
 
 
 def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]) -> str:
@@ -415,11 +576,10 @@ def cut_at_end(
     sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int]
 ) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and the reason."""
-    params, room = sequence.params, sequence.room
+    params, room, stop_ids = sequence.params, sequence.room, sequence.params.stop_token_ids
     for i, token in enumerate(new_ids, 1):
         # A grammar leaves the end token, if it is to be ignored, only where nothing else may follow.
-        ends_at_eos = not params.ignore_eos or sequence.grammar is not None
-        is_end = (token in eos_ids and ends_at_eos) or token in params.stop_token_ids
+        is_end = (token in eos_ids and (not params.ignore_eos or sequence.grammar is not None)) or token in stop_ids
         if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
         if i >= room:

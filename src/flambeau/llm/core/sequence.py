@@ -129,6 +129,7 @@ class Sequence:
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
     prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
     num_computed: int = 0
+    is_long: bool = False  # it is computed with the rotary factors of long sequences (longrope)
     blocks: list[int] = field(default_factory=list)
     state_slot: int = 0  # where the states of its recurrent layers are; 0: nowhere
     num_cached_blocks: int = 0  # full blocks in the prefix cache
@@ -138,6 +139,7 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0
+    last_decoded: int = 0  # the number of the plan in which it decoded last
     finish_reason: FinishReason | None = None
     restore: PrefixRestore | None = None  # the copy of its prefix that it waits for, or has waited for
     may_restore: bool = True  # once between two preemptions
@@ -158,11 +160,16 @@ class Sequence:
         return -self.adapter
 
     def contents(self, start: int, end: int) -> list[Hashable]:
-        """What tells the keys and values of these tokens from others: their ids, or which part of which image."""
+        """What tells the keys and values of these tokens from others: their ids, or which part of which image.
+
+        The first one of a long sequence is negative, as its rotary positions differ from those of short ones.
+        """
         found: list[Hashable] = [*self.tokens[start:end]]
         for image in self.images:
             for place in range(max(start, image.start), min(end, image.end)):
                 found[place - start] = (image.image.digest, place - image.start)
+        if self.is_long and start == 0 and found:
+            found[0] = -1 - self.tokens[0]
         return found
 
     @property

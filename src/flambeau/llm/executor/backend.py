@@ -6,7 +6,8 @@ V vocabulary
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from contextlib import nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -94,3 +95,10 @@ class KeepsStates(Protocol):
 
     def forget_row(self, row: int) -> None:
         """Free the state of a sequence that has left or was preempted."""
+
+
+def run_prefill(backend: Backend, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+    """Compute prompts with the rotary positions of their length: all are longer than those change at, or none is."""
+    rotation: Any = getattr(backend.model, "rotation", None)  # networks of transformers have their own
+    with rotation.for_length(inputs.longest) if rotation is not None else nullcontext():
+        return backend.prefill(inputs, rows_N)

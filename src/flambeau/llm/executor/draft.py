@@ -4,34 +4,24 @@ The draft model's cache has tensors of its own but uses the target's blocks and 
 It may be behind the target: it computes the tokens it has not seen before it proposes any.
 
 Shapes: S sequences · K tokens proposed · F tokens of each that the draft has not seen · J = K - 1 of its own tokens
-that it computes · R sequences for which only the distribution is promised · V vocabulary
+that it computes · V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from flambeau.llm.config import EngineConfig
-from flambeau.llm.core.sequence import SamplingState, Sequence
-from flambeau.llm.errors import LLMError
+from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.inputs import InputBuilder, StepInputs, to_tensor
 from flambeau.llm.sampling.sampler import Sampler
-from flambeau.llm.speculation.adaptive_k import candidate_numbers
-from flambeau.llm.speculation.ngram import LONG_REPEAT, NgramFirstProposer, NgramProposer
-from flambeau.llm.speculation.speculator import (
-    Proposal,
-    Proposer,
-    Speculator,
-    gather_rows,
-    scatter_rows,
-    split_by_exactness,
-)
+from flambeau.llm.speculation.rounds import sample_round
+from flambeau.llm.speculation.speculator import Proposal, TokenSpan
 
 # The draft lacks the last token, and its own last one if all were accepted. More than that is computed as a prompt.
 MAX_FED = 2
@@ -45,28 +35,10 @@ class DraftModel:
     max_length: int
 
 
-def make_speculator(
-    config: EngineConfig, inputs: InputBuilder, sampler: Sampler, draft: DraftModel | None
-) -> Speculator | None:
-    """The speculator that the configuration asks for; None for no speculation."""
-    kind = config.speculation or ("draft" if draft else None)
-    if kind is None or config.speculate_k < 1:
-        return None
-    if kind == "draft" and draft is None:
-        raise LLMError('speculation "draft" needs a draft: a folder with a smaller model of the same vocabulary')
-    proposer: Proposer = NgramProposer(sampler.device)
-    if kind == "draft" and draft is not None:
-        drafting = DraftProposer(
-            draft.backend, inputs, sampler, max_length=draft.max_length, max_step_tokens=config.max_step_tokens
-        )
-        proposer = NgramFirstProposer(drafting, NgramProposer(sampler.device, min_match=LONG_REPEAT))
-    # On a GPU every number of tokens needs a CUDA graph of its own.
-    numbers = candidate_numbers(config.speculate_k) if sampler.device.type == "cpu" else [config.speculate_k, 0]
-    return Speculator(proposer, numbers=numbers, max_step_tokens=config.max_step_tokens)
-
-
 class DraftProposer:
     """Proposes what the draft model samples with the random numbers that the target will use."""
+
+    reads_states = False
 
     def __init__(
         self, backend: Backend, inputs: InputBuilder, sampler: Sampler, *, max_length: int, max_step_tokens: int
@@ -92,6 +64,9 @@ class DraftProposer:
         """The draft's cache lacks its own last token, and everything after a rejected one."""
         if num_proposed:
             sequence.num_in_draft = num_before + min(num_accepted, num_proposed - 1)
+
+    def observe(self, spans: Many[TokenSpan]) -> None:
+        """Nothing to do: the draft computes the tokens by itself."""
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: the state is in the sequence."""
@@ -149,43 +124,15 @@ class DraftProposer:
         greedy = self._backend.greedy
         if greedy is not None and self._sampler.takes_argmax(states):
             return Proposal(greedy.argmax_steps(round_.first, round_.positions_JS, round_.slots_JS).T, lengths, None)
-        exact, loose = split_by_exactness(states)
         num_ahead = 1 + round_.positions_JS.shape[0]
-        ids_KS = torch.empty(num_ahead, len(states), dtype=torch.int64, device=self._sampler.device)
-        q_RV: list[Tensor] = []
-        for place in range(num_ahead):
-            logits_S1V = self._logits(round_, place, ids_KS)
-            ahead_SA = ids_KS[:place].T
-            if loose:
-                ids_S, q = self._sample_with_q(logits_S1V, ahead_SA, states, exact, loose)
-                q_RV.append(q)
-            else:
-                ids_S = self._sampler.sample(logits_S1V, states, ahead_SA=ahead_SA, offset=place).view(-1)
-            # A draft whose logits are not finite proposes token 0, which is verified like any other.
-            torch.clamp(ids_S, min=0, out=ids_KS[place])
-        return Proposal(ids_KS.T, lengths, torch.stack(q_RV, 1) if loose else None)
+        return sample_round(self._sampler, states, lengths, num_ahead, partial(self._logits, round_))
 
-    def _sample_with_q(
-        self, logits_S1V: Tensor, ahead_SA: Tensor, states: Many[SamplingState], exact: list[int], loose: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens [S], and the probabilities [R, V] that the loose ones were drawn from."""
-        sampler, offset = self._sampler, ahead_SA.shape[1]
-        ids_S1 = ahead_SA.new_empty(len(states), 1)
-        if exact:
-            some, ahead = [states[i] for i in exact], gather_rows(ahead_SA, exact)
-            ids = sampler.sample(gather_rows(logits_S1V, exact), some, ahead_SA=ahead, offset=offset)
-            scatter_rows(ids_S1, exact, ids)
-        some, ahead = [states[i] for i in loose], gather_rows(ahead_SA, loose)
-        scores_R1V = sampler.scores(gather_rows(logits_S1V, loose), some, ahead_SA=ahead, offset=offset)
-        scatter_rows(ids_S1, loose, sampler.draw(scores_R1V, some, offset=offset))
-        return ids_S1.squeeze(1), scores_R1V.squeeze(1).softmax(-1)
-
-    def _logits(self, round_: DraftRound, place: int, ids_KS: Tensor) -> Tensor:
-        """The draft's logits [S, 1, V] for a place."""
-        if place > 0:
-            return self._backend.decode(round_.later(place, ids_KS[place - 1])).unsqueeze(1)
+    def _logits(self, round_: DraftRound, place: int, last_S: Tensor | None) -> Tensor:
+        """The draft's logits [S, V] for a place."""
+        if last_S is not None:
+            return self._backend.decode(round_.later(place, last_S))
         num_fed = round_.first.query_len
-        return self._backend.decode(round_.first)[num_fed - 1 :: num_fed].unsqueeze(1)
+        return self._backend.decode(round_.first)[num_fed - 1 :: num_fed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,12 +18,12 @@ from torch import Tensor
 from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens
+from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens, run_prefill
 from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
 from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
-from flambeau.llm.speculation.speculator import Proposal, Speculator
+from flambeau.llm.speculation.speculator import Proposal, Speculator, TokenSpan
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class ModelExecutor:
         self._inputs = inputs
         self._sampler = sampler
         self._speculator = speculator
+        self._observer = speculator if speculator is not None and speculator.reads_states else None
         self._states = backend if isinstance(backend, KeepsStates) else None
 
     def lookahead(self, running: Many[Sequence]) -> int:
@@ -61,7 +63,7 @@ class ModelExecutor:
         if decoder is None or settings is None:
             return StartedStep(plan, output=self.run(plan))
         for sequence in plan.preempted:
-            self._free_row(sequence)
+            self.forget(sequence)
         tokens = decoder.start(self._inputs.decode(plan.decodes), settings)
         return StartedStep(plan, output=self.run(plan)) if tokens is None else StartedStep(plan, tokens)
 
@@ -96,7 +98,7 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepOutput:
         """One or more tokens for each decoding sequence, and one for each whose prompt is computed to the end."""
         for sequence in plan.preempted:
-            self._free_row(sequence)
+            self.forget(sequence)
         began = time.perf_counter()
         speculator = self._speculator
         proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None
@@ -107,7 +109,7 @@ class ModelExecutor:
         return output
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is kept for a sequence that has left."""
+        """Drop what is kept for a sequence that has left or was preempted."""
         self._free_row(sequence)
         if self._speculator:
             self._speculator.forget(sequence)
@@ -119,12 +121,15 @@ class ModelExecutor:
 
     def _run_plain(self, plan: StepPlan) -> StepOutput:
         if not plan.chunks and (greedy := self._greedy(plan.decodes)):
-            return [*map(SampledTokens, plan.decodes, self._argmax(greedy, plan.decodes))]
+            output = [*map(SampledTokens, plan.decodes, self._argmax(greedy, plan.decodes))]
+            self._observe(plan.decodes)
+            return output
         sequences = [*plan.decodes, *plan.finished_prompts]
         self._prepare(sequences)
         logits = []
         if plan.decodes:
             logits.append(self._backend.decode(self._inputs.decode(plan.decodes)))
+            self._observe(plan.decodes)
         if plan.chunks:
             logits.append(self._prefill(plan.chunks))
         return self._sample(sequences, torch.cat(logits) if len(logits) > 1 else logits[0]) if sequences else []
@@ -144,6 +149,17 @@ class ModelExecutor:
             logits_NV = self._prefill(plan.chunks)
             output += self._sample(plan.finished_prompts, logits_NV) if plan.finished_prompts else []
         return output
+
+    def _observe(self, sequences: Many[Sequence], width: int = 1, counts: Many[int] = ()) -> None:
+        """Tell the speculator which tokens a decode pass has computed: `counts` of `width` places, or all."""
+        if self._observer is None:
+            return
+        self._observer.observe(
+            [
+                TokenSpan(sequence, len(sequence.tokens) - 1, i * width, counts[i] if counts else width)
+                for i, sequence in enumerate(sequences)
+            ]
+        )
 
     def _prepare(self, sequences: Many[Sequence], proposal: Proposal | None = None) -> None:
         """Have the masks of constrained sequences made while the network runs."""
@@ -170,16 +186,25 @@ class ModelExecutor:
         return found
 
     def _prefill(self, chunks: Many[Chunk]) -> Tensor:
-        """The logits [N, V] after those chunks that are the last of their prompt."""
+        """The logits [N, V] after those chunks that are the last of their prompt; long sequences in other passes."""
+        groups = [[*group] for _, group in groupby(chunks, key=lambda chunk: chunk.sequence.is_long)]
+        logits = [self._prefill_pass(group) for group in groups]
+        return torch.cat(logits) if len(logits) > 1 else logits[0]
+
+    def _prefill_pass(self, chunks: Many[Chunk]) -> Tensor:
         sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
         starts = [sequence.num_computed for sequence in sequences]
         inputs = self._inputs.prefill(sequences, starts, lengths)
         inputs.images = images_of(sequences, starts, lengths)
         rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
         scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
+        rows_M = np.concatenate([scored, rows_N]) if scored else rows_N
+        logits_MV = run_prefill(self._backend, inputs, to_tensor(rows_M))
+        if self._observer is not None:
+            rows = np.cumsum([0, *lengths[:-1]]).tolist()
+            self._observer.observe([*map(TokenSpan, sequences, starts, rows, lengths)])
         if not scored:
-            return self._backend.prefill(inputs, to_tensor(rows_N))
-        logits_MV = self._backend.prefill(inputs, to_tensor(np.concatenate([scored, rows_N])))
+            return logits_MV
         add_prompt_infos(chunks, logits_MV[: len(scored)])
         return logits_MV[len(scored) :]
 
@@ -194,6 +219,7 @@ class ModelExecutor:
         assert self._speculator is not None
         for sequence, num_proposed, new_ids in zip(sequences, proposal.lengths, ids, strict=True):
             self._speculator.record_accepted(sequence, num_proposed, len(new_ids) - 1)
+        self._observe(sequences, 1 + proposal.ids_SK.shape[1], [len(new_ids) for new_ids in ids])
         return [*map(SampledTokens, sequences, ids)]
 
 

@@ -53,6 +53,8 @@ class StepInputs:
     images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
     # The row of each sequence in the block tables, always on the host: backends may keep states by it.
     rows_S: Tensor | None = field(default=None, kw_only=True)
+    # Of prompts: the tokens of the longest sequence, computed or not. The rotary factors of longrope depend on it.
+    longest: int = field(default=0, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -66,9 +68,8 @@ class StepInputs:
             return self
         moved = [tensor.to(device, non_blocking=True) for tensor in self.tensors]
         images = None if self.images is None else self.images.to(device)
-        return step_inputs(
-            moved, query_len=self.query_len, adapters_T=self.adapters_T, images=images, rows_S=self.rows_S
-        )
+        kept = {"query_len": self.query_len, "rows_S": self.rows_S, "longest": self.longest}
+        return step_inputs(moved, adapters_T=self.adapters_T, images=images, **kept)
 
 
 def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
@@ -213,6 +214,7 @@ class InputBuilder:
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, lengths)),
             rows_S=to_tensor(rows),
             state_slots_S=state_slots_of(sequences),
+            longest=max(len(sequence.tokens) for sequence in sequences),
         )
 
 

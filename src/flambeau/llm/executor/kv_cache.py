@@ -55,11 +55,13 @@ class KVCache:
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
         self.is_latent = arch.latent_size > 0
         self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
+        self.of_head: KVCache | None = None  # in the same blocks: what a head keeps, which prefixes are shared with
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that a block holds; the first dimension of each tensor is the block."""
-        return [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
+        own = [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
+        return own if self.of_head is None else own + self.of_head.tensors
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Store keys and values; a slot is block times block size plus offset."""

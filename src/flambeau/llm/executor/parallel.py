@@ -7,6 +7,7 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,14 +19,14 @@ from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.errors import CheckpointError, LLMError
-from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy
+from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
 from flambeau.llm.executor.inputs import StepImages, StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
-HEADER_SIZE = 9
+HEADER_SIZE = 10
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
@@ -210,7 +211,11 @@ def leave_group() -> None:
 
 
 def follow(
-    backend: Backend, ranks: TensorParallelGroup, device: torch.device, adapters: AdapterStore | None = None
+    backend: Backend,
+    ranks: TensorParallelGroup,
+    device: torch.device,
+    adapters: AdapterStore | None = None,
+    before_leaving: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
     while (header := receive_header(ranks))[0] != END:
@@ -222,8 +227,9 @@ def follow(
         if rows_N is None:
             backend.decode(inputs)
         else:
-            backend.prefill(inputs, rows_N)
+            run_prefill(backend, inputs, rows_N)
     backend.close()
+    before_leaving()
     leave_group()
 
 
@@ -238,7 +244,8 @@ def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_
     parts += [] if images is None else [images.rows_M, images.last_seen_T]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
     image_shape = (0, 0) if images is None else images.features_ME.shape
-    dist.broadcast(torch.tensor([*sizes, int(adapters_T is not None), *image_shape]), src=0, group=ranks.control)
+    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest]
+    dist.broadcast(torch.tensor(header), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
     if images is not None:
         dist.broadcast(images.features_ME.to("cpu", torch.float32).contiguous(), src=0, group=ranks.control)
@@ -255,7 +262,7 @@ def receive_inputs(
     ranks: TensorParallelGroup, header: list[int], device: torch.device
 ) -> tuple[StepInputs, Tensor | None]:
     """Receive the numbers behind a header that rank 0 has sent."""
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width = header
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, longest = header
     sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
     more = [has_adapters * num_tokens, num_image_rows, num_tokens if num_image_rows else 0]
     numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
@@ -273,6 +280,7 @@ def receive_inputs(
         query_len=query_len,
         adapters_T=adapters_T if has_adapters else None,
         images=images,
+        longest=longest,
     )
     return inputs, rows if kind == PREFILL else None
 

@@ -35,10 +35,15 @@ class RopeScaling:
     long_factors: tuple[float, ...] = ()  # longrope
     short_mscale: float | None = None  # longrope, in the place of the attention factor (Phi-3.5-MoE)
     long_mscale: float | None = None  # longrope
-    is_long: bool = True  # longrope: sequences may be longer than the original length, so the long factors are used
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ends of the ramp to whole dimensions
+
+    @property
+    def switch_length(self) -> int | None:
+        """The longest sequence with the short factors of longrope, where the long ones differ; None: there is none."""
+        is_same = (self.short_factors, self.short_mscale) == (self.long_factors, self.long_mscale)
+        return None if self.kind != "longrope" or is_same else self.original_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,8 @@ class Architecture:
     residual_scale: float = 1.0  # of what attention and the feed-forward layer add
     logit_scale: float = 1.0
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
-    has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2)
+    has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
+    feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)
     wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
     attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
     attention_output_scale: float = 1.0
@@ -173,6 +179,11 @@ class Architecture:
         return self.chunks[layer] if self.chunks else None
 
     @property
+    def switch_length(self) -> int | None:
+        """The longest sequence that keeps its rotary factors; longer ones have others from their first token on."""
+        return self.rope_scaling.switch_length if self.rope_scaling is not None else None
+
+    @property
     def output_size(self) -> int:
         """What attention gives for each head."""
         return self.value_size or self.head_size
@@ -191,7 +202,25 @@ class Architecture:
     def attending_layers(self) -> frozenset[int]:
         """The layers that have keys and values."""
         has_both = self.recurrence is not None and self.recurrence.is_beside_attention
-        return frozenset(range(self.num_layers)) - (frozenset() if has_both else self.recurrent_layers)
+        others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
+        return frozenset(range(self.num_layers)) - others
+
+    @property
+    def attention_span(self) -> int | None:
+        """The tokens whose attention takes about as long as all else that is computed for a token.
+
+        None if no layer attends to all tokens. Attention has two products for each token, head and coordinate, which
+        take twice as long as those of matrices.
+        """
+        wide = sum(self.window(layer) is None and self.chunk(layer) is None for layer in self.attending_layers)
+        if not wide:
+            return None
+        hidden, heads, kv_heads = self.hidden_size, self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        size = self.intermediate_size
+        if self.num_experts:
+            size = self.num_experts_per_token * self.expert_size + self.shared_expert_size
+        num_weights = 2 * hidden * (heads + kv_heads) + (3 if self.has_gate else 2) * hidden * size
+        return max(1, self.num_layers * num_weights // (4 * heads * wide))
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers

@@ -143,6 +143,13 @@ def from_hugging_face(config: Config) -> Architecture:
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
     arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    if arch.num_experts % arch.num_expert_groups:
+        raise CheckpointError(f"{arch.num_experts} experts cannot be divided into {arch.num_expert_groups} groups")
+    if arch.rotary_size is not None and (arch.rotary_size % 2 or not 0 < arch.rotary_size <= arch.head_size):
+        raise CheckpointError(
+            f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
+            "it must be an even number"
+        )
     return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
 
 
@@ -241,7 +248,6 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
         short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
         long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
         **mscales,
-        is_long=kind != "longrope" or trained > original,
     )
 
 
@@ -264,10 +270,11 @@ def max_length(config: Config, scaling: RopeScaling | None) -> int:
 def windows(config: Config, family: Family, length: int) -> tuple[int | None, ...]:
     """The attention window of each layer; empty if no layer has one."""
     is_off = family.switches_window and not config.get("use_sliding_window")
-    if family.windowed == "none" or is_off or config.get("sliding_window") is None:
+    if family.windowed == "none" or is_off or (config.get("sliding_window") is None and not family.has_local_rope):
         return ()
     window = integer(config, "sliding_window")
-    layers = windowed_layers(config, family) if window < length else frozenset()
+    # A window beyond the longest sequence has no effect, but its layers may have rotary positions of their own.
+    layers = windowed_layers(config, family) if window < length or family.has_local_rope else frozenset()
     return tuple(window if i in layers else None for i in range(integer(config, "num_hidden_layers"))) if layers else ()
 
 

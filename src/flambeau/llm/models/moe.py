@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
 
@@ -25,12 +26,14 @@ class Experts(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         count, size, hidden = arch.num_experts, arch.expert_size, arch.hidden_size
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
+        rows = 2 * size if arch.has_gate else size
+        self.gate_up_proj = nn.Parameter(torch.empty(count, rows, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
-        self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, 2 * size)) if arch.expert_bias else None
+        self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, rows)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
         self.scales_inputs = arch.scales_expert_inputs
+        self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
 
     def reset_parameters(self) -> None:
         """Random weights, as nn.Linear has them."""
@@ -91,6 +94,8 @@ class Experts(nn.Module):
         return self.gate_up_proj_bias[chosen], self.down_proj_bias[chosen]
 
     def activate(self, gate_up: Tensor) -> Tensor:
+        if not self.has_gate:
+            return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if self.limit is None:
             return F.silu(gate) * up
@@ -108,11 +113,15 @@ class SharedExpert(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(arch.hidden_size, 2 * arch.shared_expert_size, bias=False)
+        rows = 2 * arch.shared_expert_size if arch.has_gate else arch.shared_expert_size
+        self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
+        self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
+        if not self.has_gate:
+            return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
 
@@ -137,11 +146,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         x_TE = x.flatten(0, -2)
-        weights_TA, chosen_TA = self.route(x_TE)
-        if self.normalizes_experts:
-            weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
-        if self.routed_scale != 1.0:
-            weights_TA = weights_TA * self.routed_scale
+        weights_TA, chosen_TA = self.choose(x_TE)
         y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
         if self.shared_expert is None:
             return y
@@ -149,8 +154,15 @@ class SparseMLP(nn.Module):
         gate = self.shared_expert_gate
         return y + (shared if gate is None else shared * torch.sigmoid(gate(x)))  # type: ignore[no-any-return]
 
+    def choose(self, x_TE: Tensor) -> Routing:
+        """The weights [T, A] of the experts, as they are used, and their numbers."""
+        weights_TA, chosen_TA = self.route(x_TE)
+        if self.normalizes_experts:
+            weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
+        return (weights_TA if self.routed_scale == 1.0 else weights_TA * self.routed_scale), chosen_TA
+
     def route(self, x_TE: Tensor) -> Routing:
-        """The weights [T, A] of the chosen experts, and their numbers."""
+        """The router's weights [T, A] of the chosen experts, and their numbers."""
         is_wide = self.router in WIDE
         logits_TN = F.linear(x_TE.float(), self.gate.weight.float()) if is_wide else self.gate(x_TE)
         return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)

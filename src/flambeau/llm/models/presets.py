@@ -9,9 +9,13 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 LLAMA_31 = RopeScaling(kind="llama3", factor=8.0, original_length=8192)
+LLAMA_32 = RopeScaling(kind="llama3", factor=32.0, original_length=8192)  # the two small ones
 LLAMA_3 = {"vocab_size": 128256, "num_kv_heads": 8, "rope_theta": 500000.0}
+SMALL_LLAMA = {"intermediate_size": 8192, "max_length": 131072, "rope_scaling": LLAMA_32, "tied_embeddings": True}
 MISTRAL = {"num_kv_heads": 8, "intermediate_size": 14336}
 SHAPES: Mapping[str, tuple[int, int, int]] = {  # layers, heads, hidden size
+    "1B": (16, 32, 2048),
+    "3B": (28, 24, 3072),
     "7B": (32, 32, 4096),
     "8B": (32, 32, 4096),
     "13B": (40, 40, 5120),
@@ -68,11 +72,30 @@ PRESETS: Mapping[str, Architecture] = {
     "Llama-3.1-8B": llama_like("8B", **LLAMA_3, intermediate_size=14336, max_length=131072, rope_scaling=LLAMA_31),
     "Llama-3.1-70B": llama_like("70B", **LLAMA_3, intermediate_size=28672, max_length=131072, rope_scaling=LLAMA_31),
     "Llama-3.1-405B": llama_like("405B", **LLAMA_3, intermediate_size=53248, max_length=131072, rope_scaling=LLAMA_31),
+    "Llama-3.2-1B": llama_like("1B", **LLAMA_3, **SMALL_LLAMA),
+    "Llama-3.2-3B": llama_like("3B", **LLAMA_3, **SMALL_LLAMA),
     "Mistral-7B": llama_like("7B", **MISTRAL, max_length=32768, windows=(4096,) * 32),
     "Mistral-7B-Instruct-v0.2": llama_like("7B", **MISTRAL, max_length=32768, rope_theta=1e6),
     "Mistral-7B-v0.3": llama_like("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
     "Mistral-7B-Instruct-v0.3": llama_like("7B", **MISTRAL, vocab_size=32768, max_length=32768, rope_theta=1e6),
     "Mixtral-8x7B": llama_like("7B", **MISTRAL, num_experts=8, expert_size=14336, max_length=32768, rope_theta=1e6),
+    "Qwen3-30B-A3B": Architecture(
+        vocab_size=151936,
+        hidden_size=2048,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        head_size=128,
+        intermediate_size=6144,
+        max_length=40960,
+        norm_epsilon=1e-6,
+        rope_theta=1e6,
+        qk_norm=True,
+        num_experts=128,
+        num_experts_per_token=8,
+        expert_size=768,
+        dtype="bfloat16",
+    ),
     "stories15M": llama_like("stories15M"),
     "stories42M": llama_like("stories42M"),
     "stories110M": llama_like("stories110M"),
@@ -107,7 +130,7 @@ def from_meta(params: Mapping[str, Any], vocab_size: int) -> Architecture:
         max_length=131072 if is_scaled else params.get("max_seq_len", 2048),
         norm_epsilon=params.get("norm_eps", 1e-5),
         rope_theta=params.get("rope_theta", 10000.0),
-        rope_scaling=LLAMA_31 if is_scaled else None,
+        rope_scaling=(LLAMA_32 if hidden < SHAPES["8B"][2] else LLAMA_31) if is_scaled else None,
         dtype="bfloat16",
         source=params,
     )

@@ -194,12 +194,19 @@ def inner_norm(arch: Architecture, size: int) -> nn.Module:
     kind = arch.recurrence.inner_norms
     if kind == "none":
         return nn.Identity()
-    has_weight = kind == "learned"
-    return nn.RMSNorm(size, arch.norm_epsilon if has_weight else arch.recurrence.inner_epsilon, has_weight)
+    epsilon = arch.recurrence.inner_epsilon
+    return nn.RMSNorm(size, arch.norm_epsilon if epsilon is None else epsilon, kind == "learned")
 
 
 class DeltaNet(RecurrentMixer):
     """Linear attention by the gated delta rule (Qwen3-Next): a token replaces what the state has for its key."""
+
+    in_proj_qkvz: nn.Module
+    in_proj_ba: nn.Module
+    in_proj_qkv: nn.Module
+    in_proj_z: nn.Module
+    in_proj_b: nn.Module
+    in_proj_a: nn.Module
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__(arch, layer)
@@ -207,21 +214,33 @@ class DeltaNet(RecurrentMixer):
         self.shared = shape.num_heads // shape.num_groups  # value heads of a key head
         # Rows are grouped by key head: its query, its key, its values, their gates; and its betas, its time steps.
         self.sizes = shape.state_size, shape.state_size, self.shared * shape.head_size, self.shared * shape.head_size
-        self.in_proj_qkvz = nn.Linear(arch.hidden_size, shape.num_groups * sum(self.sizes), bias=False)
-        self.in_proj_ba = nn.Linear(arch.hidden_size, 2 * shape.num_heads, bias=False)
+        rows = {"qkvz": shape.num_groups * sum(self.sizes), "ba": 2 * shape.num_heads}
+        if not shape.is_grouped:
+            rows = {"qkv": shape.conv_size, "z": shape.inner_size, "b": shape.num_heads, "a": shape.num_heads}
+        for name, size in rows.items():
+            self.add_module(f"in_proj_{name}", nn.Linear(arch.hidden_size, size, bias=False))
         self.dt_bias, self.A_log = float32_parameter(shape.num_heads), float32_parameter(shape.num_heads)
-        self.norm = GatedNorm(shape.head_size, arch.norm_epsilon, gates_first=False)
+        epsilon = arch.norm_epsilon if shape.inner_epsilon is None else shape.inner_epsilon
+        self.norm = GatedNorm(shape.head_size, epsilon, gates_first=False)
         self.out_proj = nn.Linear(shape.inner_size, arch.hidden_size, bias=False)
 
     def forward(self, x: Tensor, recur: Recur) -> Tensor:
         """[…, E] to […, E]."""
-        shape = self.shape
-        q, k, v, gate = self.in_proj_qkvz(x).unflatten(-1, (shape.num_groups, -1)).split(self.sizes, dim=-1)
-        beta, dt = self.in_proj_ba(x).unflatten(-1, (shape.num_groups, 2, self.shared)).unbind(-2)
+        qkv, gate, beta, dt = self.project_groups(x) if self.shape.is_grouped else self.project(x)
+        y = recur(self.layer, self, qkv, beta, dt)
+        return self.out_proj(self.norm(y, gate.reshape(y.shape)).flatten(-2))  # type: ignore[no-any-return]
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values; gates; betas; time steps."""
+        return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
+
+    def project_groups(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The same, from rows that are grouped by key head."""
+        groups = self.shape.num_groups
+        q, k, v, gate = self.in_proj_qkvz(x).unflatten(-1, (groups, -1)).split(self.sizes, dim=-1)
+        beta, dt = self.in_proj_ba(x).unflatten(-1, (groups, 2, self.shared)).unbind(-2)
         qkv = torch.cat([part.flatten(-2) for part in (q, k, v)], dim=-1)
-        y = recur(self.layer, self, qkv, beta.flatten(-2), dt.flatten(-2))
-        gate = gate.reshape(y.shape)
-        return self.out_proj(self.norm(y, gate).flatten(-2))  # type: ignore[no-any-return]
+        return qkv, gate, beta.flatten(-2), dt.flatten(-2)
 
     def advance(self, states: States, lengths_S: Tensor | None, *inputs: Tensor) -> tuple[Tensor, States]:
         qkv, beta, dt = inputs
@@ -232,7 +251,7 @@ class DeltaNet(RecurrentMixer):
         q, k = (self.normalized(part).repeat_interleave(self.shared, dim=2) for part in (q, k))
         v = by_head(v, shape.num_heads)
         log_decay = mask_padding(-self.A_log.exp() * F.softplus(dt.float() + self.dt_bias), lengths_S)
-        beta = mask_padding(beta.float().sigmoid(), lengths_S)
+        beta = mask_padding(beta.float().sigmoid() * shape.max_beta, lengths_S)
         y, state = scan_delta(q * shape.state_size**-0.5, k, v, log_decay, beta, states[1])
         return y, (window, state)
 

@@ -6,7 +6,8 @@ The two halves of a head are the two coordinates, as in Hugging Face checkpoints
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -30,7 +31,8 @@ class Rotations(NamedTuple):
 class Rotation(nn.Module):
     """The cosine and sine of every position, in float32 whatever the type of the network.
 
-    Tables have those of all positions, unless sequences may be so long that they would take gigabytes.
+    Tables have those of all positions, unless sequences may be so long that they would take gigabytes. With longrope,
+    the first positions have the short factors; `for_length` replaces them while a longer sequence is computed.
     """
 
     def __init__(self, arch: Architecture) -> None:
@@ -39,7 +41,8 @@ class Rotation(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
         self.inverse: Tensor
-        self.has_tables = arch.max_length <= MAX_TABLE_LENGTH
+        self.switch_length = arch.switch_length
+        self.has_tables = arch.max_length <= MAX_TABLE_LENGTH or self.switch_length is not None
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
         self.local = (
@@ -61,14 +64,36 @@ class Rotation(nn.Module):
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
+    @contextmanager
+    def for_length(self, length: int) -> Iterator[None]:
+        """Have the tables of a sequence of this length. They are changed in place: compiled code reads them."""
+        if self.switch_length is None or length <= self.switch_length:
+            yield
+            return
+        self._replace(self._long)
+        try:
+            yield
+        finally:
+            self._replace(self._short)
+
+    @torch.inference_mode()
+    def _replace(self, first: list[Tensor]) -> None:
+        for table, rows in zip((self.cos, self.sin), first, strict=True):
+            table[: len(rows)].copy_(rows)
+
     def make_tables(self, device: torch.device) -> None:
         is_empty = device.type == "meta" or not self.has_tables  # a network on the meta device has none yet
         length = 0 if is_empty else self.arch.max_length
         inverse, self.factor = inverse_wavelengths(self.arch)
         self.register_buffer("inverse", inverse.to(device), persistent=False)
-        cos, sin = rotation_tables(self.arch, length)
-        self.register_buffer("cos", cos.to(device), persistent=False)
-        self.register_buffer("sin", sin.to(device), persistent=False)
+        tables = [table.to(device) for table in rotation_tables(self.arch, length)]
+        if self.switch_length is not None:
+            self._long = [table[: self.switch_length].clone() for table in tables]
+            self._short = [table.to(device) for table in rotation_tables(self.arch, len(self._long[0]), is_long=False)]
+            for table, short in zip(tables, self._short, strict=True):
+                table[: len(short)] = short
+        self.register_buffer("cos", tables[0], persistent=False)
+        self.register_buffer("sin", tables[1], persistent=False)
         if self.local is not None:
             self.local.make_tables(device)
 
@@ -87,14 +112,17 @@ def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:
     return (torch.log1p(passed) * arch.temperature_scale + 1.0)[..., None, None]
 
 
-def rotation_tables(arch: Architecture, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, D/2] of every position, computed on the CPU so that all devices have the same."""
-    inverse, factor = inverse_wavelengths(arch)
+def rotation_tables(arch: Architecture, length: int, *, is_long: bool = True) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [length, D/2] of every position, computed on the CPU so that all devices have the same.
+
+    `is_long` chooses the factors of longrope.
+    """
+    inverse, factor = inverse_wavelengths(arch, is_long=is_long)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
     return angles.cos() * factor, angles.sin() * factor
 
 
-def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
+def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Tensor, float]:
     """The rotation of each pair of dimensions per position, and the factor of cosine and sine."""
     size = arch.rotary_size or arch.head_size
     dimensions = torch.arange(0, size, 2, dtype=torch.float32, device="cpu")
@@ -107,8 +135,9 @@ def inverse_wavelengths(arch: Architecture) -> tuple[Tensor, float]:
     if scaling.kind == "llama3":
         return stretch_llama3(inverse, scaling), 1.0
     if scaling.kind == "longrope":
-        factors = scaling.long_factors if scaling.is_long else scaling.short_factors
-        return inverse / torch.tensor(factors, dtype=torch.float32, device="cpu"), long_attention_factor(scaling)
+        factors = scaling.long_factors if is_long else scaling.short_factors
+        inverse = inverse / torch.tensor(factors, dtype=torch.float32, device="cpu")
+        return inverse, long_attention_factor(scaling, is_long=is_long)
     return stretch_yarn(inverse, arch, scaling), yarn_attention_factor(scaling)
 
 
@@ -145,8 +174,8 @@ def stretch_yarn(inverse: Tensor, arch: Architecture, scaling: RopeScaling) -> T
     return inverse / scaling.factor * ramp + inverse * (1 - ramp)
 
 
-def long_attention_factor(scaling: RopeScaling) -> float:
-    mscale = scaling.long_mscale if scaling.is_long else scaling.short_mscale
+def long_attention_factor(scaling: RopeScaling, *, is_long: bool) -> float:
+    mscale = scaling.long_mscale if is_long else scaling.short_mscale
     if mscale is not None:
         return mscale
     if scaling.attention_factor is not None:

@@ -27,13 +27,14 @@ RENAMES = (
     (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
-IGNORED = re.compile(  # constants, and layers that predict further tokens
-    r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$|^mtp\."
-)
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
+FURTHER_TOKENS = re.compile(r"^(model\.mtp_layers|mtp)\.")  # of layers that predict them (head_weights.py)
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.))")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
 EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:[._](\w+))?$")  # several tensors if quantized or biased
+DELTA_NET = re.compile(r"\.mixer\.(in_proj_qkv|conv1d)\.")
+CONVOLUTION_PART = re.compile(r"\.mixer\.([qkv])_conv1d\.weight$")
 HEAD_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
 ONE_HEAD_NORM = re.compile(r"(\.self_attn\.([qk])_norm)\.norms\.(\d+)\.weight$")
 GATES = re.compile(r"\.experts\.gate_up_proj(_bias)?$")
@@ -74,8 +75,14 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     q_rows = 2 * q_rows if arch.gates_attention else q_rows
     if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
         ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
+    elif ".gate_up_proj" in name and not arch.has_gate:  # of experts, which have no other name without gates
+        ends = {"up_proj": num_rows}
     elif ".gate_up_proj" in name:
         ends = {"gate_proj": num_rows // 2, "up_proj": num_rows}
+    elif arch.recurrence is not None and arch.recurrence.kind == "delta_net" and DELTA_NET.search(name):
+        form = "in_proj_{}" if ".in_proj_" in name else "{}_conv1d"
+        keys = arch.recurrence.num_groups * arch.recurrence.state_size
+        ends = {form.format("q"): keys, form.format("k"): 2 * keys, form.format("v"): num_rows}
     else:
         return {}
     starts = (0, *ends.values())
@@ -84,7 +91,7 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
 
 def part_name(name: str, part: str) -> str:
     """The name of one projection of a fused parameter."""
-    return re.sub(r"\b(qkv|gate_up)_proj(?=\b|_bias)", part, name)
+    return re.sub(r"\b((qkv|gate_up)_proj(?=\b|_bias)|in_proj_qkv\b|conv1d\b)", part, name)
 
 
 def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, ParameterSlice]]:

@@ -10,29 +10,19 @@ Shapes: … any leading dimensions (tokens, or batch and tokens) · E hidden · 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models import norms
-from flambeau.llm.models.architecture import Activation, Architecture
+from flambeau.llm.models.activations import ACTIVATIONS
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, Attention
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.recurrent import make_mixer
 from flambeau.llm.models.rope import Rotation, Rotations
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
-}
 
 
 class MLP(nn.Module):
@@ -172,6 +162,30 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
+class AttentionOnlyLayer(DecoderLayer):
+    """Attention without a feed-forward layer (Nemotron-H)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        del self.mlp, self.post_attention_layernorm
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        return self.add(x, self.self_attn(self.input_layernorm(x), rotations, attend))
+
+
+class FeedForwardLayer(DecoderLayer):
+    """A feed-forward layer without attention (Nemotron-H)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        del self.self_attn, self.post_attention_layernorm
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        return self.add(x, self.mlp(self.input_layernorm(x)))
+
+
 class JointLayer(DecoderLayer):
     """Attention and a recurrence read the same input; what they say is added up."""
 
@@ -191,6 +205,10 @@ class JointLayer(DecoderLayer):
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if layer in arch.recurrent_layers:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
+    if layer in arch.feed_forward_layers:
+        return FeedForwardLayer(arch, layer)
+    if not arch.has_mlp:
+        return AttentionOnlyLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
@@ -236,15 +254,30 @@ class Transformer(nn.Module):
         self, ids: Tensor, positions: Tensor, attend: Attend, replaced: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """The hidden states […, E] of the tokens […]; rows [M] of them may have embeddings [M, E] of their own."""
+        return self.with_layer_inputs(ids, positions, attend, replaced, ())[0]
+
+    def with_layer_inputs(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        replaced: tuple[Tensor, Tensor] | None,
+        layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The hidden states […, E], and the inputs […, E] of some layers; see `HiddenStates`."""
         x = self.embed(ids, positions)
         if replaced is not None:
             x = x.index_copy(0, replaced[0], replaced[1].to(x.dtype))
         rotations = self.rotation(positions)
-        for layer in self.model.layers:
+        inputs = {}
+        for number, layer in enumerate(self.model.layers):
+            if number in layers:
+                inputs[number] = x
             x = layer(x, rotations, attend)
+        inputs[self.arch.num_layers] = x
         if self.arch.wide_residual:
             x = x.to(self.model.norm.weight.dtype)
-        return self.model.norm(x) if self.arch.has_last_norm else x
+        return self.model.norm(x) if self.arch.has_last_norm else x, [inputs[number] for number in layers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer gets […, E] for the tokens […]."""

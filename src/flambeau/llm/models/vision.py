@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.architecture import VisionArchitecture
 from flambeau.llm.models.norms import OffsetRMSNorm
-from flambeau.llm.models.transformer import ACTIVATIONS
 
 
 class PatchEmbeddings(nn.Module):

@@ -58,7 +58,7 @@ def build(arch: Architecture) -> Transformer:
     return model
 
 
-def replace_layers(model: Transformer, settings: QuantizationSettings, make: MakeLayer) -> None:
+def replace_layers(model: nn.Module, settings: QuantizationSettings, make: MakeLayer) -> None:
     """Replace every layer that the settings apply to."""
     for name, module in [*model.named_modules()]:
         other = replacement_for(name, module, settings, make)

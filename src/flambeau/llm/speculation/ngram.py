@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import torch
 
 from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.speculation.speculator import Proposal, Proposer
+from flambeau.llm.speculation.speculator import Proposal, Proposer, TokenSpan
 
 MIN_MATCH, MAX_MATCH = 1, 3  # tokens of the n-grams that are indexed
 LONG_REPEAT = 6  # tokens: a text that repeats this many mostly goes on repeating, which is rare in running text
@@ -52,6 +52,8 @@ class NgramIndex:
 class NgramProposer:
     """Keeps an index of every sequence that it has proposed tokens for."""
 
+    reads_states = False
+
     def __init__(self, device: torch.device | str = "cpu", *, min_match: int = MIN_MATCH) -> None:
         self._device, self._min_match = torch.device(device), min_match
         self._indices: dict[Sequence, NgramIndex] = {}
@@ -75,6 +77,9 @@ class NgramProposer:
     def record_accepted(self, sequence: Sequence, num_before: int, num_proposed: int, num_accepted: int) -> None:
         """Nothing to do: the index reads the sequence's tokens."""
 
+    def observe(self, spans: Many[TokenSpan]) -> None:
+        """Nothing to do: the index reads the sequence's tokens."""
+
     def forget(self, sequence: Sequence) -> None:
         self._indices.pop(sequence, None)
 
@@ -84,6 +89,7 @@ class NgramFirstProposer:
 
     def __init__(self, other: Proposer, ngram: NgramProposer) -> None:
         self._other, self._ngram = other, ngram
+        self.reads_states = other.reads_states
         self._last_used: Proposer = other
 
     def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:
@@ -98,6 +104,9 @@ class NgramFirstProposer:
 
     def record_accepted(self, sequence: Sequence, num_before: int, num_proposed: int, num_accepted: int) -> None:
         self._last_used.record_accepted(sequence, num_before, num_proposed, num_accepted)
+
+    def observe(self, spans: Many[TokenSpan]) -> None:
+        self._other.observe(spans)
 
     def forget(self, sequence: Sequence) -> None:
         self._ngram.forget(sequence)

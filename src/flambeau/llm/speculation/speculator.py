@@ -46,7 +46,17 @@ class Speculator:
         """The duration of a step that only decoded, and the accepted tokens of each sequence."""
         self._adaptive_k.record(batch_kind(sequences), num_ahead, seconds, num_accepted)
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether `observe` has to be called."""
+        return self._proposer.reads_states
+
+    def observe(self, spans: Many[TokenSpan]) -> None:
+        """Called after each pass of the target, before the sequences get new tokens."""
+        self._proposer.observe(spans)
+
     def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept for a sequence that has left or was preempted."""
         self._proposer.forget(sequence)
 
 
@@ -55,6 +65,16 @@ def batch_kind(sequences: Many[Sequence]) -> tuple[int, bool, bool]:
     is_greedy = all(sequence.params.is_greedy for sequence in sequences)
     is_repeatable = is_greedy or all(sequence.sampling.is_repeatable for sequence in sequences)
     return len(sequences).bit_length(), is_greedy, is_repeatable
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Tokens of a sequence that a pass of the target has computed, those of rejected proposals left out."""
+
+    sequence: Sequence
+    start: int  # the position of the first
+    row: int  # of the first, among the tokens of the pass
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +89,18 @@ class Proposal:
 class Proposer(Protocol):
     """Guesses the next tokens of sequences."""
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads the target's hidden states, so that `observe` has to be called."""
+
     def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:
         """Up to `limits` tokens for each sequence, in a tensor of `num_ahead` columns; None: for none."""
 
     def record_accepted(self, sequence: Sequence, num_before: int, num_proposed: int, num_accepted: int) -> None:
         """Called after verification; the sequence had `num_before` tokens when they were proposed."""
+
+    def observe(self, spans: Many[TokenSpan]) -> None:
+        """Called after each pass of the target, before the sequences get new tokens."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence."""

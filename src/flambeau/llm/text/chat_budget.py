@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import string
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -31,8 +32,8 @@ class BudgetExceeded(Exception):
     """The template exceeded a limit."""
 
 
-class Budget:
-    """What is left of the limits."""
+class Budget(threading.local):
+    """What is left of the limits, for each thread that renders."""
 
     def __init__(self) -> None:
         self.steps = self.characters = self.built = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ class ChatTemplate:
         self._sandbox = open_sandbox(self._budget)
         names = [name for name in USED if name == "default" or name in sources]
         self._compiled = {name: self._compile(name) for name in names}
-        self._lock = threading.Lock()  # the budget serves one rendering at a time
 
     @property
     def text(self) -> str:
@@ -49,11 +47,10 @@ class ChatTemplate:
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> str:
         """The prompt of a conversation. Raises InvalidRequest if the template rejects the messages."""
-        with self._lock:
-            template, takes_parts = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
-            given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
-            known = {"documents": None, **self._tokens, **variables}
-            return self._run(template, {**known, "messages": given, "tools": list(tools) if tools else None})
+        template, takes_parts = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
+        given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
+        known = {"documents": None, **self._tokens, **variables}
+        return self._run(template, {**known, "messages": given, "tools": list(tools) if tools else None})
 
     def _run(self, template: Template, variables: Mapping[str, Any]) -> str:
         self._budget.reset()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,6 +147,32 @@ def dropped_spaces(processor: Any) -> LeadingSpaces:
     return "drop one" if processor.decode([space, space]) == " " else "drop all"
 
 
+class SharedSetting:
+    """A setting of an object that threads use beside each other as long as they need the same value; first: False."""
+
+    def __init__(self, set_value: Callable[[bool], None]) -> None:
+        self._set_value = set_value
+        self._value = False
+        self._num_users = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def as_value(self, value: bool) -> Iterator[None]:
+        """Waits for the threads that need the other value."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_users == 0 or self._value == value)
+            if self._value != value:
+                self._set_value(value)
+                self._value = value
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_users -= 1
+                self._changed.notify_all()
+
+
 class TokenizersVocabulary:
     """A `tokenizer.json`. Added tokens are found in text, special ones too, as in the original library."""
 
@@ -153,7 +180,7 @@ class TokenizersVocabulary:
 
     def __init__(self, tokenizer: Any, tokens: Mapping[str, str]) -> None:
         self._tokenizer = t = tokenizer
-        self._lock = threading.Lock()  # `encode_plain` changes a setting of the library's object
+        self._plain = SharedSetting(self._set_plain)
         self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
         self.special_ids: Mapping[str, int] = {
             token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
@@ -175,8 +202,11 @@ class TokenizersVocabulary:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of a text, with those that the post-processor adds."""
         check_unicode(text)
-        with self._lock:
+        with self._plain.as_value(False):
             return self._ids(text, add_special=add_special)
+
+    def _set_plain(self, value: bool) -> None:
+        self._tokenizer.encode_special_tokens = value
 
     def _ids(self, text: str, *, add_special: bool) -> list[int]:
         """A long text is a batch of one: for a batch the library releases Python's lock, for a text it does not."""
@@ -188,12 +218,8 @@ class TokenizersVocabulary:
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a text; names of special tokens are plain text."""
         check_unicode(text)
-        with self._lock:
-            self._tokenizer.encode_special_tokens = True
-            try:
-                return self._ids(text, add_special=False)
-            finally:
-                self._tokenizer.encode_special_tokens = False
+        with self._plain.as_value(True):
+            return self._ids(text, add_special=False)
 
     def piece(self, token_id: int) -> str:
         token: str | None = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.size else None

@@ -76,11 +76,12 @@ class PlacerProcess:
 
     async def _run(self) -> str:
         """Run one process to its end; what it printed last."""
+        place = await self._launcher.take_place()
         ours, theirs = socket.socketpair()
         try:
             command = [*self._command, "--fd", str(theirs.fileno())]
             process = self._process = await self._launcher.start(
-                command, folder=os.getcwd(), environment=os.environ, inherited=theirs
+                place, command, folder=os.getcwd(), environment=os.environ, inherited=theirs
             )
         except BaseException:
             ours.close()

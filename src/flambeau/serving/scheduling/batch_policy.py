@@ -83,12 +83,15 @@ def may_send_ahead(
 def held_tenants(
     num_places: int, running: Mapping[str, int], last_arrivals: Mapping[str, float], now: float
 ) -> set[str]:
-    """Tenants that get no more places: those whose jobs would leave none for other tenants of the last minute.
+    """Tenants that get no more places: those that would leave none for other tenants of the last minute.
 
-    So a request of another tenant need not wait until one of theirs is over.
+    So a request of another tenant need not wait until one of theirs is over. The last places are for tenants that have
+    none, as long as there is one.
     """
-    num_recent = sum(now - arrival < RECENT_S for arrival in last_arrivals.values())
-    if num_recent < 2 or num_places < 2:
+    recent = {name for name, arrival in last_arrivals.items() if now - arrival < RECENT_S}
+    if len(recent) < 2 or num_places < 2:
         return set()
     most = num_places - max(1, num_places // KEPT_SHARE)
+    if sum(running.values()) >= most and not all(running.get(name) for name in recent):
+        return {name for name, number in running.items() if number}
     return {name for name, number in running.items() if number >= most}

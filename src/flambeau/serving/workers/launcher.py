@@ -37,16 +37,20 @@ class Launcher:
         self._groups: set[int] = set()  # used only in that thread, as is the reaper
         self._reaper: subprocess.Popen[bytes] | None = None
 
+    async def take_place(self) -> StartPlace:
+        """Wait until a process may start."""
+        return await self._places.take()
+
     async def start(
-        self, command: Sequence[str], *, folder: str, environment: Mapping[str, str], inherited: socket.socket | None
+        self,
+        place: StartPlace,
+        command: Sequence[str],
+        *,
+        folder: str,
+        environment: Mapping[str, str],
+        inherited: socket.socket | None,
     ) -> ChildProcess:
         """Start a process that leads its own session. The inherited socket is closed here in any case."""
-        try:
-            place = await self._places.take()
-        except BaseException:
-            if inherited is not None:
-                inherited.close()
-            raise
         job = self._thread.submit(
             self._start,
             command,

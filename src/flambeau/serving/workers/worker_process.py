@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from flambeau.config.server import SECRET_VARIABLES, SequenceHeaders
@@ -23,7 +23,7 @@ from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
 from flambeau.serving.workers.inspection import Stacks, take_stacks
-from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
+from flambeau.serving.workers.launcher import ChildProcess, Launcher, StartPlace, kill_group
 from flambeau.serving.workers.process_state import GONE, ProcessState, is_stopped, read_process
 from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
@@ -86,6 +86,7 @@ class WorkerProcess:
         self._spec = spec
         self._new_channel = new_channel
         self._process: ChildProcess | None = None
+        self._place: asyncio.Future[StartPlace] | None = None  # it starts when it has one
         self._launcher = launcher
         self._output = output
         self._events = events
@@ -124,21 +125,35 @@ class WorkerProcess:
         try:
             if self._spec.restore_files is not None:
                 await asyncio.to_thread(self._spec.restore_files)
+            if (place := await self._take_place()) is None:
+                assert self._kill_cause is not None
+                return replace(self._kill_cause, by_server=True)
             if self._spec.transport == "tcp":
-                return await self._run_over_tcp()
-            return await self._run_over_socket_pair()
+                return await self._run_over_tcp(place)
+            return await self._run_over_socket_pair(place)
         except FlambeauError as error:
             return WorkerExit(reason=f"it could not be started: {error}", while_loading=True)
         except Exception as error:  # the supervisor handles it as a failed start
             logger.exception("%s could not be started or watched", self._spec.ref)
             return WorkerExit(reason=f"it could not be started: {error}")
 
-    async def _run_over_socket_pair(self) -> WorkerExit:
+    async def _take_place(self) -> StartPlace | None:
+        """Wait until it may start; None if it is killed before."""
+        if self._kill_cause is None:
+            self._place = asyncio.ensure_future(self._launcher.take_place())
+            try:
+                return await self._place
+            except asyncio.CancelledError:
+                if self._kill_cause is None:
+                    raise
+        return None
+
+    async def _run_over_socket_pair(self, place: StartPlace) -> WorkerExit:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
-            await self._start("--fd", str(theirs.fileno()), inherited=theirs)
+            await self._start(place, "--fd", str(theirs.fileno()), inherited=theirs)
         except BaseException:
             ours.close()
             raise
@@ -148,7 +163,7 @@ class WorkerProcess:
         self._open(channel)
         return await self._watch()
 
-    async def _run_over_tcp(self) -> WorkerExit:
+    async def _run_over_tcp(self, place: StartPlace) -> WorkerExit:
         """Listen on loopback for this worker alone, which authenticates with a token."""
         token = secrets.token_hex(16)
         strangers: set[TokenGate] = set()
@@ -157,7 +172,7 @@ class WorkerProcess:
         )
         port = listener.sockets[0].getsockname()[1]
         try:
-            await self._start("--connect", f"127.0.0.1:{port}", variables={TOKEN_VARIABLE: token})
+            await self._start(place, "--connect", f"127.0.0.1:{port}", variables={TOKEN_VARIABLE: token})
             return await self._watch()
         finally:
             listener.close()
@@ -169,9 +184,14 @@ class WorkerProcess:
         channel.send(self._spec.load)
 
     async def _start(
-        self, *arguments: str, inherited: socket.socket | None = None, variables: Mapping[str, str] | None = None
+        self,
+        place: StartPlace,
+        *arguments: str,
+        inherited: socket.socket | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._process = await self._launcher.start(
+            place,
             (self._spec.python, "-P", "-m", "flambeau.worker", *arguments),
             folder=self._spec.load.folder,
             environment={**self._spec.environment, **(variables or {})},
@@ -214,9 +234,11 @@ class WorkerProcess:
         """The exit of the process tells more."""
 
     def kill(self, cause: WorkerExit) -> None:
-        """Kill the process and its children; one that has not started yet is killed then."""
+        """Kill the process and its children; one that waits for its start is not started."""
         if self._process is None:
             self._kill_cause = self._kill_cause or cause
+            if self._place is not None:
+                self._place.cancel()
         elif self._process.returncode is None:
             self._kill_cause = self._kill_cause or cause
             kill_group(self.pid)

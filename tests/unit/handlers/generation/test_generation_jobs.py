@@ -353,23 +353,25 @@ def test_metrics_of_a_finished_job():
 
 
 class SlowSetup(Setup):
-    """Reading waits until it may go on."""
+    """Reading a long request waits until it may go on."""
 
     def __init__(self):
         super().__init__()
         self.may_go_on = threading.Event()
+        self.order = []
         read = self.generation._read
 
         def read_slowly(request, row, state):
-            assert self.may_go_on.wait(30)
+            assert len(request.body) < LONG_BYTES or self.may_go_on.wait(30)
+            self.order.append(request.job_id)
             if request.job_id == 9:
                 raise BadRequest("too long")
             return read(request, row, state)
 
         self.generation._read = read_slowly
 
-    def join_long(self, job_id, size=LONG_BYTES, kind="generate"):
-        request = Request(job_id, f"r{job_id}", [], b"x" * size, kind)
+    def join_long(self, job_id, size=LONG_BYTES, kind="generate", tenant=""):
+        request = Request(job_id, f"r{job_id}", [], b"x" * size, kind, tenant=tenant)
         self.generation.join(request, {"body": request.body})
 
     def step_until(self, is_done):
@@ -384,14 +386,28 @@ class SlowSetup(Setup):
 def test_long_request_is_read_beside_the_steps():
     setup = SlowSetup()
     setup.join_long(1)
-    setup.join_long(2, size=1)  # a short one behind it waits for the same tokenizer
     assert setup.generation.has_work
     assert setup.generation.step() == []
     assert setup.engine.added == {}
+    setup.join_long(2, size=1)  # a short one does not wait for it
+    setup.step_until(lambda: len(setup.engine.added) == 1)
+    assert [*setup.engine.added] == ["2/0"]
     setup.may_go_on.set()
     setup.step_until(lambda: len(setup.engine.added) == 2)
-    assert [*setup.engine.added] == ["1/0", "2/0"]
+    assert [*setup.engine.added] == ["2/0", "1/0"]
     assert not setup.generation.has_work
+    setup.generation.close()
+
+
+def test_long_requests_of_tenants_are_read_in_turns():
+    setup = SlowSetup()
+    for job_id in range(1, 5):
+        setup.join_long(job_id, tenant="a")
+    setup.join_long(5, tenant="b")
+    setup.join_long(6, tenant="b")
+    setup.may_go_on.set()
+    setup.step_until(lambda: len(setup.engine.added) == 6)
+    assert setup.order == [1, 5, 2, 6, 3, 4]
     setup.generation.close()
 
 
@@ -504,7 +520,7 @@ def test_the_images_of_a_cancelled_job_are_dropped():
     setup.generation.cancel(1)
     assert not setup.generation.has_work
     setup.engine.may_encode.set()
-    setup.generation._image_reads._executor.shutdown(wait=True)
+    setup.generation._image_reads._threads["images"]._executor.shutdown(wait=True)
     assert setup.engine.was_cancelled in ([], [True])
     assert setup.engine.added == {}
     setup.generation.close()

@@ -169,6 +169,7 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
     )
     assert read_architecture(tmp_path).rope_scaling.long_factors == pytest.approx(given["long_factor"])
     assert read_architecture(tmp_path).rope_scaling.attention_factor == pytest.approx(factor)
+    assert read_architecture(tmp_path).switch_length == 16
 
 
 TYPES = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]

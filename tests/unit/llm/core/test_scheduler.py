@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
-from flambeau.llm.core.scheduler import Scheduler, StepPlan, append_tokens, cut_at_end, with_whole_images
+from flambeau.llm.core.scheduler import (
+    Scheduler,
+    StepPlan,
+    affordable_length,
+    append_tokens,
+    chunk_cost,
+    cut_at_end,
+    with_whole_images,
+)
 from flambeau.llm.core.sequence import EncodedImage, NoDetokenizer, PromptImage, Sequence
 from flambeau.llm.sampling_params import SamplingParams
 
@@ -315,12 +326,13 @@ def of(tenant: str, name: str, num_tokens: int) -> Sequence:
     return sequence
 
 
-def test_tenant_with_fewer_running_sequences_is_next():
+def test_tenant_that_has_used_fewer_tokens_is_next():
     plans = scheduler(max_num_seqs=3, max_step_tokens=8)
     for i in range(4):
         plans.add([of("a", f"a{i}", 4)])
     plans.add([of("b", "b0", 4)])
     assert chunks(run(plans)) == [("a0", 4), ("b0", 4)]
+    assert names(run(plans).decodes) == ["a0", "b0"]
     assert chunks(run(plans)) == [("a1", 4)]
     assert names(plans.waiting) == ["a2", "a3"]
 
@@ -331,11 +343,10 @@ def test_prompts_of_tenants_are_computed_in_turns():
     plans.add([of("a", "a1", 20)])
     run(plans)
     plans.add([of("b", "b0", 20)])
-    assert chunks(run(plans)) == [("b0", 4)]
-    assert [name for name, _ in chunks(run(plans))][:2] == ["a0", "b0"]
+    assert chunks(run(plans)) == [("b0", 4), ("a0", 2), ("a1", 2)]
 
 
-def test_prompt_of_a_tenant_of_whom_nothing_runs_has_a_step_of_its_own_but_not_two_in_a_row():
+def test_prompt_of_a_light_tenant_has_a_step_of_its_own_but_not_two_in_a_row():
     plans = scheduler(max_num_seqs=4, max_step_tokens=16)
     plans.add([of("a", "a0", 4)])
     run(plans)
@@ -343,10 +354,134 @@ def test_prompt_of_a_tenant_of_whom_nothing_runs_has_a_step_of_its_own_but_not_t
     plan = run(plans, lookahead=3)
     assert (names(plan.decodes), chunks(plan), plan.lookahead) == ([], [("b0", 4)], 0)
     plans.add([of("c", "c0", 4)])
+    assert {*names(run(plans).decodes)} == {"a0", "b0"}
+    assert chunks(run(plans)) == [("c0", 4)]
+
+
+STEP_COST = 16  # of the weights, in tokens
+
+
+def cost(plan: StepPlan) -> int:
+    """How long a step takes, in the time of one token."""
+    tokens = len(plan.decodes) + sum(chunk.length for chunk in plan.chunks)
+    return STEP_COST + tokens if tokens else 0
+
+
+def first_token_costs(plans: Scheduler, crowd: Iterator[Sequence], num_tokens: int) -> list[int]:
+    """How long the prompts of a light tenant take beside a crowd, with the step that runs when they arrive."""
+    every = 50 + num_tokens  # steps: the light tenant sends less than a token a step
+    found: list[int] = []
+    light, since, last = None, 0, 0
+    for i in itertools.count(1):
+        if i % 10 == 1:
+            for each in itertools.islice(crowd, max(0, 40 - len(plans.waiting))):
+                plans.add([each])
+        if light is None and i % every == 0:
+            light, since = of("light", f"light{i}", num_tokens), last
+            light.max_length = num_tokens + 8
+            plans.add([light])
+        plan = run(plans)
+        last = cost(plan)
+        since += last
+        if light is not None and light.num_generated == 1:
+            found.append(since)
+            if len(found) == 6:
+                return found[1:]  # the first begins with the crowd
+        for sequence in [*plans.running]:
+            if sequence.room <= 0:
+                light = None if sequence is light else light
+                plans.cancel(sequence.request_id)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("num_tokens", [40, 600])
+@pytest.mark.parametrize(
+    ("num_keys", "prompt", "output"),
+    [(1, 10, 64), (1, 2000, 4), (1, 30, 2000), (4, 2000, 4), (4, 300, 1000)],
+    ids=["short", "long prompts", "long outputs", "keys with long prompts", "keys with long outputs"],
+)
+def test_first_token_beside_a_crowd_comes_within_twice_its_time_alone(num_keys, prompt, output, num_tokens):
+    def crowd() -> Iterator[Sequence]:
+        for i in itertools.count():
+            sequence = of(f"key{i % num_keys}", f"crowd{i}", prompt)
+            sequence.max_length = prompt + output
+            yield sequence
+
+    options = {"num_blocks": 3000, "max_num_seqs": 16, "max_step_tokens": 512}
+    alone = max(first_token_costs(scheduler(**options), iter(()), num_tokens))
+    beside = max(first_token_costs(scheduler(**options), crowd(), num_tokens))
+    assert beside <= 2 * alone
+
+
+def busy(num_blocks: int, max_num_seqs: int, prompt: int = 40) -> Scheduler:
+    """Sequences of a heavy tenant decode in all places; a light one was there before them."""
+    plans = scheduler(num_blocks, max_num_seqs=max_num_seqs, max_step_tokens=64)
+    plans.add([of("b", "b0", 4)])
+    run(plans)
+    plans.cancel("b0")
+    for i in range(4):
+        plans.add([of("a", f"a{i}", prompt)])
+        plans.waiting[-1].max_length = 1000
+    while not all(sequence.is_decoding for sequence in plans.running) or not plans.running:
+        run(plans)
+    for _ in range(30):
+        run(plans)
+    return plans
+
+
+def test_new_sequence_of_a_light_tenant_takes_a_place_that_a_heavy_one_has():
+    plans = busy(1000, max_num_seqs=4)
+    plans.add([of("b", "b1", 4)])
     plan = run(plans)
-    assert (names(plan.decodes), chunks(plan)) == (["a0", "b0"], [("c0", 4)])
-    plans.add([of("a", "a1", 4)])
-    assert names(run(plans).decodes) == ["a0", "b0", "c0"]
+    assert (chunks(plan), names(plan.preempted)) == ([("b1", 4)], ["a3"])
+    assert plans.plan_next(plan) is None
+    plans.cancel("b1")
+    assert "a3" in [name for _ in range(3) for name, _ in chunks(run(plans))]
+
+
+def test_new_sequence_of_a_light_tenant_takes_the_blocks_that_it_needs_and_no_more():
+    plans = busy(1 + 4 * 18 + 5, max_num_seqs=6)
+    plans.add([of("b", "b1", 40)])
+    plan = run(plans)
+    assert (chunks(plan), len(plan.preempted)) == ([("b1", 40)], 1)
+
+
+def test_nothing_is_preempted_for_a_sequence_that_would_not_fit_anyway():
+    plans = busy(1 + 4 * 18 + 5, max_num_seqs=6)
+    plans.add([of("b", "b1", 4 * 90)])
+    assert not run(plans).preempted
+    assert names(plans.waiting) == ["b1"]
+
+
+def test_a_sequence_that_was_preempted_preempts_nobody():
+    plans = busy(1000, max_num_seqs=4)
+    again = of("b", "b1", 4)
+    again.num_preempted = 1
+    plans.add([again])
+    assert not run(plans).preempted
+
+
+def test_where_blocks_run_out_a_light_tenant_keeps_its_own():
+    plans = busy(1 + 4 * 18 + 3, max_num_seqs=6)
+    plans.add([of("b", "b1", 4)])
+    preempted = [name for _ in range(30) for name in names(run(plans).preempted)]
+    assert preempted
+    assert "b1" not in preempted
+
+
+def test_decodes_of_a_heavy_tenant_rotate_where_they_are_more_than_a_short_step():
+    plans = scheduler(1000, max_num_seqs=8, max_step_tokens=64, short_step_tokens=3)
+    plans.add([of("b", "b0", 2)])
+    run(plans)
+    plans.cancel("b0")
+    for i in range(8):
+        plans.add([of("a", f"a{i}", 20)])
+        plans.waiting[-1].max_length = 1000
+    for _ in range(200):
+        run(plans)
+    steps = [names(run(plans).decodes) for _ in range(3)]
+    assert [len(step) for step in steps] == [3] * 3
+    assert {name for step in steps for name in step} == {f"a{i}" for i in range(8)}
 
 
 def test_a_long_prompt_leaves_half_of_a_step_to_others_but_no_piece_is_small():
@@ -354,6 +489,29 @@ def test_a_long_prompt_leaves_half_of_a_step_to_others_but_no_piece_is_small():
     for name in "abcdef":
         plans.add([new(name, 600, max_length=1000)])
     assert chunks(plans.plan()) == [("a", 256), ("b", 128), ("c", 64), ("d", 64)]
+
+
+def test_chunks_become_shorter_with_the_context_so_that_steps_take_the_same_time():
+    plans = scheduler(3000, max_step_tokens=512, attention_span=1000)
+    plans.add([new("running", 4, max_length=1000)])
+    run(plans)
+    plans.add([new("long", 9000, max_length=10000)])
+    lengths, start = [], 0
+    while (plan := run(plans)).chunks:
+        [chunk] = plan.chunks
+        lengths.append(chunk.length)
+        assert names(plan.decodes) == ["running"]
+        assert chunk_cost(chunk.length, start, 1000) <= 512
+        start += chunk.length
+    assert lengths[:3] == [511, 338, 276]
+    assert min(lengths[:-1]) >= 50
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 512), (1000, 256), (9000, 51), (100_000, 5)])
+def test_affordable_chunk_costs_no_more_than_the_room(start, length):
+    assert affordable_length(512, start, 1000) == length
+    assert chunk_cost(length, start, 1000) <= 512 < chunk_cost(length + 1, start, 1000)
+    assert (affordable_length(512, start, None), chunk_cost(7, start, None)) == (512, 7)
 
 
 # ---- images ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -226,6 +227,13 @@ def test_metas_own_parameters_are_read():
     expected = preset("Meta-Llama-3.1-8B")
     assert arch == expected
     assert from_meta({**params, "vocab_size": -1}, vocab_size=128256) == expected
+
+
+def test_metas_small_llamas_scale_their_positions_more():
+    params = {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "multiple_of": 256}
+    params |= {"ffn_dim_multiplier": 1.5, "norm_eps": 1e-5, "rope_theta": 500000.0, "use_scaled_rope": True}
+    assert replace(from_meta(params, vocab_size=0), tied_embeddings=True) == preset("Llama-3.2-1B")
+    assert preset("Llama-3.2-1B").rope_scaling.factor == 32
 
 
 # ---- options that would be ignored silently ----

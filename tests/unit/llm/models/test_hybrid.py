@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
@@ -111,7 +113,9 @@ def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
     assert checkpoint(kind)[0].arch.unknown_keys == ()
 
 
-@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "granite-4-hybrid", "granite-4-dense", "jamba"])
+@pytest.mark.parametrize(
+    "kind", ["mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5", "granite-4-hybrid", "granite-4-dense", "jamba"]
+)
 def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
     source = tmp_path / "source"
     write_checkpoint(source, kind)
@@ -126,7 +130,7 @@ def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
         assert torch.equal(*(network(ids, positions, WholeAttention()) for network in (model, expected)))
 
 
-@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "jamba"])
+@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "olmo-hybrid", "jamba"])
 def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
     plain, traced = backend_for(model, 3), backend_for(model, 3)
@@ -138,6 +142,56 @@ def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):
     traced.model.logits = model.logits
     decode = inputs_of({0: (9, [5]), 1: (4, [6])}, query_len=1)
     torch.testing.assert_close(traced.decode(decode), plain.decode(decode), atol=1e-5, rtol=1e-5)
+
+
+def change_tensors(folder, change) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file)
+
+
+@pytest.mark.parametrize("kind", ["qwen-3.5", "qwen-3.5-moe"])
+def test_the_language_model_of_qwen_3_5_is_loaded_alone(tmp_path, checkpoint, kind):
+    _, reference = checkpoint(kind)
+    write_checkpoint(tmp_path, kind)
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())
+    more = {"attn_output_gate": True, "full_attention_interval": 4, "mtp_num_hidden_layers": 1}
+    names = [name.replace("ForCausalLM", "ForConditionalGeneration") for name in text.pop("architectures")]
+    whole = {"architectures": names, "model_type": "with-pictures", "vision_config": {"depth": 1}}
+    file.write_text(json.dumps({**whole, "text_config": {**text, **more, "mamba_ssm_dtype": "float32"}}))
+    others = {"model.visual.blocks.0.norm1.weight": torch.ones(8), "mtp.fc.weight": torch.ones(8, 8)}
+    change_tensors(
+        tmp_path,
+        lambda tensors: (
+            {
+                re.sub(r"^model\.(language_model\.)?", "model.language_model.", name): tensor
+                for name, tensor in tensors.items()
+            }
+            | others
+        ),
+    )
+    model = load_model(tmp_path)
+    assert model.arch.unknown_keys == ()
+    with torch.inference_mode():
+        found = model.logits(model(torch.tensor(some_ids(40)), torch.arange(40), WholeAttention()))
+    torch.testing.assert_close(found, reference_logits(reference, some_ids(40)), **TOLERANCE)
+
+
+def test_convolutions_of_olmo_are_read_as_parts_and_as_equal_pieces(tmp_path, checkpoint):
+    """Its publisher writes those of queries, keys and values; transformers writes three pieces of one size."""
+    write_checkpoint(tmp_path, "olmo-hybrid")
+
+    def change(tensors):
+        for layer in {name.rpartition(".q_conv1d")[0] for name in tensors if ".q_conv1d" in name}:
+            names = [f"{layer}.{part}_conv1d.weight" for part in "qkv"]
+            whole = torch.cat([tensors[name] for name in names])
+            assert len({len(tensors[name]) for name in names}) == 1
+            tensors |= dict(zip(names, whole.split([24, 24, 48]), strict=True))
+        return tensors
+
+    change_tensors(tmp_path, change)
+    found, expected = load_model(tmp_path).state_dict(), checkpoint("olmo-hybrid")[0].state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_type_of_layer_that_is_not_known_is_rejected_by_name():

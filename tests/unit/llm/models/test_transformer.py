@@ -21,7 +21,6 @@ from flambeau.llm.executor import parallel
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
-from flambeau.llm.loader import with_positions
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -78,7 +77,7 @@ def step(
         block_tables_SB=torch.tensor([blocks[: -(-end // BLOCK_SIZE)]]),
         query_len=query_len,
     )
-    with torch.no_grad():
+    with torch.no_grad(), model.rotation.for_length(LENGTH):
         return model.logits(
             (model if forward is None else forward)(inputs.ids_T, inputs.positions_T, PagedAttention(cache, inputs))
         )
@@ -89,8 +88,7 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
     model, reference = checkpoint(kind)
     ids = some_ids()
     expected = reference_logits(reference, ids)
-    with torch.inference_mode():
-        whole = model.logits(model(torch.tensor(ids), torch.arange(LENGTH), WholeAttention()))
+    whole = whole_logits(model, ids)
     torch.testing.assert_close(whole, expected, **TOLERANCE)
     cache = cache_for(model)
     chunks = [step(model, cache, start, ids[start : start + 20]) for start in range(0, LENGTH, 20)]
@@ -174,15 +172,10 @@ def test_the_older_spelling_of_rotary_parameters_gives_the_same_logits(checkpoin
     assert torch.equal(found, expected)
 
 
-def test_short_sequences_have_the_short_factors_of_longrope_if_none_may_be_long(tmp_path, caplog):
-    reference = write_checkpoint(tmp_path, "phi-3-long")
+def test_short_sequences_have_the_short_factors_of_longrope(checkpoint):
+    model, reference = checkpoint("phi-3-long")
     ids = some_ids(16)  # as many as the model was trained on
-    model = build(with_positions(read_architecture(tmp_path), 16))
-    model.load_state_dict(load_model(tmp_path).state_dict())
     torch.testing.assert_close(whole_logits(model, ids), reference_logits(reference, ids), **TOLERANCE)
-    assert not own_levels(caplog)
-    assert with_positions(read_architecture(tmp_path), None).rope_scaling.is_long
-    assert "max_model_len: 16" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -431,6 +424,6 @@ def own_levels(caplog) -> list[str]:
 
 
 def whole_logits(model: Transformer, ids: list[int]) -> Tensor:
-    with torch.inference_mode():
+    with torch.inference_mode(), model.rotation.for_length(len(ids)):
         positions = torch.arange(len(ids))
         return model.logits(model(torch.tensor(ids), positions, WholeAttention()))

@@ -54,6 +54,14 @@ def test_tenant_leaves_places_for_others_of_the_last_minute():
     assert held_tenants(4, {"a": 3}, both, 10.0) == {"a"}
 
 
+def test_last_places_are_for_tenants_that_have_none():
+    recent = {"a": 0.0, "b": 0.0, "c": 0.0}
+    assert held_tenants(16, {"a": 7, "b": 7}, recent, 10.0) == {"a", "b"}
+    assert held_tenants(16, {"a": 7, "b": 6}, recent, 10.0) == set()
+    assert held_tenants(16, {"a": 7, "b": 7, "c": 1}, recent, 10.0) == set()
+    assert held_tenants(16, {"a": 7, "b": 7}, {**recent, "c": -60.0}, 10.0) == set()
+
+
 def test_tenant_that_is_alone_may_have_all_places():
     assert held_tenants(16, {"a": 15}, {"a": 0.0}, 10.0) == set()
     assert held_tenants(16, {"a": 15}, {"a": 60.0, "b": 0.0}, 60.0) == set()

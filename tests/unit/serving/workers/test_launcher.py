@@ -28,8 +28,9 @@ def launcher():
     launcher.close()
 
 
-def start(launcher, *command, inherited=None, folder="/"):
-    return launcher.start(command, folder=folder, environment=dict(os.environ), inherited=inherited)
+async def start(launcher, *command, inherited=None, folder="/"):
+    place = await launcher.take_place()
+    return await launcher.start(place, command, folder=folder, environment=dict(os.environ), inherited=inherited)
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])

@@ -17,6 +17,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.workers import worker_process
+from flambeau.serving.workers.launcher import StartPlaces
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
 from flambeau.wire.channel import ServerChannel
@@ -124,7 +125,7 @@ def gate(monkeypatch):
     """Processes that are dead as soon as they have started; their lives end when the gate opens."""
     gate = asyncio.Event()
 
-    async def start(self, *arguments, inherited=None, **options):
+    async def start(self, place, *arguments, inherited=None, **options):
         if inherited is not None:
             inherited.close()
 
@@ -149,7 +150,7 @@ def new_worker(num_ranks):
         slow=SlowRequests(),
         output=output,
         events=ServerEvents(),
-        launcher=None,
+        launcher=SimpleNamespace(take_place=StartPlaces(num_ranks).take),
     )
 
 
@@ -239,3 +240,26 @@ def test_environment_has_the_header_names_of_the_server():
     environment = environment_for(load, threads=1, hidden="", sequence_headers=names)
     found = [environment[f"TS_REQUEST_SEQUENCE_{name}"] for name in ("ID", "START", "END")]
     assert found == ["X-Session", "X-Start", "X-End"]
+
+
+async def test_worker_that_is_killed_while_it_waits_for_its_start_is_not_started():
+    places = StartPlaces(1)
+    taken = await places.take()
+    spec = WorkerSpec(id=0, load=LOAD, environment={}, max_frame_bytes=1)
+    launcher = SimpleNamespace(take_place=places.take)  # it cannot start anything
+    process = WorkerProcess(spec, lambda: None, SimpleNamespace(name=""), ServerEvents(), launcher)
+    running = asyncio.ensure_future(process.run())
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    process.kill(WorkerExit(reason="it was stopped", spares_jobs=True))
+    async with asyncio.timeout(LIMIT_S):
+        assert await running == WorkerExit(reason="it was stopped", spares_jobs=True, by_server=True)
+        taken.leave()
+        await places.take()  # and nobody waits in front of it
+
+
+async def test_worker_that_is_killed_before_it_runs_is_not_started():
+    spec = WorkerSpec(id=0, load=LOAD, environment={}, max_frame_bytes=1)
+    process = WorkerProcess(spec, lambda: None, SimpleNamespace(name=""), ServerEvents(), SimpleNamespace())
+    process.kill(WorkerExit(reason="it was stopped"))
+    assert (await process.run()).reason == "it was stopped"

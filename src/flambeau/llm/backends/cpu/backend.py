@@ -33,6 +33,7 @@ from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.mapped_files import release_weight_files, trim_heap
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,14 @@ class CpuBackend:
         steps_before_compiling: int = STEPS_BEFORE_COMPILING,
         name: str = "the model",
         adapters: AdapterStore | None = None,
+        states: HiddenStates | None = None,
     ) -> None:
         self.model, self.cache = model, cache
         self.device = cache.keys[0].device
         self.decode_path = PLAIN_PYTORCH
         self._name = name  # in log lines
-        self._adapters = adapters
-        self._eager = EagerBackend(model, cache, choose_attention, adapters=adapters)
+        self._adapters, self._states = adapters, states
+        self._eager = EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
         self._compiler = BackgroundCompiler()
         self._steps_before_compiling = steps_before_compiling  # per shape
         self._num_eager: Counter[Hashable] = Counter()
@@ -126,7 +128,7 @@ class CpuBackend:
             forget_plain_layers(self.model)
             return self._eager.decode
         pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=can_pack_float32(self.model))
-        self._network = CpuNetwork(self.model, self.cache, self._adapters)
+        self._network = CpuNetwork(self.model, self.cache, self._adapters, self._states)
         release_weight_files()  # the kernels have copies of most of them
         trim_heap()
         self._switch_to("CPU kernels")
@@ -145,4 +147,4 @@ class CpuBackend:
         log.info("%s: compiling a decode step with Inductor; this may take a minute or more", self._name)
         has_states = self.cache.states.has_layers
         example = inductor.dummy_inputs(num_sequences, query_len, 2, self.device, has_states=has_states)
-        return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example)
+        return inductor.compile_step(self.model, self.cache, query_len, choose_attention, example, self._states)

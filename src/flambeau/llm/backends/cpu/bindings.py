@@ -72,6 +72,8 @@ class CNetwork(ctypes.Structure):
         ("head", CMatrix),
         *((name, c_float) for name in ("epsilon", "scale", "softcap")),
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
+        ("recorded", c_void_p),
+        ("num_recorded", c_int64),
     )
 
 
@@ -83,6 +85,7 @@ class CTokens(ctypes.Structure):
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "table_width")),
         ("adapters", c_void_p),
         ("lora", c_void_p),
+        ("states", c_void_p),
     )
 
 

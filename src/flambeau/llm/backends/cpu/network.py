@@ -33,6 +33,7 @@ from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pa
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
@@ -64,8 +65,15 @@ PACKED_FLOAT32_BYTES = 1 << 30
 class CpuNetwork:
     """Pointers to a network's weights and its cache, and the calls that compute steps."""
 
-    def __init__(self, model: Transformer, cache: KVCache, adapters: AdapterStore | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        adapters: AdapterStore | None = None,
+        states: HiddenStates | None = None,
+    ) -> None:
         arch, body = model.arch, model.model
+        recorded = torch.tensor(() if states is None else states.layers, dtype=torch.int64)
         self._references: list[Any] = [cache]  # keeps alive what the structures point to
         self._packs_float32 = can_pack_float32(model)
         layers = [self._layer(model, layer, cache, i) for i, layer in enumerate(body.layers)]
@@ -96,8 +104,11 @@ class CpuNetwork:
             arch.residual_scale,
             arch.logit_scale,
             arch.logit_softcap or 0.0,
+            self._pointer(recorded),
+            len(recorded),
         )
         self._width = arch.vocab_size
+        self._states, self._states_width = states, len(recorded) * arch.hidden_size
         assert kernels.library is not None
         self._library = kernels.library
         self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers, matrix_names(arch))
@@ -152,15 +163,23 @@ class CpuNetwork:
         rows = None if rows_N is None else index_pointers(rows_N)[0]
         logits_NV = torch.empty(num_rows, self._width)
         threads = torch.get_num_threads()
-        self._library.flambeau_step(
-            self._network, to_ctokens(inputs, self._lora), rows, num_rows, logits_NV.data_ptr(), threads
-        )
+        tokens = self._tokens(inputs)
+        self._library.flambeau_step(self._network, tokens, rows, num_rows, logits_NV.data_ptr(), threads)
         return logits_NV
+
+    def _tokens(self, inputs: StepInputs) -> CTokens:
+        """The tokens of a step, and where its hidden states go."""
+        tokens = to_ctokens(inputs, self._lora)
+        if self._states is not None:
+            states_TX = torch.empty(len(inputs.ids_T), self._states_width)
+            tokens.states = states_TX.data_ptr()
+            self._states.set(states_TX)
+        return tokens
 
     def argmax(self, inputs: StepInputs) -> Tensor:
         found_T = torch.empty_like(inputs.ids_T)
         num_rows, threads = len(found_T), torch.get_num_threads()
-        tokens = to_ctokens(inputs, self._lora)
+        tokens = self._tokens(inputs)
         self._library.flambeau_argmax(self._network, tokens, None, num_rows, found_T.data_ptr(), threads)
         return found_T
 

@@ -1,6 +1,7 @@
 """CudaBackend: runs eagerly until CUDA graphs of a faster step can be captured, then replays those.
 
-The captured step is the Triton kernels' for a dense network, which also compute prompts, else what Inductor compiles.
+The captured step is the Triton kernels', which also compute prompts, for a network that they know, else what Inductor
+compiles.
 Steps are compiled in the background and captured between two steps by the thread that runs them. There is a graph for
 each of a few batch sizes; other batches are padded to the next size.
 
@@ -29,9 +30,10 @@ from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
-from flambeau.llm.sampling.sampler import argmax_tokens
 
 if TYPE_CHECKING:
     from flambeau.llm.backends.cuda.network import CudaNetwork
@@ -42,6 +44,7 @@ KERNELS = "kernels"
 COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
+EXPERT_LENGTHS = (128, 256, 512, 1024, 2048)  # these too, if there are experts
 
 
 class CudaBackend:
@@ -56,13 +59,15 @@ class CudaBackend:
         max_blocks: int = 1,
         name: str = "the model",
         adapters: AdapterStore | None = None,
+        states: HiddenStates | None = None,
     ) -> None:
         self.model, self.cache = model, cache
         self.device = cache.keys[0].device
         self.decode_path = PLAIN_PYTORCH
         self._name = name  # in log lines
         self._has_adapters = adapters is not None
-        self._eager = EagerBackend(model, cache, adapters=adapters)
+        self._states = states
+        self._eager = EagerBackend(model, cache, adapters=adapters, states=states)
         self._compiler = BackgroundCompiler()
         self._max_blocks = max_blocks
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
@@ -157,7 +162,7 @@ class CudaBackend:
             try:
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
                 self._captured_prompts[size] = CapturedPrompts(
-                    network.run, size, num_tiles, self._max_blocks, self.device, self._pool
+                    network.run, size, num_tiles, self._max_blocks, self.device, self._pool, self._states
                 )
             except RuntimeError as error:  # for example out of memory
                 torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
@@ -174,7 +179,9 @@ class CudaBackend:
         stream = torch.cuda.current_stream()
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._captured[key] = CapturedStep(step, self._dummy_inputs(*key), self._pool, self._chooser(*key))
+            self._captured[key] = CapturedStep(
+                step, self._dummy_inputs(*key), self._pool, self._chooser(*key), self._states
+            )
         except RuntimeError as error:  # for example out of memory
             torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
             self._not_capturable.add(key)
@@ -205,9 +212,9 @@ class CudaBackend:
             from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute, unknown_parts
 
             if can_compute(self.model, self.cache):
-                network = CudaNetwork(self.model, self.cache)
+                network = CudaNetwork(self.model, self.cache, self._states)
                 with torch.inference_mode(), self._on_side_stream():
-                    for length in PROMPT_LENGTHS:
+                    for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
                         prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                         network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
                 self._network = network
@@ -232,7 +239,9 @@ class CudaBackend:
                 chooser.run(logits_TV, example.positions_T, example.ids_T)
             if self._network is None:
                 with COMPILING:
-                    return inductor.compile_step(self.model, self.cache, query_len, triton_attention, example)
+                    return inductor.compile_step(
+                        self.model, self.cache, query_len, triton_attention, example, self._states
+                    )
             expected = self._network.run(example)
             persistent = self._build_persistent(example, expected) if len(example.ids_T) == 1 else None
             return persistent or self._network.run
@@ -241,7 +250,7 @@ class CudaBackend:
         """A step of one sequence in one kernel; None if that is not faster here, or wrong."""
         from flambeau.llm.backends.cuda.persistent_step import PersistentStep, is_faster
 
-        if not is_faster(self.model, self.cache):
+        if self._states is not None or not is_faster(self.model, self.cache):  # it keeps hidden states to itself
             return None
         try:
             with COMPILING:

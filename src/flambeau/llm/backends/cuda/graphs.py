@@ -18,8 +18,9 @@ from torch import Tensor
 
 from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
-from flambeau.llm.sampling.sampler import argmax_tokens
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -58,8 +59,16 @@ class CapturedTokens:
 class CapturedStep:
     """One captured step with its input buffers. Without a chooser it gives logits, or the most likely tokens."""
 
-    def __init__(self, step: Decode, buffers: StepInputs, pool: Any, chooser: TokenChooser | None = None) -> None:
+    def __init__(
+        self,
+        step: Decode,
+        buffers: StepInputs,
+        pool: Any,
+        chooser: TokenChooser | None = None,
+        states: HiddenStates | None = None,
+    ) -> None:
         self._buffers = InputBuffers(buffers)
+        self._states = states
         self._chooser = chooser
         self._settings: RowSettings | None = None
         num_tokens = len(buffers.ids_T)
@@ -78,6 +87,7 @@ class CapturedStep:
         # "thread_local": another thread may compile, and allocate, at the same time.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._logits_TV = step(self._buffers.inputs)
+            self._states_TX = None if states is None else states.take()
             self._choose(self._logits_TV)
 
     def _choose(self, logits_TV: Tensor) -> None:
@@ -90,8 +100,13 @@ class CapturedStep:
     def run(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V]; padding rows read and write block 0."""
         self._buffers.fill(inputs)
-        self._graph.replay()
+        self._replay(len(inputs.ids_T))
         return self._logits_TV[: len(inputs.ids_T)].clone()  # the next step overwrites them
+
+    def _replay(self, num_tokens: int) -> None:
+        self._graph.replay()
+        if self._states is not None and self._states_TX is not None:
+            self._states.set(self._states_TX[:num_tokens].clone())
 
     def argmax(self, inputs: StepInputs) -> Tensor:
         """The most likely tokens [T], on the host."""
@@ -108,7 +123,7 @@ class CapturedStep:
         if self._chooser is not None and settings is not self._settings:
             self._chooser.set(settings)
             self._settings = settings
-        self._graph.replay()
+        self._replay(len(inputs.ids_T))
         host_T, is_copied = self._results[0]
         self._results.reverse()
         host_T.copy_(self._chosen_T if self._chooser is None else self._chooser.chosen_T, non_blocking=True)

@@ -1,12 +1,13 @@
-"""CudaNetwork: steps of a dense Llama-shaped network by the Triton kernels; tested against EagerBackend.
+"""CudaNetwork: steps of a Llama-shaped network, dense or with experts, by the kernels; tested against EagerBackend.
 
 A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds.
 
-Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary
+Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary · C counters of a token
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +18,45 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cuda import few_row_kernel
 from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
+from flambeau.llm.backends.cuda.feed_forward import (
+    DenseLayer,
+    NormParameters,
+    SparseLayer,
+    can_compute_experts,
+    kernel_experts,
+)
 from flambeau.llm.backends.cuda.linear import KernelLinear
-from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
+from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
 QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
+SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack)
+# The parts that Llama does not have and the kernels compute.
+EXTRAS = frozenset(
+    {
+        "attention_scale",
+        "embedding_scale",
+        "gates_shared_expert",
+        "logit_scale",
+        "num_chosen_groups",
+        "num_expert_groups",
+        "residual_scale",
+        "routed_scale",
+        "router",
+        "router_jitter",
+        "shared_expert_size",
+        "wide_qk_norm",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +64,11 @@ class CudaLayer:
     """The tensors of one layer."""
 
     attention: Attention
-    gains: tuple[Tensor, Tensor]  # of the norms before attention and before the feed-forward layer
+    norm: NormParameters  # before attention
     qk_gains: tuple[Tensor, Tensor] | None
     qkv: KernelLinear
     out: KernelLinear
-    gate_up: KernelLinear
-    down: KernelLinear
+    mlp: DenseLayer | SparseLayer
     keys: Tensor
     values: Tensor
 
@@ -49,16 +76,22 @@ class CudaLayer:
 class CudaNetwork:
     """A network and its cache as the kernels read them."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
+        self._states = states
         self._epsilon, self._num_heads = arch.norm_epsilon, arch.num_heads
+        self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=body.embed_tokens.weight.dtype))
+        self._logit_scale = arch.logit_scale
         self._embedding = body.embed_tokens.weight
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
-        self._last_gain = body.norm.weight
-        self._device = self._last_gain.device
+        self._last_norm = NormParameters(
+            gain=body.norm.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale
+        )
+        self._device, self._dtype = body.norm.weight.device, body.norm.weight.dtype
         self._tables = model.rotation.cos, model.rotation.sin
         self._num_shared = arch.num_heads // arch.num_kv_heads  # heads that share keys and values
-        self._layers = [cuda_layer(layer, cache, i) for i, layer in enumerate(body.layers)]
+        self._layers = [cuda_layer(layer, cache, i, arch) for i, layer in enumerate(body.layers)]
+        self._num_kv_heads = arch.num_kv_heads
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
@@ -76,21 +109,43 @@ class CudaNetwork:
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
         x_TE = F.embedding(inputs.ids_T, self._embedding)
+        x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
         sums: Tensor | None = None
-        for layer in self._layers:
-            qkv = layer.qkv(normalize(x_TE, layer.gains[0], self._epsilon, sums))
-            sums = layer.out(self._attend(layer, qkv, inputs, tiles))
-            gated = layer.gate_up(normalize(x_TE, layer.gains[1], self._epsilon, sums))
-            sums = layer.down(gated)
-        hidden_TE = normalize(x_TE, self._last_gain, self._epsilon, sums)
+        layers = () if self._states is None else self._states.layers
+        inputs_of: dict[int, Tensor] = {}
+        counters = self._counters(len(x_TE), has_prompts=tiles is not None)
+        for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
+            normal_TE = layer.norm(x_TE, sums)
+            if number in layers:
+                inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
+            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles, counters_CT))
+            x_TE, sums = layer.mlp(x_TE, sums, counters_CT[0])
+        hidden_TE = self._last_norm(x_TE, sums)
+        if self._states is not None:
+            inputs_of[len(self._layers)] = x_TE
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
         logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
-        return logits.sum(0) if logits.dim() == 3 else logits.float()
+        logits = logits.sum(0) if logits.dim() == 3 else logits.float()
+        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
-    def _attend(self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
+    def _counters(self, num_rows: int, *, has_prompts: bool) -> Sequence[Tensor]:
+        """Zeros [C, T] for each layer: one of a row for its router, and for decode steps one of each key-value head.
+
+        Steps may run at the same time: each has its own.
+        """
+        num_counters = 1 + (0 if has_prompts else self._num_kv_heads)
+        width = -(-num_rows // 4) * 4  # the kernels are compiled for aligned addresses
+        zeros = torch.zeros(len(self._layers), num_counters, width, dtype=torch.int32, device=self._device)
+        return zeros.unbind()
+
+    def _attend(
+        self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+    ) -> Tensor:
         """The outputs of attention [T, H·D]."""
         attention = layer.attention
         window = attention.window or 0
         rotation = self._tables if attention.is_rotated else None
+        qkv = with_wide_norms(attention, qkv) if attention.is_wide and attention.q_norm is not None else qkv
         if tiles is None and inputs.query_len == 1:
             return attend_new_tokens(
                 qkv,
@@ -105,7 +160,8 @@ class CudaNetwork:
                 self._num_heads,
                 attention.scale,
                 window,
-                self._last_gain.dtype,
+                self._dtype,
+                counters_CT[1:],
             ).flatten(1)
         q_THD = rope(
             qkv,
@@ -117,26 +173,57 @@ class CudaNetwork:
             layer.qk_gains,
             self._epsilon,
             self._num_heads,
-            self._last_gain.dtype,
+            self._dtype,
         )
         return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
 
 
-def cuda_layer(layer: Any, cache: KVCache, number: int) -> CudaLayer:
+def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> CudaLayer:
     """The tensors of a layer and its part of the cache."""
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = attention.q_norm, attention.k_norm
+    has_qk_gains = q_norm is not None and not attention.is_wide
+    norm, mlp_norm = (
+        NormParameters(gain=each.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+        for each in (layer.input_layernorm, layer.post_attention_layernorm)
+    )
     return CudaLayer(
         attention=attention,
-        gains=(layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
-        qk_gains=None if q_norm is None else (q_norm.weight, k_norm.weight),
+        norm=norm,
+        qk_gains=(q_norm.weight, k_norm.weight) if has_qk_gains else None,
         qkv=kernel_linear(attention.qkv_proj),
         out=kernel_linear(attention.o_proj),
-        gate_up=kernel_linear(mlp.gate_up_proj, gates=True),
-        down=kernel_linear(mlp.down_proj),
+        mlp=sparse_layer(mlp_norm, mlp) if isinstance(mlp, SparseMLP) else dense_layer(mlp_norm, mlp),
         keys=cache.keys[number],
         values=cache.values[number],
     )
+
+
+def dense_layer(norm: NormParameters, mlp: Any) -> DenseLayer:
+    return DenseLayer(norm=norm, gate_up=kernel_linear(mlp.gate_up_proj, gates=True), down=kernel_linear(mlp.down_proj))
+
+
+def sparse_layer(norm: NormParameters, mlp: SparseMLP) -> SparseLayer:
+    shared = mlp.shared_expert
+    return SparseLayer(
+        norm=norm,
+        mlp=mlp,
+        experts=kernel_experts(mlp.experts),
+        shared=None
+        if shared is None
+        else (kernel_linear(shared.gate_up_proj, gates=True), kernel_linear(shared.down_proj)),
+    )
+
+
+def with_wide_norms(attention: Attention, qkv: Tensor) -> Tensor:
+    """Projections [T, (H+2G)·D], or parts of their sums, with norms over all heads of queries and of keys."""
+    assert attention.q_norm is not None
+    assert attention.k_norm is not None
+    dtype = next(attention.q_norm.parameters()).dtype
+    qkv = qkv.sum(0).to(dtype) if qkv.dim() == 3 else qkv
+    sizes = [heads * attention.head_size for heads in (attention.num_heads, *[attention.num_kv_heads] * 2)]
+    q, k, v = torch.split(qkv, sizes, dim=-1)
+    return torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-1)
 
 
 def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
@@ -161,11 +248,11 @@ def tied_head(embedding: nn.Embedding) -> nn.Linear:
 
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
-    return [*arch.extras, *(["experts"] if arch.num_experts else [])]
+    return sorted(set(arch.extras) - EXTRAS)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether the kernels support a network: on an NVIDIA GPU; no experts, not sharded."""
+    """Whether the kernels support a network: on an NVIDIA GPU; not sharded."""
     arch = model.arch
     if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
@@ -174,5 +261,8 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     dtype, cached = model.model.norm.weight.dtype, cache.keys[0].dtype
     if cached not in (dtype, torch.float8_e4m3fn):
         return False
-    are_alike = all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
-    return are_alike and all(is_unmodified(module, QUANTIZED) for module in model.modules())
+    if not all(can_compute_experts(module) for module in model.modules() if isinstance(module, Experts)):
+        return False
+    biases = {id(module.score_bias) for module in model.modules() if isinstance(module, SparseMLP)}
+    are_alike = all(p.dtype == dtype and p.is_contiguous() for p in model.parameters() if id(p) not in biases)
+    return are_alike and all(is_unmodified(module, (*QUANTIZED, *SPARSE)) for module in model.modules())

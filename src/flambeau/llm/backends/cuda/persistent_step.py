@@ -158,7 +158,7 @@ def is_faster(model: Transformer, cache: KVCache) -> bool:
     if torch.cuda.get_device_capability(device) != CAPABILITY or cache.keys[0].dtype != torch.bfloat16:
         return False
     has_extras = arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm or arch.unrotated_layers
-    if arch.extras or has_extras or any(arch.windows) or arch.head_size not in (64, 128):
+    if arch.extras or arch.num_experts or has_extras or any(arch.windows) or arch.head_size not in (64, 128):
         return False
     sizes = arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_size
     num_blocks = torch.cuda.get_device_properties(device).multi_processor_count

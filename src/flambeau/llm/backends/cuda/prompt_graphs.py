@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.models.hidden_states import HiddenStates
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512)  # tokens; more keep the GPU busy without a graph
 MAX_SEQUENCES = 32
@@ -33,8 +34,16 @@ class CapturedPrompts:
     """A captured step of prompts. The tokens of padding belong to no tile, and are written to block 0."""
 
     def __init__(
-        self, network: Network, num_tokens: int, num_tiles: int, max_blocks: int, device: torch.device, pool: Any
+        self,
+        network: Network,
+        num_tokens: int,
+        num_tiles: int,
+        max_blocks: int,
+        device: torch.device,
+        pool: Any,
+        states: HiddenStates | None = None,
     ) -> None:
+        self._states = states
         sizes = [num_tokens] * 3 + [MAX_SEQUENCES, 3 * num_tiles]
         self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         # Pinned memory, from which the GPU copies asynchronously.
@@ -56,6 +65,7 @@ class CapturedPrompts:
         # "thread_local": another thread may compile, and allocate, at the same time.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._logits_NV = network(*arguments)
+            self._states_TX = None if states is None else states.take()
 
     def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`."""
@@ -70,4 +80,6 @@ class CapturedPrompts:
         self._tables[:num_sequences].copy_(self._host_tables[:num_sequences], non_blocking=True)
         self._copied.record()
         self._graph.replay()
+        if self._states is not None and self._states_TX is not None:
+            self._states.set(self._states_TX[: len(inputs.ids_T)].clone())
         return self._logits_NV[: len(rows_N)].clone()  # the next step overwrites them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.family import Config, Family
 
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
@@ -26,17 +27,26 @@ HUNYUAN_SUPPORTED = {
     "moe_layer_num_skipped": (None, 0),
     "use_mixed_mlp_moe": (None, False, True),
 }
-VISION = r"^(model\.)?(vision_model|vision_tower|multi_modal_projector)\."  # tensors
+VISION = r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\."  # tensors
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
 def partial_rotation(config: Config) -> Config:
-    """`partial_rotary_factor`, at the top level or among the rope parameters."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """`partial_rotary_factor`, at the top level or among the rope parameters; rope_scaling replaces all of these."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = int(head_size * factor)
     return {} if size == head_size else {"rotary_size": size}
+
+
+def expert_groups(config: Config) -> Config:
+    """Experts are chosen from the best `topk_group` of `n_group` groups."""
+    found = {key: 1 if config.get(key) is None else config[key] for key in ("n_group", "topk_group")}
+    for key, number in found.items():
+        if not isinstance(number, int) or not 1 <= number <= found["n_group"]:
+            raise CheckpointError(f"{key} {number!r} is not supported; it must be a number from 1 up to n_group")
+    return {"num_expert_groups": found["n_group"], "num_chosen_groups": found["topk_group"]}
 
 
 def stretched_theta(config: Config) -> Config:

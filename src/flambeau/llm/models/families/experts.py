@@ -10,6 +10,7 @@ from flambeau.llm.models.families.config_parts import (
     HUNYUAN_SUPPORTED,
     ROTARY_KEYS,
     clipped,
+    expert_groups,
     granite,
     partial_rotation,
     stretched_theta,
@@ -34,8 +35,7 @@ def glm_4_moe(config: Config) -> Config:
         **partial_rotation(config),
         "qk_norm": bool(config.get("use_qk_norm")),
         "shared_expert_size": int(config["n_shared_experts"]) * int(config["moe_intermediate_size"]),
-        "num_expert_groups": int(config["n_group"]),
-        "num_chosen_groups": int(config["topk_group"]),
+        **expert_groups(config),
         "routed_scale": float(config["routed_scaling_factor"]),
         "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
         "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
@@ -81,8 +81,7 @@ def ernie_moe(config: Config) -> Config:
 def dots_1(config: Config) -> Config:
     return {
         "shared_expert_size": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
-        "num_expert_groups": int(config.get("n_group") or 1),
-        "num_chosen_groups": int(config.get("topk_group") or 1),
+        **expert_groups(config),
         "routed_scale": float(config["routed_scaling_factor"]),
         "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
     }

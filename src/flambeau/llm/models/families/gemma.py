@@ -50,7 +50,7 @@ GEMMA_3 = Family(
     parts={"norm_offset": 1.0, "norm_places": "both"},
     has_local_rope=True,
     derive=gemma_3,
-    understands=SOFTCAPS,
+    understands=frozenset({"final_logit_softcapping"}),  # scores have none
     activation_key="hidden_activation",
     defaults={
         **GEMMA_2_DEFAULTS,

@@ -22,7 +22,17 @@ def gpt_j(config: Config) -> Config:
 
 def gpt_neox(config: Config) -> Config:
     is_parallel = bool(config["use_parallel_residual"])
-    return {**partial_rotation(config), "is_parallel": is_parallel, "parallel_norms": is_parallel}
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    factor = parameters.get("partial_rotary_factor", config["rotary_pct"])
+    if config.get("partial_rotary_factor") not in (None, factor):
+        raise CheckpointError(
+            f"partial_rotary_factor {config['partial_rotary_factor']} has no effect here; rotary_pct, {factor}, has"
+        )
+    return {
+        **partial_rotation({**config, "partial_rotary_factor": factor}),
+        "is_parallel": is_parallel,
+        "parallel_norms": is_parallel,
+    }
 
 
 def falcon(config: Config) -> Config:
@@ -187,6 +197,7 @@ GPT_LIKE = {
         parts={**PLAIN_PARTS, "mlp_bias": True, "head_bias": True, "is_parallel": True, "interleaved_rope": True},
         derive=gpt_j,
         understands=frozenset({"n_ctx", "rotary", "scale_attn_weights"}),
+        supported={"rope_theta": (None, 10000.0)},
         epsilon_key="layer_norm_epsilon",
         activation_key="activation_function",
         aliases=GPT_ALIASES,
@@ -212,7 +223,7 @@ GPT_LIKE = {
         derive=gpt_neox,
         understands=ROTARY_KEYS | {"use_parallel_residual"},
         epsilon_key="layer_norm_eps",
-        aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        aliases={"rotary_emb_base": "rope_theta"},
         renames=(
             (r"^gpt_neox\.", "model."),
             (r"^model\.embed_in\.", "model.embed_tokens."),
@@ -226,7 +237,7 @@ GPT_LIKE = {
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-5,
             "attention_bias": True,
-            "partial_rotary_factor": 0.25,
+            "rotary_pct": 0.25,
             "use_parallel_residual": True,
             "eos_token_id": 2,
             "bos_token_id": 0,

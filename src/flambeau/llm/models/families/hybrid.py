@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, granite, partial_rotation
+from flambeau.llm.models.families.config_parts import ROTARY_KEYS, expert_groups, granite, partial_rotation, text_only
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.recurrence import MixerNorm, Recurrence
@@ -119,7 +120,8 @@ def lfm2_moe(config: Config) -> Config:
     }
 
 
-def qwen_3_next(config: Config) -> Config:
+def delta_nets(config: Config) -> Recurrence:
+    """Gated delta nets between layers with attention."""
     num_layers, types = config["num_hidden_layers"], config.get("layer_types")
     if types is None:
         every = int(config["full_attention_interval"])
@@ -127,7 +129,7 @@ def qwen_3_next(config: Config) -> Config:
     heads, key_heads = int(config["linear_num_value_heads"]), int(config["linear_num_key_heads"])
     if heads % key_heads:
         raise CheckpointError(f"linear_num_value_heads {heads} must be a multiple of linear_num_key_heads, {key_heads}")
-    recurrence = Recurrence(
+    return Recurrence(
         kind="delta_net",
         layers=named_layers(types, num_layers),
         inner_size=heads * int(config["linear_value_head_dim"]),
@@ -138,10 +140,47 @@ def qwen_3_next(config: Config) -> Config:
         state_size=int(config["linear_key_head_dim"]),
         num_groups=key_heads,
     )
+
+
+def qwen_3_next(config: Config) -> Config:
     return {
         **partial_rotation(config),
-        "recurrence": recurrence,
+        "recurrence": delta_nets(config),
         "shared_expert_size": int(config["shared_expert_intermediate_size"]),
+    }
+
+
+def qwen_3_5(config: Config) -> Config:
+    return {**partial_rotation(config), "recurrence": replace(delta_nets(config), is_grouped=False)}
+
+
+def qwen_3_5_moe(config: Config) -> Config:
+    return {**qwen_3_5(config), "shared_expert_size": int(config["shared_expert_intermediate_size"])}
+
+
+def olmo_hybrid(config: Config) -> Config:
+    """Layers with attention have rotary positions only if rope_theta is given."""
+    num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    key_heads = config.get("linear_num_key_heads") or heads
+    key_size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
+    named = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": config.get("linear_num_value_heads") or heads,
+        "linear_key_head_dim": key_size,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * key_size,
+    }
+    if config.get("layer_types") is None and num_layers < config["full_attention_interval"]:
+        named["layer_types"] = ["linear_attention"] * (num_layers - 1) + ["full_attention"]
+    recurrence = replace(
+        delta_nets({**config, **named}),
+        is_grouped=False,
+        max_beta=2.0 if config["linear_allow_neg_eigval"] else 1.0,
+        inner_epsilon=1e-5,
+    )
+    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta") is not None
+    return {
+        "recurrence": recurrence,
+        "unrotated_layers": frozenset() if is_rotated else frozenset(range(num_layers)),
     }
 
 
@@ -165,6 +204,48 @@ def granite_hybrid(config: Config) -> Config:
         "num_experts_per_token": num_chosen,
         "expert_size": int(config["intermediate_size"]),
         "shared_expert_size": shared,
+    }
+
+
+def nemotron_h(config: Config) -> Config:
+    """Each layer is a recurrence, attention, a feed-forward layer or experts, and nothing else."""
+    types = config.get("layers_block_type")
+    if types is None:
+        pattern = config.get("hybrid_override_pattern") or "ME*-"
+        types = [NEMOTRON_LAYERS.get(sign, sign) for sign in pattern]
+    unknown = sorted(set(types) - {"mlp", "moe", *ATTENTION_TYPES, *RECURRENT_TYPES})
+    if unknown:
+        raise CheckpointError(f"layers of the types {', '.join(unknown)} are not supported")
+    layers = frozenset(range(len(types)))
+    heads, groups = int(config["mamba_n_heads"]), int(config["mamba_n_groups"])
+    recurrence = mamba_2_layers(
+        {
+            **config,
+            "mamba_d_ssm": heads * int(config["mamba_d_head"]),
+            "time_step_limit": (float(config["time_step_min"]), math.inf),
+        },
+        frozenset(i for i in layers if types[i] in RECURRENT_TYPES),
+    )
+    parts: dict[str, Any] = {
+        "num_layers": len(types),
+        "unrotated_layers": layers,
+        "recurrence": replace(recurrence, norm_groups=groups),
+        "feed_forward_layers": frozenset(i for i in layers if types[i] in ("mlp", "moe")),
+    }
+    if "moe" not in types:
+        return parts
+    if config.get("mlp_bias"):
+        raise CheckpointError("mlp_bias is not supported for layers with experts")
+    return parts | {
+        **expert_groups(config),
+        "num_experts": int(config["n_routed_experts"]),
+        "num_experts_per_token": int(config["num_experts_per_tok"]),
+        "expert_size": int(config["moe_intermediate_size"]),
+        "shared_expert_size": int(config["moe_shared_expert_intermediate_size"]),
+        "normalizes_experts": bool(config["norm_topk_prob"]),
+        "routed_scale": float(config["routed_scaling_factor"]),
+        "router": "biased_sigmoid",
+        "dense_layers": frozenset(i for i in layers if types[i] != "moe"),
     }
 
 
@@ -315,6 +396,8 @@ LFM_2 = Family(
             "conv_dim",
             "conv_dim_out",
             "conv_use_xavier_init",
+            "block_ffn_dim_multiplier",  # of sizes that are adjusted, as the next
+            "block_multiple_of",
             "num_heads",
             "theta",
             "full_attn_idxs",
@@ -344,6 +427,55 @@ LFM_2 = Family(
         "block_multiple_of": 256,
         "eos_token_id": 2,
         "bos_token_id": 1,
+    },
+)
+
+NEMOTRON_LAYERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+DELTA_NET_DEFAULTS = {
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+DELTA_NET_NAMES = ((r"\.linear_attn\.", ".mixer."),)
+QWEN_3_5 = Family(
+    model_type="qwen3_5_text",
+    qk_norm=True,
+    parts={"norm_offset": 1.0, "gates_attention": True},
+    derive=qwen_3_5,
+    # A text has the same position in all sections of mrope; layers for further tokens are not used.
+    understands=ROTARY_KEYS
+    | {"full_attention_interval", "mrope_section", "mrope_interleaved", "mtp_num_hidden_layers"}
+    | {"mtp_use_dedicated_embeddings", "unsloth_fixed_mtp"},
+    supported={
+        "hidden_act": SILU,
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, *SILU),
+        "mamba_ssm_dtype": (None, "float32"),
+    },
+    renames=DELTA_NET_NAMES,
+    defaults={**DELTA_NET_DEFAULTS, "num_key_value_heads": 4},
+)
+QWEN_3_5_MOE = replace(
+    QWEN_3_5,
+    model_type="qwen3_5_moe_text",
+    experts=True,
+    parts={**QWEN_3_5.parts, "gates_shared_expert": True},
+    derive=qwen_3_5_moe,
+    supported={**QWEN_3_5.supported, "norm_topk_prob": (None, True), "mlp_only_layers": (None, [])},
+    defaults={
+        **DELTA_NET_DEFAULTS,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,  # of layers without experts, which it does not have
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
     },
 )
 
@@ -404,23 +536,110 @@ HYBRID = {
         parts={"norm_offset": 1.0, "gates_attention": True, "gates_shared_expert": True},
         derive=qwen_3_next,
         understands=ROTARY_KEYS | {"full_attention_interval"},
-        renames=((r"\.linear_attn\.", ".mixer."),),
+        renames=DELTA_NET_NAMES,
         defaults={
+            **DELTA_NET_DEFAULTS,
             "num_key_value_heads": 2,
-            "head_dim": 256,
-            "max_position_embeddings": 32768,
-            "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
             "num_experts": 512,
             "num_experts_per_tok": 10,
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
             "norm_topk_prob": True,
+        },
+    ),
+    "Qwen3_5ForCausalLM": QWEN_3_5,
+    "Qwen3_5ForConditionalGeneration": replace(text_only(QWEN_3_5), model_type="qwen3_5"),
+    "Qwen3_5MoeForCausalLM": QWEN_3_5_MOE,
+    "Qwen3_5MoeForConditionalGeneration": replace(text_only(QWEN_3_5_MOE), model_type="qwen3_5_moe"),
+    "OlmoHybridForCausalLM": Family(
+        model_type="olmo_hybrid",
+        qk_norm=True,
+        parts={"norm_places": "after", "wide_qk_norm": True},
+        derive=olmo_hybrid,
+        understands=frozenset(
+            {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
+        ),
+        supported={"hidden_act": SILU},
+        renames=(
+            (r"\.attention_layer_norm\.", ".input_layernorm."),
+            (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+            (r"\.linear_attn\.([qkvab])_proj\.", r".mixer.in_proj_\1."),
+            (r"\.linear_attn\.g_proj\.", ".mixer.in_proj_z."),
+            (r"\.linear_attn\.o_(proj|norm)\.", r".mixer.out_\1."),
+            (r"\.mixer\.out_norm\.", ".mixer.norm."),
+            *DELTA_NET_NAMES,
+        ),
+        defaults={
+            "max_position_embeddings": 65536,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+            "eos_token_id": 100257,
+        },
+    ),
+    "NemotronHForCausalLM": Family(
+        model_type="nemotron_h",
+        is_rotated=False,
+        parts={"has_mlp": False, "has_gate": False},
+        derive=nemotron_h,
+        understands=MAMBA_KEYS
+        | KERNEL_KEYS
+        | {"chunk_size", "expand", "mamba_expand", "mamba_proj_bias", "mamba_dt_limit", "time_step_limit"}
+        | {"residual_in_fp32", "rescale_prenorm_residual", "n_shared_experts", "moe_shared_expert_overlap"}
+        | {"num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers"}
+        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim", "norm_eps"},
+        supported={
+            "mamba_hidden_act": (None, *SILU),
+            "mamba_ssm_cache_dtype": (None, "float32"),
+            "moe_latent_size": (None,),
+            "sliding_window": (None,),
+        },
+        epsilon_key="layer_norm_epsilon",
+        activation_key="mlp_hidden_act",
+        aliases={
+            "ssm_state_size": "mamba_d_state",
+            "mamba_num_heads": "mamba_n_heads",
+            "mamba_head_dim": "mamba_d_head",
+            "n_groups": "mamba_n_groups",
+            "conv_kernel": "mamba_d_conv",
+            "use_conv_bias": "mamba_conv_bias",
+            "use_bias": "mamba_proj_bias",
+            "num_local_experts": "n_routed_experts",
+            "layer_types": "layers_block_type",
+        },
+        renames=(
+            (r"^(backbone|model)\.embeddings\.", "model.embed_tokens."),
+            (r"^(backbone|model)\.norm_f\.", "model.norm."),
+            (r"^(?:backbone|model)\.layers\.(\d+)\.norm\.", r"model.layers.\1.input_layernorm."),
+            (r"^backbone\.", "model."),
+            (r"\.mixer\.([qkvo])_proj\.", r".self_attn.\1_proj."),
+            (r"\.mixer\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+            (r"\.mixer\.shared_experts\.", ".mlp.shared_expert."),
+            (r"\.mixer\.(up_proj|down_proj|experts|gate)\b", r".mlp.\1"),
+        ),
+        defaults={
+            **MAMBA_2_DEFAULTS,
+            "hidden_size": 4096,
+            "num_hidden_layers": 1,  # counted by the types of layers
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "intermediate_size": 21504,
+            "mlp_hidden_act": "relu2",
+            "layer_norm_epsilon": 1e-5,
+            "mamba_n_groups": 8,
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "time_step_min": 0.001,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
         },
     ),
     "GraniteMoeHybridForCausalLM": Family(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.config_parts import expert_groups
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -43,8 +44,7 @@ def deepseek_experts(config: Config) -> Config:
     """Shared experts, groups and the first layers without experts."""
     return {
         "shared_expert_size": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
-        "num_expert_groups": int(config.get("n_group") or 1),
-        "num_chosen_groups": int(config.get("topk_group") or 1),
+        **expert_groups(config),
         "routed_scale": float(config["routed_scaling_factor"]),
         "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
         "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),

@@ -138,6 +138,14 @@ LLAMA_LIKE = {
         windowed="late",
         defaults={"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
     ),
+    "MiMoForCausalLM": Family(
+        model_type="mimo",
+        qkv_bias=True,
+        output_bias=False,
+        windowed="late",
+        understands=frozenset({"num_nextn_predict_layers"}),  # loaded apart from the network (head_weights.py)
+        defaults={"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+    ),
     "Qwen3ForCausalLM": Family(
         model_type="qwen3",
         qk_norm=True,

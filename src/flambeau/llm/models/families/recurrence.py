@@ -28,8 +28,10 @@ class Recurrence:
     num_groups: int = 1  # Mamba 2: groups of heads with the same B and C; delta net: key heads
     time_step_rank: int = 0  # Mamba 1
     inner_norms: InnerNorms = "none"  # Mamba 1: of time steps, B and C
-    inner_epsilon: float = 1e-6  # of plain ones
+    inner_epsilon: float | None = None  # of norms inside of a layer; None: as everywhere
     time_step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba 2
+    is_grouped: bool = True  # delta net: the rows of its projections are grouped by key head (Qwen3-Next)
+    max_beta: float = 1.0  # delta net: 2 allows states to change their sign (OLMo hybrid)
     # Falcon H1 only:
     is_beside_attention: bool = False  # a layer has both, and adds up what they say
     norm: MixerNorm = "after_gate"

@@ -48,7 +48,46 @@ NETWORKS = {
     "SmolLM 3": {"unrotated_layers": frozenset({1})},
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "long rows": {"intermediate_size": 4500, "num_layers": 1},
+    "Mixtral": {"num_experts": 4, "expert_size": 48, "windows": (None, 6)},
+    "Qwen 2 MoE": {
+        "num_experts": 6,
+        "expert_size": 24,
+        "num_experts_per_token": 3,
+        "shared_expert_size": 40,
+        "gates_shared_expert": True,
+        "normalizes_experts": False,
+        "qkv_bias": True,
+    },
+    "Qwen 3 MoE": {"num_experts": 16, "expert_size": 24, "num_experts_per_token": 8, "qk_norm": True},
+    "OLMoE": {"num_experts": 8, "expert_size": 24, "qk_norm": True, "wide_qk_norm": True, "normalizes_experts": False},
+    "Granite MoE": {
+        "num_experts": 5,
+        "expert_size": 24,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.4,
+        "logit_scale": 0.3,
+        "attention_scale": 0.2,
+    },
+    "dots.llm1": {
+        "num_experts": 8,
+        "expert_size": 24,
+        "router": "biased_sigmoid",
+        "routed_scale": 2.5,
+        "shared_expert_size": 48,
+        "dense_layers": frozenset({0}),
+        "qk_norm": True,
+    },
+    "groups of experts": {
+        "num_experts": 8,
+        "expert_size": 24,
+        "router": "biased_sigmoid",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+    },
+    "Ernie 4.5 MoE": {"num_experts": 8, "expert_size": 24, "router": "biased_softmax", "tied_embeddings": True},
+    "Phi-3.5-MoE's router": {"num_experts": 8, "expert_size": 24, "router": "sparse_mixer", "router_jitter": 0.01},
 }
+WITH_EXPERTS = [name for name, parts in NETWORKS.items() if "num_experts" in parts]
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +143,7 @@ def test_a_whole_step(case, network):
         torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("network", ["Llama", "odd sizes", "Mistral", "Qwen 3"])
+@pytest.mark.parametrize("network", ["Llama", "odd sizes", "Mistral", "Qwen 3", *WITH_EXPERTS])
 @pytest.mark.parametrize("case", PROMPTS)
 def test_prompts(case, network):
     model = with_random_vectors(random_model(**NETWORKS[network])).to(DEVICE)

@@ -32,6 +32,8 @@ struct Network {
   Matrix head;
   float epsilon, scale, softcap;  // of attention; a softcap of 0: none
   float embedding_scale, residual_scale, logit_scale, logit_softcap;
+  const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
+  int64_t num_recorded;
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
@@ -41,6 +43,7 @@ struct Tokens {
   int64_t num_tokens, num_sequences, table_width;
   const int64_t* adapters = nullptr;  // [T], or none has one
   const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
+  float* states = nullptr;  // [T, M, E], or nobody reads them
 };
 
 inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
@@ -139,9 +142,11 @@ class Pass {
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
     each_token([&](int64_t t) { embed(t); });
     for (int64_t i = 0; i < net_.num_layers; ++i) {
+      record(i);
       attend(net_.layers[i]);
       feed_forward(net_.layers[i]);
     }
+    record(net_.num_layers);
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t row = rows ? rows[i] : i;
       normalize(x_ + row * net_.hidden, net_.last_norm, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
@@ -174,6 +179,16 @@ class Pass {
     }
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
+  }
+
+  // Copies the input of a layer to where it is asked for.
+  void record(int64_t layer) {
+    if (!tokens_.states) return;
+    const int64_t size = net_.hidden, stride = net_.num_recorded * size;
+    for (int64_t m = 0; m < net_.num_recorded; ++m)
+      if (net_.recorded[m] == layer)
+        for (int64_t t = 0; t < tokens_.num_tokens; ++t)
+          std::copy_n(x_ + t * size, size, tokens_.states + t * stride + m * size);
   }
 
   // The input of attention or of the feed-forward layer; without a norm, x itself.

@@ -1,0 +1,72 @@
+"""A backend that computes nothing: its decode steps take a fixed time and no CPU, as those of a GPU do.
+
+For measurements of everything else.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flambeau.llm import loader
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.sampling.row_groups import RowSettings
+
+
+def use_paced_backend(step_s: float) -> None:
+    """Engines on a CPU that are loaded from now on have it."""
+    loader.BACKENDS["cpu"] = partial(PacedBackend, step_s=step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PacedTokens:
+    """The tokens of a started step."""
+
+    next_ids: Tensor
+    ends: float
+
+    def wait(self) -> list[int]:
+        if (left := self.ends - time.monotonic()) > 0:
+            time.sleep(left)
+        found: list[int] = self.next_ids.tolist()
+        return found
+
+
+class PacedBackend(EagerBackend):
+    """Decode steps run one after another. Prompts take no time. Each token follows from the one before."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        config: EngineConfig,
+        name: str,
+        adapters: AdapterStore | None,
+        *,
+        step_s: float,
+    ) -> None:
+        super().__init__(model, cache)
+        self.async_decoder = self
+        self._step_s = step_s
+        self._ends = 0.0  # of the step that was started last
+
+    def start(self, inputs: StepInputs, settings: RowSettings | None) -> PacedTokens:
+        self._ends = max(self._ends, time.monotonic()) + self._step_s
+        ids_S = inputs.ids_T * 31 + inputs.positions_T
+        return PacedTokens(ids_S.remainder_(self.model.arch.vocab_size - 300).add_(300), self._ends)
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        return torch.zeros(len(rows_N), self.model.arch.vocab_size).index_fill_(1, torch.tensor([300]), 1.0)
+
+    def decode(self, inputs: StepInputs) -> Tensor:
+        """For steps that have prompts too."""
+        return self.prefill(inputs, inputs.ids_T)

@@ -1,0 +1,164 @@
+"""The norm before a layer of experts and its router, for a few rows, in one Triton kernel.
+
+Each program normalizes its row again, which costs less than a launch, and computes the scores of some experts. The last
+program of a row chooses its experts. The plain version is normalize and SparseMLP.choose.
+
+Shapes: T rows · E hidden · S parts of a sum · N experts · A experts of a row
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
+from flambeau.llm.models.architecture import RouterKind
+from flambeau.llm.models.moe import SparseMLP
+
+PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
+KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
+
+
+class Routed(NamedTuple):
+    """Rows, and the experts that compute them."""
+
+    x_TE: Tensor  # the residual stream
+    y_TE: Tensor  # normalized
+    chosen_TA: Tensor
+    weights_TA: Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def choose(  # type: ignore[no-untyped-def]
+    logits_ptr, bias_ptr, chosen_ptr, weights_ptr, routed_scale,
+    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr,
+):  # fmt: skip
+    """The experts of one row, by the scores that all of its programs have stored."""
+    i = tl.arange(0, EXPERTS_PADDED)
+    is_expert = i < EXPERTS
+    logits = tl.load(logits_ptr + i, mask=is_expert, other=-float("inf"), cache_modifier=".cg")
+    if SIGMOID:
+        weights = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        weights = tl.exp(logits - tl.max(logits, 0))
+        weights = weights / tl.sum(weights, 0)
+    scores = weights
+    if HAS_BIAS:
+        scores += tl.load(bias_ptr + i, mask=is_expert, other=0.0)
+    # Not a number counts as the smallest one: chosen experts are always different.
+    is_number = tl.sum((logits != logits).to(tl.int32), 0) == 0
+    scores = tl.where(is_number, scores, -1.0e38)
+    scores = tl.where(is_expert, scores, -float("inf"))
+    slots = tl.arange(0, CHOSEN_PADDED)
+    chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
+    kept = tl.zeros([CHOSEN_PADDED], tl.float32)
+    for slot in range(CHOSEN):  # not unrolled: fetching long code takes longer
+        weight, number = tl.max(scores, 0, return_indices=True)
+        if HAS_BIAS:
+            weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
+        chosen = tl.where(slots == slot, number, chosen)
+        kept = tl.where(slots == slot, weight, kept)
+        scores = tl.where(i == number, -float("inf"), scores)
+    if NORMALIZES:
+        kept = kept / tl.sum(kept, 0)
+    kept = tl.where(is_number, kept, float("nan"))
+    tl.store(chosen_ptr + slots, chosen, mask=slots < CHOSEN)
+    tl.store(weights_ptr + slots, kept * routed_scale, mask=slots < CHOSEN)
+
+
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
+def normalize_and_route(  # type: ignore[no-untyped-def]
+    x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, bias_ptr, logits_ptr, counters_ptr, chosen_ptr, weights_ptr,
+    epsilon, residual_scale, routed_scale, T,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
+    share, row = tl.program_id(0), tl.program_id(1)
+    e = tl.arange(0, PADDED)
+    is_element = e < SIZE
+    gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
+    rows = gate_ptr + share * EACH * SIZE + e
+    gate = tl.load(rows, mask=is_element & (share * EACH < EXPERTS), other=0.0)
+    wait_for_previous(OVERLAPS)
+    x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        sums = tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0)
+        x += sums.to(tl.float32) * residual_scale
+    kept = x.to(x_ptr.dtype.element_ty)
+    x = kept.to(tl.float32)
+    y = x * gain
+    root = tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
+    if share == 0:
+        # Not in place: the other programs of the row read it, too.
+        tl.store(kept_ptr + row * SIZE + e, kept, mask=is_element)
+        tl.store(y_ptr + row * SIZE + e, (y * root).to(y_ptr.dtype.element_ty), mask=is_element)
+    for number in range(EACH):
+        expert = share * EACH + number
+        if number > 0:
+            gate = tl.load(rows + number * SIZE, mask=is_element & (expert < EXPERTS), other=0.0)
+        logit = tl.sum(gate.to(tl.float32) * y, 0) * root
+        tl.store(logits_ptr + row * EXPERTS + expert, logit, mask=expert < EXPERTS)
+    tl.debug_barrier()
+    num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
+    if num_before == tl.num_programs(0) - 1:
+        choose(
+            logits_ptr + row * EXPERTS, bias_ptr, chosen_ptr + row * CHOSEN, weights_ptr + row * CHOSEN, routed_scale,
+            EXPERTS, EXPERTS_PADDED, CHOSEN, CHOSEN_PADDED, SIGMOID, HAS_BIAS, NORMALIZES,
+        )  # fmt: skip
+
+
+def can_route(mlp: SparseMLP) -> bool:
+    """Whether the kernel chooses as the router does."""
+    has_groups = mlp.router.startswith(("grouped", "biased_sigmoid")) and mlp.settings.num_groups > 1
+    return mlp.router in KINDS and not has_groups and mlp.gate.bias is None
+
+
+def route(
+    x_TE: Tensor,
+    sums: Tensor | None,
+    gain_E: Tensor,
+    epsilon: float,
+    mlp: SparseMLP,
+    counters_T: Tensor,
+    residual_scale: float = 1.0,
+) -> Routed:
+    """Rows after the sums [T, E] or [S, T, E] were added, normalized, and their experts; `counters_T` are zeros."""
+    num_rows, size = x_TE.shape
+    num_experts, num_chosen = mlp.gate.weight.shape[0], mlp.settings.num_chosen
+    each = experts_of_a_program(num_experts, num_rows)
+    device = x_TE.device
+    kept_TE, y_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
+    logits_TN = torch.empty(num_rows, num_experts, device=device)
+    chosen_TA = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=device)
+    weights_TA = torch.empty(num_rows, num_chosen, device=device)
+    launch: Any = normalize_and_route
+    launch[(triton.cdiv(num_experts, each), num_rows)](
+        x_TE, sums, gain_E, kept_TE, y_TE, mlp.gate.weight, mlp.score_bias, logits_TN, counters_T,
+        chosen_TA, weights_TA, epsilon, residual_scale, mlp.routed_scale, num_rows,
+        SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x_TE.numel(),
+        EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
+        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, SIGMOID=mlp.router.endswith("sigmoid"),
+        HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size),
+    )  # fmt: skip
+    return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
+
+
+def experts_of_a_program(num_experts: int, num_rows: int) -> int:
+    """Of how many experts a program computes the scores."""
+    each = 1
+    while -(-num_experts // each) * num_rows > PROGRAMS and each < num_experts:
+        each *= 2
+    return each
+
+
+def num_warps(size: int) -> int:
+    """Warps of a program: fewer wait less for each other while experts are chosen."""
+    return 2 if size <= 2048 else 4 if size <= 4096 else 8

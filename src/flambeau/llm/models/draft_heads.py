@@ -1,0 +1,212 @@
+"""Heads that propose tokens from the hidden states of a network: EAGLE-3, EAGLE, and layers of multi-token prediction.
+
+A head reads what the target has computed for a token together with the token that came next, and predicts the one after
+that. It goes on from its own hidden states, which have the form of the target's.
+
+Shapes: T tokens of the pass · M layers of the target that are read · E hidden · D tokens of the head's vocabulary ·
+V vocabulary of the target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.rope import Rotation, Rotations
+from flambeau.llm.models.transformer import DecoderLayer, Transformer, make_layer
+
+HeadKind = Literal["eagle3", "eagle", "mtp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """The shape of a head."""
+
+    kind: HeadKind
+    arch: Architecture  # of its layers; its vocabulary is the target's
+    layers: tuple[int, ...]  # of the target, whose inputs it reads
+    state_size: int  # the target's hidden size
+    draft_vocab_size: int = 0  # tokens that it can propose; 0: its logits are those of the target's last layer
+    has_embeddings: bool = False  # False: those of the target are used
+    has_bias: bool = False  # of the projection of EAGLE
+    norm_before_residual: bool = False  # EAGLE-3: hidden states are normalized before they are added to
+    norm_before_projection: bool = False  # EAGLE-3: all hidden states of a token together
+    norms_output: bool = False  # EAGLE-3: it goes on from normalized hidden states
+    hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
+
+
+class HeadBody(nn.Module):
+    """The parts that have the names of a network's."""
+
+    def __init__(self, settings: HeadSettings, layers: list[DecoderLayer]) -> None:
+        super().__init__()
+        arch = settings.arch
+        self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size) if settings.has_embeddings else None
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.Identity() if settings.kind == "eagle" else make_norm(arch)
+
+
+class DraftHead(nn.Module):
+    """A head and what it shares with its target."""
+
+    lm_head: nn.Module | None  # None: the target's
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        arch = settings.arch
+        self.settings, self.arch = settings, arch
+        self.model = HeadBody(settings, [self.make_layer(i) for i in range(arch.num_layers)])
+        size = settings.draft_vocab_size
+        self.lm_head = nn.Linear(arch.hidden_size, size, bias=False) if size else None
+        self.rotation = Rotation(arch)
+        self.target_ids_D: Tensor | None = None  # None: its tokens are those of the target
+        self._embedding: Callable[[], Tensor]
+        self._target_norm: Callable[[Tensor], Tensor]
+        self._target_logits: Callable[[Tensor], Tensor]
+
+    def make_layer(self, number: int) -> DecoderLayer:
+        return make_layer(self.arch, number)
+
+    def share(self, target: Transformer) -> None:
+        """Use the embeddings, the last norm and the last layer of a target where the head has none."""
+        body, norm = target.model, target.model.norm if target.arch.has_last_norm else nn.Identity()
+        self._embedding = lambda: body.embed_tokens.weight
+        self._target_norm = lambda x: norm(x)
+        self._target_logits = target.logits
+
+    def combine(self, states_TX: Tensor) -> Tensor:
+        """Hidden states of the target [T, M·E] to what `forward` takes [T, E]."""
+        return self._target_norm(states_TX)
+
+    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """The hidden states [T, E] with which the next tokens are predicted, and from which the head goes on.
+
+        `ids_T` are the tokens after those that the hidden states belong to, and `positions_T` the positions of the
+        latter.
+        """
+        raise NotImplementedError
+
+    def draft_logits(self, hidden_TE: Tensor) -> Tensor:
+        """Logits [T, D] of the head's own tokens."""
+        return self._target_logits(hidden_TE) if self.lm_head is None else self.lm_head(hidden_TE).float()
+
+    def logits(self, hidden_TE: Tensor) -> Tensor:
+        """Logits [T, V] of the target's tokens; those that the head does not know are never proposed."""
+        logits_TD = self.draft_logits(hidden_TE)
+        if self.target_ids_D is None:
+            return logits_TD
+        logits_TV = logits_TD.new_full((len(logits_TD), self.arch.vocab_size), -torch.inf)
+        return logits_TV.index_copy_(1, self.target_ids_D, logits_TD)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        if self.model.embed_tokens is not None:
+            return self.model.embed_tokens(ids_T)  # type: ignore[no-any-return]
+        return F.embedding(ids_T, self._embedding())
+
+
+class Eagle3Layer(DecoderLayer):
+    """The first layer of EAGLE-3: its attention reads embeddings and hidden states side by side."""
+
+    def __init__(self, arch: Architecture, *, norm_before_residual: bool) -> None:
+        super().__init__(arch, 0)
+        self.hidden_norm = make_norm(arch)
+        rows = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_size
+        self.self_attn.qkv_proj = nn.Linear(2 * arch.hidden_size, rows, bias=arch.qkv_bias)
+        self.norm_before_residual = norm_before_residual
+
+    def run(self, embedded_TE: Tensor, hidden_TE: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        normal_TE = self.hidden_norm(hidden_TE)
+        x_TE = normal_TE if self.norm_before_residual else hidden_TE
+        both = torch.cat((self.input_layernorm(embedded_TE), normal_TE), dim=-1)
+        x_TE = x_TE + self.self_attn(both, rotations, attend)
+        return x_TE + self.mlp(self.post_attention_layernorm(x_TE))  # type: ignore[no-any-return]
+
+
+class Eagle3Head(DraftHead):
+    """Reads three layers of the target, early, in the middle and late; its vocabulary may be a part of the target's."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__(settings)
+        arch, size = settings.arch, len(settings.layers) * settings.state_size
+        self.fc = nn.Linear(size, arch.hidden_size, bias=settings.has_bias)
+        self.input_norm = make_norm(arch, size) if settings.norm_before_projection else None
+
+    def make_layer(self, number: int) -> DecoderLayer:
+        if number:
+            return super().make_layer(number)
+        return Eagle3Layer(self.arch, norm_before_residual=self.settings.norm_before_residual)
+
+    def combine(self, states_TX: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            states_TX = self.input_norm(states_TX)
+        return self.fc(states_TX)  # type: ignore[no-any-return]
+
+    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        rotations = self.rotation(positions_T)
+        first, *others = self.model.layers
+        assert isinstance(first, Eagle3Layer)
+        x_TE = first.run(self.embed(ids_T), hidden_TE, rotations, attend)
+        for layer in others:
+            x_TE = layer(x_TE, rotations, attend)
+        return self.model.norm(x_TE) if self.settings.norms_output else x_TE
+
+    def draft_logits(self, hidden_TE: Tensor) -> Tensor:
+        if not self.settings.norms_output:
+            hidden_TE = self.model.norm(hidden_TE)
+        return super().draft_logits(hidden_TE)
+
+
+class EagleHead(DraftHead):
+    """EAGLE (1 and 2): continues the last hidden states of the target, and predicts with the target's last layer."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__(settings)
+        self.fc = nn.Linear(2 * settings.state_size, settings.arch.hidden_size, bias=settings.has_bias)
+
+    def make_layer(self, number: int) -> DecoderLayer:
+        layer = super().make_layer(number)
+        if number == 0:
+            layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+        return layer
+
+    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        rotations = self.rotation(positions_T)
+        x_TE: Tensor = self.fc(torch.cat((self.embed(ids_T), hidden_TE), dim=-1))
+        for layer in self.model.layers:
+            x_TE = layer(x_TE, rotations, attend)
+        return x_TE
+
+
+class MtpHead(DraftHead):
+    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM-4.5 and MiMo."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__(settings)
+        arch = settings.arch
+        self.enorm, self.hnorm = make_norm(arch), make_norm(arch)
+        self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
+
+    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        rotations = self.rotation(positions_T)
+        both = [self.enorm(self.embed(ids_T)), self.hnorm(hidden_TE)]
+        if self.settings.hidden_first:
+            both.reverse()
+        x_TE: Tensor = self.eh_proj(torch.cat(both, dim=-1))
+        for layer in self.model.layers:
+            x_TE = layer(x_TE, rotations, attend)
+        return self.model.norm(x_TE)  # type: ignore[no-any-return]
+
+
+HEADS: dict[HeadKind, type[DraftHead]] = {"eagle3": Eagle3Head, "eagle": EagleHead, "mtp": MtpHead}
+
+
+def make_head(settings: HeadSettings) -> DraftHead:
+    return HEADS[settings.kind](settings)

@@ -1,0 +1,212 @@
+"""Heads in the engine: they propose what a plain twin computes, and never change the text."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.engine import Engine
+from flambeau.llm.executor.head import HeadModel, HeadProposer
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
+from support.tiny_heads import tiny_head, twin_proposals
+from support.tiny_models import ARCH, tiny_engine, tiny_model
+
+KINDS = {
+    "eagle3": {"draft_vocab_size": 24},
+    "eagle3 with all tokens": {"norm_before_residual": True, "norm_before_projection": True, "norms_output": True},
+    "eagle": {"has_bias": True},
+    "mtp": {},
+    "mtp hidden first": {"hidden_first": True, "has_embeddings": True},
+}
+MIXED = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"temperature": 0.0, "speculate": False},
+    {"seed": 1},
+    {"seed": 3, "top_p": 0.8, "temperature": 0.5, "min_tokens": 10},
+    {"temperature": 0.0, "logprobs": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Whether it pays is another matter."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+
+
+def head_of(name, model):
+    return tiny_head(name.split()[0], model, **KINDS[name])
+
+
+def some_prompts(number, seed=1):
+    rng = random.Random(seed)
+    return [[rng.randrange(ARCH.vocab_size) for _ in range(rng.randrange(2, 30))] for _ in range(number)]
+
+
+def run(engine, prompts, params):
+    made, ends = [[] for _ in prompts], {}
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, params[i % len(params)])
+    while engine.has_work:
+        for output in engine.step():
+            made[int(output.request_id)] += output.token_ids
+            if output.finish_reason:
+                ends[int(output.request_id)] = output
+    assert engine.state.num_blocks_used == 0
+    return made, [ends[i] for i in range(len(prompts))]
+
+
+PROMPTS = some_prompts(7)
+PROMPTS += [[*PROMPTS[0], 5, 6], [*PROMPTS[1][:13], 7, 7, 7]]  # they begin like others
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    params = [SamplingParams(max_tokens=25, **each) for each in MIXED]
+    return params, *run(tiny_engine(model), PROMPTS, params)
+
+
+PLAIN = [SamplingParams(max_tokens=most, temperature=0.0) for most in (12, 20, 25)]  # of their logits alone
+
+
+def is_plain(params):
+    return replace(params, seed=None) in PLAIN  # where torch was seeded, a seed is drawn
+
+
+@pytest.fixture
+def proposals(monkeypatch):
+    """What heads propose: tokens before, tokens proposed."""
+    found = []
+    propose = HeadProposer.propose
+
+    def recorded(self, sequences, limits, num_ahead):
+        proposal = propose(self, sequences, limits, num_ahead)
+        if proposal is not None:
+            rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+            found.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length and is_plain(s.params))
+        return proposal
+
+    monkeypatch.setattr(HeadProposer, "propose", recorded)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("eagle3", {}),
+        ("eagle3", {"num_blocks": 40}),
+        ("eagle3 with all tokens", {"max_step_tokens": 40, "speculate_k": 3, "max_num_seqs": 4}),
+        ("eagle", {"block_size": 16}),
+        ("mtp", {"max_num_seqs": 3, "speculate_k": 7}),
+        ("mtp hidden first", {"num_blocks": 40}),
+    ],
+    ids=["roomy", "preempted", "in chunks", "long blocks", "three at a time", "preempted too"],
+)
+def test_it_proposes_what_its_twin_does_and_changes_no_text(model, plain, proposals, name, options):
+    """After prompts, prefixes that are known, preemptions and steps in which others were accepted."""
+    params, tokens, ends = plain
+    head = head_of(name, model)
+    engine = tiny_engine(model, head=head, **options)
+    for _ in range(2):
+        made, made_ends = run(engine, PROMPTS, params)
+        assert made == tokens
+        assert [end.finish_reason for end in made_ends] == [end.finish_reason for end in ends]
+    assert (engine.state.num_preempted > 0) == ("num_blocks" in options)
+    check_proposals(proposals, head, model)
+
+
+def check_proposals(proposals, head, model):
+    assert len(proposals) > 10
+    for tokens, proposed in random.Random(2).sample(proposals, 10):
+        assert proposed == twin_proposals(head, model, tokens, len(proposed))
+
+
+def test_steps_with_and_without_it_take_turns(model, plain, proposals, monkeypatch):
+    params, tokens, _ = plain
+    turns = itertools.cycle([5, *[0] * 9, 5, 5])
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda *_: next(turns))
+    head = head_of("eagle3", model)
+    engine = tiny_engine(model, head=head)
+    for _ in range(2):
+        assert run(engine, PROMPTS, params)[0] == tokens
+    check_proposals(proposals, head, model)
+
+
+@pytest.mark.timeout(300)  # the kernels may have to be built
+@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+def test_the_kernels_hand_over_hidden_states_too(name, proposals):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
+    params = [SamplingParams(max_tokens=20, temperature=0.0), SamplingParams(max_tokens=20, seed=3)]
+    expected, _ = run(tiny_engine(model), some_prompts(8), params)
+    head, cache = head_of(name, model), KVCache(model.arch, 200, 4)
+    states = HiddenStates(head.settings.layers)
+    backend = CpuBackend(model, cache, states=states)
+    assert backend.wait_until_compiled()
+    assert backend.greedy is not None
+    proposing = HeadModel(head, KVCache(head.arch, 200, 4), states, PagedAttention)
+    engine = Engine(model.arch, backend, num_blocks=200, config=EngineConfig(block_size=4), draft=proposing)
+    made, _ = run(engine, some_prompts(8), params)
+    greedy = [engine.generate([prompt], params[0])[0].token_ids for prompt in some_prompts(8)[::2]]
+    assert made == expected
+    assert greedy == expected[::2]
+    check_proposals(proposals, head, model)
+
+
+def test_without_a_seed_the_distribution_is_the_targets(model):
+    """The second and third tokens of many answers; the head knows only some of the four that may come."""
+    prompt, four = [1, 2, 3, 4, 4, 2, 1, 3], [1, 2, 3, 4]
+    params = SamplingParams(max_tokens=3, top_k=4, temperature=2.0, n=128, logit_bias=dict.fromkeys(four, 100.0))
+    head = tiny_head("eagle3", model, draft_vocab_size=48)
+    engine = tiny_engine(model, head=head, max_num_seqs=64, max_step_tokens=1024)
+    completions = [each for _ in range(6) for each in engine.generate([prompt], params)]
+    assert 0 < sum(c.counts.num_accepted for c in completions) < sum(c.counts.num_drafted for c in completions)
+    pairs = [tuple(completion.token_ids[1:]) for completion in completions]
+    expected = dict.fromkeys(itertools.product(four, four), 0.0)
+    for ids in itertools.product(four, repeat=3):
+        shares = [shares_of(model, (*prompt, *ids[:i]))[ids[i] - 1] for i in range(3)]
+        expected[ids[1:]] += math.prod(shares)
+    found = [pairs.count(pair) for pair in expected]
+    assert sum(found) == len(pairs)
+    assert stats.chisquare(found, [len(pairs) * each for each in expected.values()]).pvalue > 1e-4
+
+
+def shares_of(model, ids, found={}):  # noqa: B006
+    if ids not in found:
+        with torch.inference_mode():
+            logits = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention())[-1])
+        found[ids] = (logits[1:5].double() / 2.0).softmax(-1).tolist()
+    return found[ids]
+
+
+def test_a_head_that_computes_nonsense_does_no_harm(model, plain):
+    params, tokens, _ = plain
+    head = head_of("eagle3", model)
+    head.lm_head.weight.fill_(math.nan)
+    engine = tiny_engine(model, head=head)
+    assert run(engine, PROMPTS, params)[0] == tokens
+    loose = engine.generate(some_prompts(4), SamplingParams(max_tokens=9))
+    assert [(len(each.token_ids), each.finish_reason) for each in loose] == [(9, "length")] * 4
+
+
+def test_a_network_hands_over_nothing_unless_asked(model):
+    assert EagerBackend(model, KVCache(model.arch, 4, 4))._states is None
