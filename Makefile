@@ -12,10 +12,10 @@ CPU_TORCH = $(if $(shell [ "$$(uname)" = Linux ] || echo other; command -v nvidi
 SERVE ?=
 TESTS ?=
 SCORECARD ?=
-PROCESSES ?= 3
+PROCESSES ?= 4
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install serve test unit perf gpu clients coverage check format docs site picture house bench scorecard wheel hooks clean browser
+.PHONY: help install serve test unit perf gpu clients coverage check lint types format docs site picture house bench scorecard wheel hooks clean browser
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,12 +25,15 @@ install: $(VENV)/installed ## Create .venv with every extra and the development 
 serve: $(VENV)/serving ## Install the server and what its examples need, then serve them, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
-test: install browser check ## Run everything that CI runs: check, then all tests but perf; print the slowest 25.
+test: install browser lint ## Run everything that CI runs: check, and all tests but perf; print the slowest 25.
 	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
 	# Real servers on a busy machine: what fails beside other tests gets a second run, alone, and has to pass there.
+	# Types are checked beside the tests, which wait more than they compute, and reported after them.
+	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
 	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 || \
 		{ echo 'Once more, one by one: what failed. A test that passes now is unstable and needs mending.'; \
-		$(PYTEST) --last-failed --last-failed-no-failures none --verbose; }
+		$(PYTEST) --last-failed --last-failed-no-failures none --verbose; }; \
+	tests=$$?; wait $$types; types=$$?; cat build/types.txt; exit $$((tests || types))
 
 browser: ## Install Chromium for the browser tests, where apt-get can.
 	@scripts/browser.sh
@@ -52,12 +55,16 @@ clients: install ## Run programs of instructor, langchain-openai and openai-agen
 coverage: install ## Report the lines that the unit tests do not reach; build/coverage has the pages.
 	$(PYTEST) tests/unit --numprocesses $(PROCESSES) --cov --cov-report=term --cov-report=html:build/coverage
 
-check: install ## Check format, lint, types, spelling and links.
+check: lint types ## Check format, lint, types, spelling and links.
+
+lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/python scripts/links.py
+
+types: install
+	$(BIN)/mypy
 
 format: install ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff format .

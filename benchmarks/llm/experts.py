@@ -28,12 +28,13 @@ from flambeau.llm.models.presets import preset
 
 READ_BYTES = 8 << 30
 LAYER_BYTES = 12 << 30  # of all layers of a model
-DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+GROUP_SIZE = 64
 ONE_ROW = {  # outputs of a program, inputs at a time, warps
-    ("gate_up", 4096): [(1, 4096, 4), (1, 2048, 4), (1, 2048, 2), (1, 1024, 1), (2, 1024, 2), (2, 2048, 4)],
-    ("gate_up", 2048): [(1, 2048, 2), (1, 1024, 1), (2, 1024, 2), (2, 2048, 4), (1, 2048, 1), (4, 512, 2)],
-    ("down", 14336): [(1, 2048, 2), (1, 2048, 4), (2, 1024, 2), (1, 4096, 4), (1, 512, 1), (2, 512, 1)],
-    ("down", 768): [(1, 256, 1), (2, 256, 1), (4, 256, 2), (1, 1024, 2), (2, 256, 2), (2, 1024, 2)],
+    ("gate_up", 4096): [(1, 4096, 8), (1, 2048, 4), (1, 2048, 2), (1, 1024, 1), (2, 1024, 2)],
+    ("gate_up", 2048): [(1, 2048, 2), (1, 1024, 1), (2, 1024, 2), (4, 1024, 4), (2, 1024, 1)],
+    ("down", 14336): [(1, 2048, 2), (2, 1024, 2), (1, 512, 1), (4, 1024, 4)],
+    ("down", 768): [(1, 256, 1), (4, 256, 1), (2, 1024, 2), (2, 512, 1), (4, 256, 2)],
 }
 TILES = {  # outputs of a program, inputs at a time, warps, stages
     True: [(64, 64, 4, 4), (32, 128, 4, 4), (128, 64, 8, 3), (32, 256, 4, 3), (32, 64, 4, 6)],
@@ -86,6 +87,14 @@ def random_weights(shape: tuple[int, ...], kind: str) -> experts.ExpertWeights:
     dtype, device = DTYPES[kind], "cuda"
     if dtype == torch.bfloat16:
         return experts.ExpertWeights(weight=torch.empty(shape, dtype=dtype, device=device).normal_(std=0.02))
+    if kind == "int4":
+        groups = (*shape[:2], shape[2] // GROUP_SIZE)
+        return experts.ExpertWeights(
+            weight=torch.randint(0, 255, (*shape[:2], shape[2] // 2), dtype=torch.uint8, device=device),
+            scale=torch.full(groups, 0.01, dtype=torch.bfloat16, device=device),
+            minimums=torch.full(groups, -0.08, dtype=torch.bfloat16, device=device),
+            group_size=GROUP_SIZE,
+        )
     scale = torch.full(shape[:2], 0.001, dtype=torch.bfloat16, device=device)
     weight = torch.randint(-127, 127, shape, dtype=torch.int8, device=device)
     return experts.ExpertWeights(weight=weight if dtype == torch.int8 else weight.half().to(dtype), scale=scale)
@@ -184,7 +193,8 @@ def measure(model: str, kind: str, rows: int, every: bool, read: float, layers: 
     chosen, weights = choices(arch, rows)
     used = len(chosen.unique())
     each = layers[0][1]
-    size = used * (each.gate_up.weight[0].nbytes + each.down.weight[0].nbytes)
+    matrices = (*each.gate_up.tensors, *each.down.tensors)
+    size = used * sum(tensor[0].nbytes for tensor in matrices if tensor is not None)
     operations = 2 * chosen.numel() * 3 * arch.hidden_size * arch.expert_size
     found = []
     for change in changes(arch, rows, every):

@@ -13,8 +13,6 @@ from support.configured import ConfiguredServer
 from support.running import RunningServer
 from support.snippets import run, snippets
 
-anthropic = pytest.importorskip("anthropic")
-
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
 CALL = [[0, "", None, None, "", [[0, "weather", '{"city"']]]], [[0, "", "tool_calls", None, "", [[0, "", ': "Oslo"}']]]]
 
@@ -33,12 +31,18 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with client_of(server.url) as made:
+def anthropic():
+    """Importing it takes seconds: not for those who only collect tests."""
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture(scope="module")
+def client(server, anthropic):
+    with client_of(anthropic, server.url) as made:
         yield made
 
 
-def client_of(url, key="none"):
+def client_of(anthropic, url, key="none"):
     return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=30)
 
 
@@ -90,7 +94,7 @@ def test_tokens_are_counted(client):
     assert client.messages.count_tokens(model="scripted", messages=messages, system="de").input_tokens == 7
 
 
-def test_errors_are_anthropics(client):
+def test_errors_are_anthropics(client, anthropic):
     with pytest.raises(anthropic.NotFoundError, match="scripted") as missing:
         client.messages.create(messages=HELLO, model="nobody", max_tokens=1)
     assert missing.value.body["error"]["type"] == "not_found_error"
@@ -113,15 +117,16 @@ def test_wrong_method_and_path(server):
     assert (reply.status, reply.json["error"]["type"]) == (404, "not_found_error")
 
 
-def test_key_is_accepted_as_anthropics_clients_send_it(tmp_path):
+def test_key_is_accepted_as_anthropics_clients_send_it(anthropic, tmp_path):
     key = "k" * 40
     model = pack_handler(tmp_path, "scripted")
     settings = {"keys": KeysConfig(is_on=True)}
     with ConfiguredServer(tmp_path, model, env={"FLAMBEAU_INFERENCE_KEY": key}, **settings) as server:
-        with client_of(server.url, "wrong" * 8) as stranger, pytest.raises(anthropic.AuthenticationError) as found:
+        stranger = client_of(anthropic, server.url, "wrong" * 8)
+        with stranger, pytest.raises(anthropic.AuthenticationError) as found:
             stranger.messages.create(messages=HELLO, **ASKED)
         assert found.value.body["error"]["type"] == "authentication_error"
-        with client_of(server.url, key) as client:
+        with client_of(anthropic, server.url, key) as client:
             assert client.messages.create(messages=HELLO, **ASKED).content[0].text == "Hello"
 
 

@@ -16,7 +16,7 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.loader import LoadedNetwork, load_transformers
 
 VOCAB_SIZE = 99
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 Way = Literal["paged", "states", "caches"]  # how the engine runs a network
 
 TINY: dict[str, Any] = {

@@ -17,6 +17,7 @@ VARIABLES = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no processes for tasks that nobody sends
 }
 STORE_BYTES = 80 << 20
 

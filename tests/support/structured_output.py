@@ -10,6 +10,7 @@ from typing import Any
 
 from flambeau.llm.engine import Engine
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
+from support.tiny_heads import tiny_head
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
@@ -33,9 +34,19 @@ def draft() -> Any:
     return tiny_draft(model())
 
 
-def structured_engine(*, with_draft: bool = False, **options: Any) -> Engine:
+@cache
+def head() -> Any:
+    return tiny_head("eagle3", model(), draft_vocab_size=64)
+
+
+def structured_engine(*, with_draft: bool = False, with_head: bool = False, **options: Any) -> Engine:
     return tiny_engine(
-        model(), tokenizer=tokenizer(), draft=draft() if with_draft else None, num_blocks=4000, **options
+        model(),
+        tokenizer=tokenizer(),
+        draft=draft() if with_draft else None,
+        num_blocks=4000,
+        head=head() if with_head else None,
+        **options,
     )
 
 

@@ -125,9 +125,9 @@ def serve(
 def check_flags(flags: LlmServeFlags) -> None:
     """Reject paths that do not exist before a worker starts with them."""
     if flags.draft_model_path is not None:
-        check_checkpoint(flags.draft_model_path, "--draft")
         if flags.speculative is not None:
             raise ConfigError(f"--speculative {flags.speculative} needs no draft; leave out --draft, or --speculative")
+        check_checkpoint(flags.draft_model_path, "--draft")
     if flags.tokenizer_path is not None and not flags.tokenizer_path.exists():
         raise ConfigError(f"--tokenizer {flags.tokenizer_path} does not exist; give its folder or its file")
 

@@ -56,6 +56,7 @@ from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.fingerprint import weights_digest
+from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
@@ -147,7 +148,7 @@ class LoadedNetwork:
     num_blocks: int
     num_slots: int = 0  # for the states of recurrent layers
     adapters: AdapterStore | None = None  # None: a network of transformers
-    store: BlockStore | None = None
+    store: BlockStore | StoreFollower | None = None
     draft: DraftModel | HeadModel | None = None  # on rank 0 only, and not sharded
     images: ImageEncoder | None = None  # on rank 0 only, and not sharded
     config: EngineConfig
@@ -163,7 +164,6 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     reason = reason_for_transformers(path, config)
     if reason is not None:
         check_settings(config)
-    check_store(config)
     ranks = TensorParallelGroup.join(device) if config.tensor_parallel_size > 1 else None
     tokenizer = load_tokenizer(Path(config.tokenizer) if config.tokenizer else path)  # first: it fails quickly
     if reason is None:
@@ -188,7 +188,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         adapters=adapters,
         images=loaded.images,
         whole_prompts=loaded.whole_prompts,
-        store=loaded.store,
+        store=loaded.store if isinstance(loaded.store, BlockStore) else None,
     )
 
 
@@ -248,14 +248,6 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
         )
 
 
-def check_store(config: EngineConfig) -> None:
-    """Each rank has its part of every block, and there is no store for parts."""
-    if config.tensor_parallel_size > 1 and (config.kv_host_memory_mb or config.kv_disk_folder):
-        raise LLMError(
-            "kv_host_memory_mb and kv_disk_folder do not work with several ranks; leave them out, or use one"
-        )
-
-
 def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
     """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
     if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
@@ -268,12 +260,14 @@ def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
 def load_follower(path: Path, config: EngineConfig | None = None, **options: Any) -> Callable[[], None]:
     """Load the part of a rank other than 0; the result computes what rank 0 computes until that ends."""
     config = replace(config or EngineConfig(), **options)
-    check_store(config)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
     assert loaded.adapters is not None
-    return partial(follow, loaded.backend, ranks, device, loaded.adapters)
+    if not isinstance(loaded.store, StoreFollower):
+        return partial(follow, loaded.backend, ranks, device, loaded.adapters)
+    loaded.store.start()
+    return partial(follow, loaded.backend, ranks, device, loaded.adapters, loaded.store.join)
 
 
 def load_network(
@@ -314,7 +308,8 @@ def load_network(
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
     heading = make_head_model(head, cache, config) if head else None
-    store = open_store(config, cache, model, f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}")
+    kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
+    store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
     adapters = AdapterStore(target)
     backend = (
@@ -446,6 +441,8 @@ def load_head(
         settings = read_eagle(Path(config.draft), model.arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
     use_faster_layers(head, config, device, dtype)
+    if device.type == "cpu" and config.compile and kernels.load(builds=False):
+        pack_layers(head, (nn.Linear,))  # most weights need 16 bits
     logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
     return head
 

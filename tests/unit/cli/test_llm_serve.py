@@ -30,6 +30,7 @@ def test_model_has_the_name_of_its_folder(tmp_path, monkeypatch, named):
     ("flags", "reason"),
     [
         ({"draft_model_path": Path("/no/draft")}, "--draft /no/draft does not exist"),
+        ({"draft_model_path": Path("/d"), "speculative": "mtp"}, "--speculative mtp needs no draft; leave out --draft"),
         ({"tokenizer_path": Path("/no/tokenizer")}, "--tokenizer /no/tokenizer does not exist"),
     ],
 )
@@ -49,6 +50,12 @@ def test_adapters_are_names_and_folders(tmp_path):
     ):
         with pytest.raises(ConfigError, match=reason):
             read_adapters(wrong)
+
+
+@pytest.mark.parametrize(("given", "written"), [("lookup", True), ("mtp", "mtp")])
+def test_speculation_without_a_draft(given, written):
+    config = to_model_config(LlmServeFlags(model_path=Path("/m"), speculative=given), 1)
+    assert config["handler"] == {"model_path": "/m", "speculative": written}
 
 
 def test_flags_become_a_model_config():

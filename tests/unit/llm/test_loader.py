@@ -74,12 +74,6 @@ def test_the_cache_has_the_type_that_is_asked_for(name):
     backend.close()
 
 
-def test_a_store_of_prefixes_and_several_ranks_do_not_go_together(tmp_path):
-    for options in ({"kv_host_memory_mb": 1}, {"kv_disk_folder": str(tmp_path / "blocks")}):
-        with pytest.raises(LLMError, match="several ranks"):
-            load_engine(tmp_path, tensor_parallel_size=2, **options)
-
-
 @pytest.mark.parametrize("named", ["fp8", "int3"])
 def test_a_cache_that_the_device_cannot_have_is_refused(named):
     with pytest.raises(LLMError, match="kv_cache_dtype"):

@@ -38,6 +38,8 @@ class DraftModel:
 class DraftProposer:
     """Proposes what the draft model samples with the random numbers that the target will use."""
 
+    reads_states = False
+
     def __init__(
         self, backend: Backend, inputs: InputBuilder, sampler: Sampler, *, max_length: int, max_step_tokens: int
     ) -> None:

@@ -50,6 +50,7 @@ class ModelExecutor:
         self._inputs = inputs
         self._sampler = sampler
         self._speculator = speculator
+        self._observer = speculator if speculator is not None and speculator.reads_states else None
         self._states = backend if isinstance(backend, KeepsStates) else None
 
     def lookahead(self, running: Many[Sequence]) -> int:
@@ -151,9 +152,9 @@ class ModelExecutor:
 
     def _observe(self, sequences: Many[Sequence], width: int = 1, counts: Many[int] = ()) -> None:
         """Tell the speculator which tokens a decode pass has computed: `counts` of `width` places, or all."""
-        if self._speculator is None:
+        if self._observer is None:
             return
-        self._speculator.observe(
+        self._observer.observe(
             [
                 TokenSpan(sequence, len(sequence.tokens) - 1, i * width, counts[i] if counts else width)
                 for i, sequence in enumerate(sequences)
@@ -199,9 +200,9 @@ class ModelExecutor:
         scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
         rows_M = np.concatenate([scored, rows_N]) if scored else rows_N
         logits_MV = run_prefill(self._backend, inputs, to_tensor(rows_M))
-        if self._speculator is not None:
+        if self._observer is not None:
             rows = np.cumsum([0, *lengths[:-1]]).tolist()
-            self._speculator.observe([*map(TokenSpan, sequences, starts, rows, lengths)])
+            self._observer.observe([*map(TokenSpan, sequences, starts, rows, lengths)])
         if not scored:
             return logits_MV
         add_prompt_infos(chunks, logits_MV[: len(scored)])

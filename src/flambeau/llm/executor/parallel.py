@@ -7,6 +7,7 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -210,7 +211,11 @@ def leave_group() -> None:
 
 
 def follow(
-    backend: Backend, ranks: TensorParallelGroup, device: torch.device, adapters: AdapterStore | None = None
+    backend: Backend,
+    ranks: TensorParallelGroup,
+    device: torch.device,
+    adapters: AdapterStore | None = None,
+    before_leaving: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
     while (header := receive_header(ranks))[0] != END:
@@ -224,6 +229,7 @@ def follow(
         else:
             run_prefill(backend, inputs, rows_N)
     backend.close()
+    before_leaving()
     leave_group()
 
 

@@ -20,9 +20,11 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.block_pool import BlockContent, BlockPool
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.kv_store.disk_blocks import DiskBlocks
 from flambeau.llm.kv_store.fingerprint import adapter_key, fingerprint
 from flambeau.llm.kv_store.host_blocks import HostBlocks
+from flambeau.llm.kv_store.rank_store import StoreFollower, StoreLeader, common_root, new_store_group
 from flambeau.llm.kv_store.transfer import BlockTransfer, block_bytes, make_transfer
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class BlockStore:
         self.root = root
         self.num_saved = self.num_restored = 0
         self._transfer, self._disk, self._max_group = transfer, disk, max_group
+        self._ranks = transfer if isinstance(transfer, StoreLeader) else None
         self._host = HostBlocks(len(transfer.places))
         self._offers: OrderedDict[bytes, Offer] = OrderedDict()
         self._changed = threading.Condition()  # of the offers, or of what is free
@@ -96,6 +99,8 @@ class BlockStore:
         if self._saver.is_alive():
             self._saver.join(FLUSH_S)
         self._loader.shutdown(wait=True, cancel_futures=True)
+        if self._ranks is not None:
+            self._ranks.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -173,6 +178,8 @@ class BlockStore:
             return
         try:
             self._disk.write(key, self._transfer.places[place])
+            if self._ranks is not None:
+                self._ranks.write(key, place)
         finally:
             self._host.unpin(key)
 
@@ -225,7 +232,8 @@ class BlockStore:
         empty = self._host.take()
         if empty is None:
             return None
-        if not self._disk.read_into(key, self._transfer.places[empty]):
+        is_read = self._disk.read_into(key, self._transfer.places[empty])
+        if not is_read or (self._ranks is not None and not self._ranks.read(key, empty)):
             self._host.give_back(empty)
             return None
         self._host.add(key, empty)
@@ -242,23 +250,57 @@ def num_kept_ready(num_blocks: int, num_places: int) -> int:
     return min(num_blocks, num_places // 2)
 
 
-def open_store(config: EngineConfig, cache: KVCache, model: nn.Module, description: str) -> BlockStore | None:
-    """The store that the configuration asks for; None if it asks for none."""
+@dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """Places in host memory, and how many blocks are copied at a time."""
+
+    num_places: int
+    max_group: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, cache: KVCache) -> StoreSizes:
+        """Raises LLMError if the memory is too small for the cache's blocks."""
+        size = block_bytes(cache)
+        num_places = (config.kv_host_memory_mb or STAGING_MB) * MB // size
+        if num_places < MIN_GROUPS:
+            needed = -(-MIN_GROUPS * size // MB)
+            raise LLMError(f"one block of the KV cache has {size} bytes; set kv_host_memory_mb to {needed} or more")
+        return cls(num_places, max(1, min(GROUP_BYTES // size, num_places // MIN_GROUPS)))
+
+
+def is_store_wanted(config: EngineConfig) -> bool:
+    """Whether the configuration asks for a store; raises LLMError for settings that exclude each other."""
     if not config.kv_host_memory_mb and not config.kv_disk_folder:
         if config.kv_disk_mb is not None:
             raise LLMError("kv_disk_mb is set without kv_disk_folder; name the folder, or leave kv_disk_mb out")
-        return None
+        return False
     if not config.prefix_cache:
         raise LLMError("kv_host_memory_mb and kv_disk_folder keep prefixes, and prefix_cache is false; set it to true")
-    size = block_bytes(cache)
-    num_places = (config.kv_host_memory_mb or STAGING_MB) * MB // size
-    if num_places < MIN_GROUPS:
-        needed = -(-MIN_GROUPS * size // MB)
-        raise LLMError(f"one block of the KV cache has {size} bytes; set kv_host_memory_mb to {needed} or more")
-    max_group = max(1, min(GROUP_BYTES // size, num_places // MIN_GROUPS))
-    disk = None
-    root = b"host"  # of this process only
-    if config.kv_disk_folder:
-        disk = DiskBlocks(Path(config.kv_disk_folder), (config.kv_disk_mb or DISK_MB) * MB)
-        root = fingerprint(cache, model, description)
-    return BlockStore(make_transfer(cache, num_places, max_group), root, max_group=max_group, disk=disk)
+    return True
+
+
+def open_disk(config: EngineConfig, ranks: TensorParallelGroup | None = None) -> DiskBlocks | None:
+    """The folder on disk, if there is one; of several ranks each has its own."""
+    if not config.kv_disk_folder:
+        return None
+    folder = Path(config.kv_disk_folder)
+    if ranks is not None:
+        folder /= f"rank-{ranks.rank}-of-{ranks.size}"
+    return DiskBlocks(folder, (config.kv_disk_mb or DISK_MB) * MB)
+
+
+def open_store(
+    config: EngineConfig, cache: KVCache, model: nn.Module, description: str, ranks: TensorParallelGroup | None = None
+) -> BlockStore | StoreFollower | None:
+    """The store that the configuration asks for, or this rank's part of it; None if it asks for none."""
+    if not is_store_wanted(config):
+        return None
+    sizes = StoreSizes.of(config, cache)
+    root = fingerprint(cache, model, description) if config.kv_disk_folder else b"host"  # of this process only
+    disk, transfer = open_disk(config, ranks), make_transfer(cache, sizes.num_places, sizes.max_group)
+    if ranks is not None:
+        root = common_root(root, ranks)
+        if ranks.rank:
+            return StoreFollower(transfer, disk, ranks)
+        transfer = StoreLeader(transfer, new_store_group())
+    return BlockStore(transfer, root, max_group=sizes.max_group, disk=disk)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.core.sequence import SamplingState
-from flambeau.llm.sampling.grammar_masks import GrammarMasks, mask_logits
+from flambeau.llm.sampling.grammar_masks import Bits, GrammarMasks, best_allowed, mask_logits
 
 
 class TokenCounts:
@@ -89,6 +90,15 @@ class LogitsProcessors:
         self._constrained_places = constrained
         self.are_none = not (self._biased or self._with_min_tokens or self._penalized or self._constrained)
 
+    def argmax(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
+        """The token [S, W] with the largest changed logit, the first of equals; NO_TOKEN if it is not finite."""
+        if not self._constrained or logits_SWV.device.type != "cpu" or logits_SWV.dtype != torch.float32:
+            return argmax_tokens(self.apply(logits_SWV, ahead_SA, offset))
+        if self._biased or self._with_min_tokens or self._penalized:
+            logits_SWV = self._changed(logits_SWV.clone(), ahead_SA, offset)
+        bits = self._bits(logits_SWV.shape[1], ahead_SA, offset)
+        return best_allowed(logits_SWV, bits, self._constrained_places)
+
     def apply(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Changed logits; place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead."""
         if self.are_none:
@@ -110,10 +120,12 @@ class LogitsProcessors:
 
     def _constrain(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Last of all changes, so that none of them allows what a grammar does not."""
+        return mask_logits(logits_SWV, self._bits(logits_SWV.shape[1], ahead_SA, offset), self._constrained_rows)
+
+    def _bits(self, num_places: int, ahead_SA: Tensor | None, offset: int) -> Bits:
         ahead = None if ahead_SA is None else ahead_SA.tolist()
         some = None if ahead is None else [ahead[i] for i in self._constrained_places]
-        bits = self._masks.of(self._constrained, some, offset, logits_SWV.shape[1])
-        return mask_logits(logits_SWV, bits, self._constrained_rows)
+        return self._masks.of(self._constrained, some, offset, num_places)
 
     def _mask_end_tokens(self, logits_SWV: Tensor, offset: int) -> None:
         for i, state in self._with_min_tokens:
@@ -136,6 +148,17 @@ class LogitsProcessors:
 
     def _column(self, values: list[float]) -> Tensor:
         return torch.tensor(values, device=self._device, dtype=torch.float32).view(-1, 1, 1)
+
+
+def argmax_tokens(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
+    """The token [S, W] with the largest value, the first of equals; NO_TOKEN if the largest is not finite."""
+    if values_SWC.device.type == "cpu" and ids_SWC is None:  # numpy is many times as fast here
+        array = values_SWC.numpy()
+        return torch.from_numpy(np.where(np.isfinite(array.max(-1)), array.argmax(-1), NO_TOKEN))
+    value, place = values_SWC.max(-1)
+    if ids_SWC is not None:
+        place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    return torch.where(value.isfinite(), place, NO_TOKEN)
 
 
 def occurrences(ahead_PA: Tensor, logits_PWV: Tensor, offset: int) -> Tensor:

@@ -20,7 +20,7 @@ from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.grammar_masks import GrammarMasks
-from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts
+from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts, argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings, SamplingGroup, group_states, merge_groups
 
 MAX_BATCHES = 8  # batches that alternate: prompts, decoding, verified proposals
@@ -46,9 +46,9 @@ class Sampler:
         Place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead.
         """
         batch = self._batch(states)
-        logits_SWV = batch.processors.apply(logits_SWV, ahead_SA, offset)
         if batch.is_greedy:
-            return argmax_tokens(logits_SWV)
+            return batch.processors.argmax(logits_SWV, ahead_SA, offset)
+        logits_SWV = batch.processors.apply(logits_SWV, ahead_SA, offset)
         positions_SW = self.positions(states, logits_SWV.shape[1], offset)
         parts = [self._draw(group, group.part(logits_SWV), group.part(positions_SW)) for group in batch.groups]
         return merge_groups(batch.groups, parts)
@@ -138,17 +138,6 @@ class _SamplingBatch:
     @property
     def takes_argmax(self) -> bool:
         return self.processors.are_none and self.is_greedy
-
-
-def argmax_tokens(values_SWC: Tensor, ids_SWC: Tensor | None = None) -> Tensor:
-    """The token [S, W] with the largest value, the first of equals; NO_TOKEN if the largest is not finite."""
-    if values_SWC.device.type == "cpu" and ids_SWC is None:  # numpy is many times as fast here
-        array = values_SWC.numpy()
-        return torch.from_numpy(np.where(np.isfinite(array.max(-1)), array.argmax(-1), NO_TOKEN))
-    value, place = values_SWC.max(-1)
-    if ids_SWC is not None:
-        place = ids_SWC.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-    return torch.where(value.isfinite(), place, NO_TOKEN)
 
 
 def token_infos(logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[TokenInfo]:

@@ -52,6 +52,8 @@ class NgramIndex:
 class NgramProposer:
     """Keeps an index of every sequence that it has proposed tokens for."""
 
+    reads_states = False
+
     def __init__(self, device: torch.device | str = "cpu", *, min_match: int = MIN_MATCH) -> None:
         self._device, self._min_match = torch.device(device), min_match
         self._indices: dict[Sequence, NgramIndex] = {}
@@ -87,6 +89,7 @@ class NgramFirstProposer:
 
     def __init__(self, other: Proposer, ngram: NgramProposer) -> None:
         self._other, self._ngram = other, ngram
+        self.reads_states = other.reads_states
         self._last_used: Proposer = other
 
     def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:

@@ -46,6 +46,11 @@ class Speculator:
         """The duration of a step that only decoded, and the accepted tokens of each sequence."""
         self._adaptive_k.record(batch_kind(sequences), num_ahead, seconds, num_accepted)
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether `observe` has to be called."""
+        return self._proposer.reads_states
+
     def observe(self, spans: Many[TokenSpan]) -> None:
         """Called after each pass of the target, before the sequences get new tokens."""
         self._proposer.observe(spans)
@@ -83,6 +88,10 @@ class Proposal:
 
 class Proposer(Protocol):
     """Guesses the next tokens of sequences."""
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads the target's hidden states, so that `observe` has to be called."""
 
     def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:
         """Up to `limits` tokens for each sequence, in a tensor of `num_ahead` columns; None: for none."""

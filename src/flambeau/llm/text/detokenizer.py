@@ -141,7 +141,7 @@ class ByteDecoder:
         self._visible_bytes = visible_bytes
         self._spaces = spaces  # becomes "keep" once the text has begun
         decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder = decoder  # its `buffer` holds the bytes of an incomplete character
+        self._decoder = decoder
         self._decode: Callable[..., str] = decoder.decode
         self._skip_prompt(prompt_ids)
 

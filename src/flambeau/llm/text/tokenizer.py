@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ from flambeau.llm.text.vocabulary import (
     open_tokenizers,
 )
 
+logger = logging.getLogger(__name__)
+
+SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
 MASK = "\ufdd0"  # a noncharacter: breaks up the names of special tokens in user text
 
 
@@ -251,7 +255,35 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         )
         names = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
         tokens = {name: vocabulary.token_bytes(i).decode() for name, i in names.items() if i is not None} | tokens
+    if unheeded := unheeded_settings(settings, vocabulary):
+        logger.warning(
+            "tokenizer_config.json in %s has %s, which %s contradicts; that file is followed, as transformers 5 does",
+            folder,
+            ", ".join(unheeded),
+            file.name,
+        )
     return Tokenizer(vocabulary, tokens=tokens, eos_ids=end_ids(folder), templates=read_templates(folder, settings))
+
+
+def unheeded_settings(settings: Mapping[str, Any], vocabulary: Vocabulary) -> list[str]:
+    """What tokenizer_config.json says of prompts, and the vocabulary's own file does not do."""
+    bare, whole = (vocabulary.encode("a", add_special=is_added) for is_added in (False, True))
+    if not bare:
+        return []
+    start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+    is_done = {
+        "add_bos_token": start > 0,
+        "add_eos_token": start + len(bare) < len(whole),
+        "add_prefix_space": vocabulary.piece(bare[0]).startswith(SPACES),
+    }
+    if vocabulary.finds_special:
+        is_done["split_special_tokens"] = False
+    given = {key: settings.get(key) for key in is_done}
+    return [
+        f"{key}: {str(value).lower()}"
+        for key, value in given.items()
+        if isinstance(value, bool) and value is not is_done[key]
+    ]
 
 
 def gguf_tokenizer(header: GgufHeader) -> Tokenizer:

@@ -65,6 +65,14 @@ def test_speculation_without_a_draft_looks_up_the_prompt(folder):
     assert read("handler: {speculative: true}", folder).engine.speculation == "lookup"
 
 
+def test_speculation_by_the_models_own_layer(folder):
+    assert read("handler: {speculative: mtp}", folder).engine.speculation == "mtp"
+    with pytest.raises(HandlerError, match="leave it out, or set speculative: true"):
+        read("handler: {speculative: mtp, draft_model_path: path/to/gpt_fast_68m}", folder)
+    with pytest.raises(HandlerError, match="speculative must be true, false or mtp, not 'eagle'"):
+        read("handler: {speculative: eagle}", folder)
+
+
 def test_older_names_and_places_are_understood(folder):
     (folder / "path/to/gpt_fast_7b/model.pth").touch()
     settings = read(

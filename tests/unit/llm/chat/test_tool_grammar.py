@@ -100,11 +100,11 @@ PLAIN = ("hermes", "qwen3_coder", "pythonic", "json")  # their markers are text 
 @pytest.mark.parametrize("name", [*TOOL_FORMATS])
 def test_forced_call_always_holds_its_schema(name):
     made = engine(() if name in PLAIN else special_of(name))
-    for _, text, calls, reason in replies(made, turn_of(made, name), 8, seed=1):
+    for _, text, calls, reason in replies(made, turn_of(made, name), 5, seed=1):
         assert (text, reason) == ("", "stop")
         assert calls
         check_calls(calls)
-    for _, text, calls, reason in replies(made, turn_of(made, name, is_parallel=False), 8, seed=2):
+    for _, text, calls, reason in replies(made, turn_of(made, name, is_parallel=False), 3, seed=2):
         assert (text, len(calls), reason) == ("", 1, "stop")
         check_calls(calls)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import flambeau.examples
 from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle
@@ -232,6 +232,25 @@ def test_a_quantized_layer_of_multi_token_prediction(tmp_path):
     engine, draft = load(folder, speculation="mtp", quantization="int8")
     assert "Int8" in type(draft.head.eh_proj).__name__
     assert engine.generate([[1, 2, 3]], temperature=0.0, max_tokens=9, ignore_eos=True)[0].counts.num_drafted > 0
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
+def test_a_layer_of_multi_token_prediction_in_a_packed_checkpoint(is_packed, tmp_path):
+    """The weights of all layers are fp8; those of this one may be left as they were."""
+    folder, expected = mtp_checkpoint(tmp_path / "model", MTP["MiMo"])
+    packed = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if not name.endswith("_proj.weight") or (".mtp_layers." in name and not is_packed):
+            packed[name] = value
+            continue
+        scale = value.abs().max() / 448
+        packed |= {name: (value / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    write(folder, MTP["MiMo"] | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, packed)
+    engine, draft = load(folder, speculation="mtp")
+    found = draft.head.eh_proj.weight
+    assert torch.allclose(found, expected["eh_proj.weight"], atol=0.05 if is_packed else 0.0)
+    assert ("Fp8" in type(draft.head.model.layers[0].self_attn.o_proj).__name__) == is_packed
+    check_texts(engine, folder)
 
 
 def test_the_blocks_of_a_head_are_stored_with_the_models(target, model, tmp_path):

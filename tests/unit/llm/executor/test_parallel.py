@@ -63,6 +63,34 @@ FAILING = """
 """
 
 
+STORE = """
+import json, os, sys, time
+import torch
+from pathlib import Path
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.loader import load_engine, load_follower
+
+torch.set_num_threads(1)
+folder, size, (stored, deletes) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options = {"tensor_parallel_size": size, "num_blocks": 20, "block_size": 4, "compile": False, "device": "cpu"}
+options |= {"kv_host_memory_mb": 1, "kv_disk_folder": stored}
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    for first in (10, 60, 10):
+        [found] = engine.generate([[*range(first, first + 48)]], SamplingParams(temperature=0.0, max_tokens=8))
+        deadline = time.monotonic() + 20
+        while not deletes and engine.state.num_blocks_saved < 12 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if deletes:
+            for file in Path(stored).glob("rank-1-of-2/*/*.kv"):
+                file.unlink()
+        print(json.dumps([found.token_ids, engine.state.num_blocks_restored]), flush=True)
+    engine.close()
+"""
+
+
 def hugging_face_tensors(model) -> dict[str, torch.Tensor]:
     """The weights under the names of a checkpoint, which knows no fused matrices."""
     arch, tensors = model.arch, {}
@@ -104,11 +132,11 @@ def checkpoint(tmp_path_factory):
     return write_sentencepiece(folder)
 
 
-def start_ranks(folder, size: int, script: str = RANK) -> list[subprocess.Popen[bytes]]:
+def start_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[subprocess.Popen[bytes]]:
     """The processes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(PROMPTS)]
+    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(given)]
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
@@ -116,22 +144,39 @@ def start_ranks(folder, size: int, script: str = RANK) -> list[subprocess.Popen[
     ]
 
 
-def run_ranks(folder, size: int) -> list[list[int]]:
-    """What rank 0 prints; every rank must end well."""
-    ranks = start_ranks(folder, size)
+def run_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[object]:
+    """The lines that rank 0 prints; every rank must end well."""
+    ranks = start_ranks(folder, size, script, given)
     try:
-        outputs = [rank.communicate(timeout=50)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * size
-    return json.loads(outputs[0])
+    return [json.loads(line) for line in outputs[0].splitlines()]
 
 
 def test_two_ranks_give_the_tokens_of_one(checkpoint):
     engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
     alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
-    assert run_ranks(checkpoint, 2) == [completion.token_ids for completion in alone]
+    assert run_ranks(checkpoint, 2) == [[completion.token_ids for completion in alone]]
+
+
+def test_ranks_keep_their_parts_of_prefixes_and_restore_what_all_have(checkpoint, tmp_path):
+    engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
+    prompts = [[*range(first, first + 48)] for first in (10, 60, 10)]
+    alone = [
+        engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=8))[0].token_ids for prompt in prompts
+    ]
+    lines = run_ranks(checkpoint, 2, STORE, [str(tmp_path), False])
+    assert [tokens for tokens, _ in lines] == alone
+    assert [number > 0 for _, number in lines] == [False, False, True]  # the second prompt has evicted the first
+    assert {path.parts[-3] for path in tmp_path.rglob("*.kv")} == {"rank-0-of-2", "rank-1-of-2"}
+    # Other processes find them on disk. Then rank 1 loses its files: the second prompt is computed.
+    lines = run_ranks(checkpoint, 2, STORE, [str(tmp_path), True])
+    assert [tokens for tokens, _ in lines] == alone
+    assert lines[0][1] == 11
+    assert lines[1][1] == lines[0][1]
 
 
 def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody_waits(checkpoint):
@@ -139,7 +184,7 @@ def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody
     head, _, _ = RANK.partition("    found =")
     ranks = start_ranks(checkpoint, 2, head + FAILING)
     try:
-        output = ranks[0].communicate(timeout=50)[0]
+        output = ranks[0].communicate(timeout=100)[0]
     finally:
         for rank in ranks:
             rank.kill()

@@ -37,7 +37,12 @@ PERSON = obj(name=WORD, age=DIGIT, tags={"type": "array", "items": {"enum": ["a"
 CLOSING = {tokenizer().encode(text, add_special=False)[0]: 8.0 for text in '"}]'}
 QUOTE = {tokenizer().encode('"', add_special=False)[0]: 8.0}
 UNBOUNDED = ("min properties", "additional properties", "required without properties")
-SPECULATIONS = {"plain": {}, "draft": {"with_draft": True, "speculate_k": 3}, "ngram": {"speculation": "ngram"}}
+SPECULATIONS = {
+    "plain": {},
+    "draft": {"with_draft": True, "speculate_k": 3},
+    "ngram": {"speculation": "ngram"},
+    "head": {"with_head": True, "speculate_k": 3},
+}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +181,7 @@ def test_the_distribution_is_the_networks_own_renormalised(any_engine):
     texts = ["to be", "to do", "that", "or"]
     expected = exact_distribution(texts)
     assert math.isclose(sum(expected.values()), 1.0, rel_tol=1e-4)
-    number = 2000
+    number = 1000
     counts: Counter[tuple[int, ...]] = Counter()
     for _ in range(0, number, 100):
         found = any_engine.generate(PROMPT, SamplingParams(n=100, max_tokens=20, structured_outputs={"choice": texts}))

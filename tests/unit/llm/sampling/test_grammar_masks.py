@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau.llm.sampling.grammar_masks import expand_bits, mask_logits
+from flambeau.llm.sampling.grammar_masks import best_allowed, expand_bits, mask_logits
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 
 
 def plainly_masked(logits, bits, rows):
@@ -30,9 +31,32 @@ def test_masked_logits_are_the_plain_loops(vocab_size, rows):
     assert torch.equal(logits, expected)
 
 
-def test_a_device_expands_words_as_the_host_does():
+def test_masked_logits_of_other_types_are_the_plain_loops():
+    bits = np.random.default_rng(0).integers(-(2**31), 2**31, (2, 1, 4)).astype(np.int32)
+    logits = torch.randn(2, 1, 101, dtype=torch.bfloat16)
+    assert torch.equal(mask_logits(logits, bits, None), plainly_masked(logits, bits, [0, 1]))
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32, 97, 1000])
+@pytest.mark.parametrize("num_allowed", [0, 1, 5, 900, "all"])
+def test_best_allowed_token_is_the_plain_loops(vocab_size, num_allowed):
+    rng = np.random.default_rng(vocab_size)
+    rows, num_words = [0, 2], -(-vocab_size // 32)
+    if num_allowed == "all":
+        bits = np.full((2, 3, num_words), -1, np.int32)
+    else:
+        flags = np.zeros((2, 3, num_words * 32), np.uint8)
+        for each in flags.reshape(6, -1):
+            each[rng.choice(vocab_size, min(num_allowed, vocab_size), replace=False)] = 1
+        bits = np.packbits(flags, axis=-1, bitorder="little").view(np.int32)
+    logits = torch.from_numpy(rng.integers(0, 50, (3, 3, vocab_size)).astype(np.float32))  # many are equal
+    logits[0, 1] = -torch.inf
+    logits[2, 2, 0] = torch.nan
+    expected = argmax_tokens(mask_logits(logits, bits, torch.tensor(rows)))
+    assert torch.equal(best_allowed(logits, bits, rows), expected)
+
+
+def test_words_are_expanded_as_the_bits_lie_in_them():
     bits = np.random.default_rng(0).integers(-(2**31), 2**31, (2, 3, 4)).astype(np.int32)
-    host = expand_bits(bits, 101, torch.device("cpu"))
-    words = torch.from_numpy(bits)
-    places = torch.arange(32, dtype=torch.int32)
-    assert torch.equal(host, (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(-2)[..., :101].bool())
+    flags = np.unpackbits(bits.view(np.uint8), axis=-1, count=101, bitorder="little")
+    assert np.array_equal(expand_bits(bits, 101, torch.device("cpu")).numpy(), flags == 1)

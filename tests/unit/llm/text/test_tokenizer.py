@@ -104,6 +104,24 @@ def test_add_bos_token_false_is_obeyed_for_sentencepiece(tmp_path):
     assert load_tokenizer(tmp_path).encode("To")[0] != 1
 
 
+@pytest.mark.parametrize(
+    ("text", "settings", "named"),
+    [
+        (byte_level_json(), {"add_bos_token": True, "add_eos_token": False, "add_prefix_space": False}, []),
+        (byte_level_json(), {"add_bos_token": False}, ["add_bos_token: false"]),
+        (byte_level_json(), {"add_eos_token": True, "add_bos_token": None}, ["add_eos_token: true"]),
+        (byte_level_json(), {"add_prefix_space": True, "split_special_tokens": False}, ["add_prefix_space: true"]),
+        (byte_level_json(), {"split_special_tokens": True}, ["split_special_tokens: true"]),
+        (llama_json(), {"add_bos_token": True, "add_prefix_space": True}, []),
+        (llama_json(), {"add_prefix_space": False}, ["add_prefix_space: false"]),
+    ],
+)
+def test_settings_that_the_vocabulary_contradicts_are_warned_of(tmp_path, caplog, text, settings, named):
+    load_tokenizer(write_json_tokenizer(tmp_path, text, **settings))
+    assert len(caplog.records) == (1 if named else 0)
+    assert all(name in caplog.text for name in named)
+
+
 def test_a_control_piece_never_comes_from_text(pieces):
     ids = pieces.encode("<s> </s>", add_special=False)
     assert not {1, 2} & set(ids)

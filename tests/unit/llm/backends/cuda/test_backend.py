@@ -23,7 +23,7 @@ class StandIn:
 
     fails = False
 
-    def __init__(self, step, buffers, pool, chooser):
+    def __init__(self, step, buffers, pool, chooser, states=None):
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.num_sequences = len(buffers.context_lens_S)
@@ -74,7 +74,7 @@ def test_it_says_what_plain_steps_say_all_the_way(backend):
         assert greedy(backend, asked, 8) == expected
         assert greedy(backend, asked[:2], 8) == expected[:2]
         assert backend.wait_until_compiled(60)
-    assert [*backend._captured] == [(1, 8), (1, 2)]
+    assert {*backend._captured} == {(1, 8), (1, 2)}
 
 
 def test_a_capture_without_memory_is_logged_once_and_steps_go_on(backend, monkeypatch, caplog):
@@ -95,7 +95,7 @@ def test_a_capture_without_memory_is_logged_once_and_steps_go_on(backend, monkey
 
 def test_steps_are_compiled_with_the_inputs_of_a_real_step(backend, monkeypatch):
     examples = []
-    monkeypatch.setattr(module.inductor, "compile_step", lambda *given: examples.append(given[-1]))
+    monkeypatch.setattr(module.inductor, "compile_step", lambda *given: examples.append(given[4]))
     backend.decode(steps_of(3))
     assert backend.wait_until_compiled(60)
     assert [example.context_lens_S.tolist() for example in examples] == [[1] * 4]

@@ -1,0 +1,40 @@
+"""Single keys of config.json are changed: the logits stay those of transformers, or the change is refused by name.
+
+A sample of what `python -m support.config_attack` tries, and changes that once gave other logits.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.config_attack import BESIDE, DEFECTS, REMOVED, Change, attack, sample_of
+
+YARN = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 32}
+FOUND = [
+    Change("gpt-neox", "partial_rotary_factor", 0.25),
+    Change("gpt-neox", "num_attention_heads", 16),
+    Change("gpt-j", "rope_theta", 1000.0),
+    Change("gemma-3", "attn_logit_softcapping", 0.5),
+    Change("olmo-3", "sliding_window", REMOVED),
+    Change("deepseek-v3", "topk_group", 0),
+    Change("glm-4.5", "n_routed_experts", 9),
+    Change("phi-4-mini", BESIDE, YARN),
+    Change("phi-4-mini", "partial_rotary_factor", 0.0),
+    Change("gpt-j", BESIDE, YARN),
+    Change("phi-3-long", "original_max_position_embeddings", REMOVED),
+    Change("olmo-hybrid", "rope_parameters", REMOVED),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", FOUND, ids=str)
+def test_a_change_is_computed_as_in_transformers_or_refused(tmp_path, change):
+    verdict, detail = attack(change, tmp_path)
+    assert verdict not in DEFECTS, detail
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_changes_chosen_by_chance_are_computed_as_in_transformers_or_refused(tmp_path):
+    for i, change in enumerate(sample_of(8, seed=1)):
+        verdict, detail = attack(change, tmp_path / str(i))
+        assert verdict not in DEFECTS, (change, detail)
