@@ -1,6 +1,7 @@
 """One key sends many requests at once, another one a second: how long does the other wait for its first token?
 
     python benchmarks/llm/fairness.py [--requests 1000] [--seconds 10] [--rounds 3] [--places 16] [--same-key]
+        [--crowd-words 8] [--crowd-tokens 64]
 
 The model is the storyteller that ships with the package. Alone and beside the load take turns. The requests that are
 sent while the thousand arrive are counted too, and shown by themselves. The result is a dated JSON file.
@@ -13,6 +14,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -47,9 +49,9 @@ STARTS_S = 120
 ARRIVAL_S = 3  # while the thousand arrive
 
 
-async def first_token_s(port: int, key: str, max_tokens: int) -> float:
+async def first_token_s(port: int, key: str, max_tokens: int, prompt: str = PROMPT) -> float:
     """Stream one completion; the time to its first text. Raises for any status but 200."""
-    body = json.dumps({"model": "m", "prompt": PROMPT, "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
+    body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
@@ -74,13 +76,18 @@ async def once_a_second(port: int, key: str, seconds: int) -> list[float]:
     return await asyncio.gather(*tasks)
 
 
-async def crowd(port: int, key: str, number: int) -> None:
-    """Many requests at once."""
-    await asyncio.gather(*(first_token_s(port, key, 64) for _ in range(number)), return_exceptions=True)
+async def crowd(port: int, key: str, number: int, num_words: int, max_tokens: int) -> None:
+    """Many requests at once. No two prompts begin alike, unless they are short."""
+    words = PROMPT.split()
+    prompts = [PROMPT] * number
+    if num_words > len(words):
+        prompts = [" ".join(random.Random(i).choices(words, k=num_words)) for i in range(number)]
+    tasks = [first_token_s(port, key, max_tokens, prompt) for prompt in prompts]
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def run_crowd(port: int, key: str, number: int) -> None:
-    asyncio.run(crowd(port, key, number))
+def run_crowd(port: int, key: str, number: int, num_words: int, max_tokens: int) -> None:
+    asyncio.run(crowd(port, key, number, num_words, max_tokens))
 
 
 async def measure(port: int, busy: str, calm: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +96,8 @@ async def measure(port: int, busy: str, calm: str, args: argparse.Namespace) -> 
     alone, arriving, beside, lasted = [], [], [], True
     for _ in range(args.rounds):
         alone += await once_a_second(port, calm, args.seconds)
-        load = multiprocessing.Process(target=run_crowd, args=(port, busy, args.requests))  # beside what is measured
+        given = (port, busy, args.requests, args.crowd_words, args.crowd_tokens)
+        load = multiprocessing.Process(target=run_crowd, args=given)  # beside what is measured
         load.start()
         arriving += await once_a_second(port, calm, ARRIVAL_S)
         beside += await once_a_second(port, calm, args.seconds)
@@ -126,6 +134,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns (default %(default)s)")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--crowd-words", type=int, default=8, help="of each prompt of the many (default %(default)s)")
+    parser.add_argument("--crowd-tokens", type=int, default=64, help="generated for each (default %(default)s)")
     parser.add_argument("--same-key", action="store_true", help="both are one key: what it was without turns")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -171,6 +181,7 @@ def write_result(args: argparse.Namespace, figures: dict[str, Any], duration_s: 
         "versions": results.versions(Path(sys.executable), Path("none")),
         "requests": args.requests,
         "places": args.places,
+        "crowd": {"words": args.crowd_words, "tokens": args.crowd_tokens},
         "other_cores": noise["other_cores"],  # those of the server and of the clients are among them
         "figures": figures,
     }
