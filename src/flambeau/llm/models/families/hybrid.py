@@ -159,7 +159,7 @@ def qwen_3_5_moe(config: Config) -> Config:
 
 
 def olmo_hybrid(config: Config) -> Config:
-    """Layers with attention have rotary positions only if rope_theta is given."""
+    """Layers with attention have no rotary positions if the theta of these is null."""
     num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     key_heads = config.get("linear_num_key_heads") or heads
     key_size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
@@ -177,7 +177,7 @@ def olmo_hybrid(config: Config) -> Config:
         max_beta=2.0 if config["linear_allow_neg_eigval"] else 1.0,
         inner_epsilon=1e-5,
     )
-    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta") is not None
+    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta", 1) is not None
     return {
         "recurrence": recurrence,
         "unrotated_layers": frozenset() if is_rotated else frozenset(range(num_layers)),
@@ -559,7 +559,7 @@ HYBRID = {
         understands=frozenset(
             {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
         ),
-        supported={"hidden_act": SILU},
+        supported={"hidden_act": SILU, "rope_scaling": (None,)},
         renames=(
             (r"\.attention_layer_norm\.", ".input_layernorm."),
             (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
