@@ -7,6 +7,12 @@ from dataclasses import replace
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.family import Config, Family
 
+LLAMA_TOKENS = {"eos_token_id": 2, "bos_token_id": 1}
+GPT_TOKENS = {"eos_token_id": 50256, "bos_token_id": 50256}
+DEEPSEEK_EXPERT_NAMES = (
+    (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+    (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+)
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
 _HUNYUAN_KEYS = """
 alpha eod_token_id attention_head_dim org_vocab_size cla_share_factor use_rotary_pos_emb add_classification_head

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, expert_groups, granite, partial_rotation, text_only
+from flambeau.llm.models.families.config_parts import (
+    LLAMA_TOKENS,
+    ROTARY_KEYS,
+    expert_groups,
+    granite,
+    partial_rotation,
+    text_only,
+)
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.recurrence import MixerNorm, Recurrence
@@ -425,8 +432,7 @@ LFM_2 = Family(
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 
@@ -638,8 +644,7 @@ HYBRID = {
             "moe_shared_expert_intermediate_size": 7688,
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.0,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "GraniteMoeHybridForCausalLM": Family(
@@ -661,8 +666,7 @@ HYBRID = {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 262144,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "FalconH1ForCausalLM": Family(
@@ -687,8 +691,7 @@ HYBRID = {
             "attention_out_multiplier": 1.0,
             "ssm_in_multiplier": 1.0,
             "ssm_out_multiplier": 1.0,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "JambaForCausalLM": Family(
@@ -715,8 +718,7 @@ HYBRID = {
             "mamba_dt_rank": "auto",
             "mamba_conv_bias": True,
             "mamba_proj_bias": False,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
 }
