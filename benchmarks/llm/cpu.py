@@ -8,10 +8,14 @@ PYTHON is an interpreter with `llama-cpp-python` and `gguf` (a virtual environme
 It makes random checkpoints of the shape, the same weights for both programs, and keeps them in --folder. Both programs
 stay loaded and take turns, so that a busy moment of the machine meets both; ratios are taken within a round. Beside the
 time on the clock there is the time of the processors: with one thread, neighbors on the machine change it least.
-The result is a dated JSON file.
+Memory is what each process has resident after its last job. The result is a dated JSON file; progress goes to stderr.
 
 --perplexity compares the rounding of both programs instead: the perplexity of a text that the shipped storyteller
-generated itself, with the weights of the storyteller, and the divergence from its distributions in float32.
+generated itself, after its prompt, with the weights of the storyteller, and the divergence from its distributions in
+float32.
+
+OpenVINO is not compared: the network would have to be converted for it, with the KV cache as its state, and its own
+tools round weights in another way, so that the programs would not compute the same.
 """
 
 import argparse
@@ -86,9 +90,14 @@ class Subject:
         return json.loads(line)  # type: ignore[no-any-return]
 
 
-def compare(kind: str, asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """All rounds of one kind of weights."""
+def progress(text: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+def compare(kind: str, asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """All rounds of one kind of weights, and the memory of both programs after them."""
     checkpoint, theirs = PAIRS[kind]
+    progress(f"{kind}: loading both programs")
     ours = Subject(sys.executable, "flambeau", folder / checkpoint, kind, asked.threads)
     other = Subject(asked.llama_python, "llama.cpp", folder / f"{theirs}.gguf", theirs, asked.threads)
     records = []
@@ -100,6 +109,7 @@ def compare(kind: str, asked: argparse.Namespace, folder: Path) -> list[dict[str
                 "llama.cpp": other.run({**job, "seed": round_ + 1}),
             }
             if round_ < 0:
+                progress(f"{kind}, {name}: warmed up")
                 continue
             record: dict[str, Any] = {"kind": kind, "job": name, "round": round_}
             for program, reply in replies.items():
@@ -107,9 +117,12 @@ def compare(kind: str, asked: argparse.Namespace, folder: Path) -> list[dict[str
             same = sum(a == b for a, b in zip(replies["flambeau"]["ids"], replies["llama.cpp"]["ids"], strict=True))
             record["same_tokens"] = same / len(replies["flambeau"]["ids"])
             records.append(record)
+            rates = " and ".join(f"{program} {record[program]['wall']:.0f}" for program in replies)
+            progress(f"{kind}, {name}, round {round_ + 1} of {asked.rounds}: {rates} tokens/s")
+    memory = {"kind": kind, "flambeau": ours.run({"memory": True}), "llama.cpp": other.run({"memory": True})}
     ours.close()
     other.close()
-    return records
+    return records, memory
 
 
 def summarize(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -144,23 +157,37 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def memory_table(memories: list[dict[str, Any]]) -> str:
+    """Resident memory beside what a model needs: its weights and the KV cache."""
+    lines = ["| weights | | weights, GB | KV cache, GB | resident, GB | of both |", "|---|---|---|---|---|---|"]
+    for memory in memories:
+        for program in ("flambeau", "llama.cpp"):
+            weights, cache, resident = (memory[program][f"{name}_bytes"] for name in ("weights", "cache", "resident"))
+            share = f"{resident / (weights + cache):.2f} ×"
+            sizes = (f"{each / 1e9:.3f}" for each in (weights, cache, resident))
+            lines.append(f"| {memory['kind']} | {program} | {' | '.join(sizes)} | {share} |")
+    return "\n".join(lines)
+
+
 STORYTELLER = results.REPOSITORY / "src" / "flambeau" / "examples" / "storyteller" / "target"
-TEXTS, TEXT_TOKENS = 32, 256
+PROMPT, TEXTS, TEXT_TOKENS = "Once upon a time", 64, 256
 
 
-def generated_rows(seed: int) -> list[list[int]]:
-    """Tokens that the storyteller generates at temperature 1."""
+def generated_rows(seed: int) -> tuple[int, list[list[int]]]:
+    """The length of the prompt, and the prompt with what the storyteller generates after it at temperature 1."""
     from flambeau.llm.engine import Engine
 
     engine = Engine.from_pretrained(STORYTELLER, device="cpu")
+    assert engine.tokenizer is not None
+    prompt = engine.tokenizer.encode(PROMPT)
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": TEXT_TOKENS, "ignore_eos": True, "seed": seed}
-    texts = engine.generate(["Once upon a time"] * TEXTS, **options)
+    texts = engine.generate([prompt] * TEXTS, **options)
     engine.close()
-    return [list(text.token_ids) for text in texts]
+    return len(prompt), [[*prompt, *text.token_ids] for text in texts]
 
 
 def compare_perplexities(asked: argparse.Namespace) -> None:
-    folder, rows = asked.folder / "storyteller", generated_rows(asked.seed)
+    folder, (skipped, rows) = asked.folder / "storyteller", generated_rows(asked.seed)
     subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), str(STORYTELLER)], check=True)
     print("| weights (theirs) | flambeau | llama.cpp | divergence: flambeau | llama.cpp |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
@@ -172,7 +199,7 @@ def compare_perplexities(asked: argparse.Namespace) -> None:
             ):
                 python = sys.executable if program == "flambeau" else asked.llama_python
                 subject = Subject(python, program, path, each, asked.threads)
-                found.append(subject.run({"rows": rows, "reference": f"{scratch}/float32.npy"}))
+                found.append(subject.run({"rows": rows, "skip": skipped, "reference": f"{scratch}/float32.npy"}))
                 subject.close()
             perplexities = (f"{each['perplexity']:.4f}" for each in found)
             divergences = (f"{each['divergence']:.1e}" for each in found)
@@ -186,12 +213,14 @@ def main() -> None:
         return
     folder = asked.folder / asked.shape
     files = ",".join({name for kind in asked.kinds.split(",") for name in PAIRS[kind]})
+    progress(f"checkpoints of the shape {asked.shape} in {folder}; those that are not there are made")
     subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape, files], check=True)
     before = machine.Usage.now({})
-    records = [record for kind in asked.kinds.split(",") for record in compare(kind, asked, folder)]
+    found = [compare(kind, asked, folder) for kind in asked.kinds.split(",")]
     noise = machine.cores_between(before, machine.Usage.now({}))
+    records, memories = [record for some, _ in found for record in some], [memory for _, memory in found]
     rows = summarize(records)
-    print(table(rows))
+    print(table(rows), memory_table(memories), sep="\n\n")
     now = datetime.now(UTC)
     result = {
         "when": now.isoformat(timespec="seconds"),
@@ -200,6 +229,7 @@ def main() -> None:
         "threads": asked.threads,
         "steal_cores": noise["steal_cores"],
         "summary": rows,
+        "memory": memories,
         "records": records,
     }
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,13 @@
 
 A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens.
 The reply has the seconds until the first tokens, those of all later ones, and the tokens of the first sequence.
-A job {"rows": …, "reference": …} has lists of tokens instead, and a file of logits; see `compare_rows`.
+A job {"memory": true} gives the bytes of the weights, of the KV cache, and of what the process has resident.
+A job {"rows": …, "skip": …, "reference": …} has lists of tokens instead, how many of each are its prompt, and a file of
+logits; see `compare_rows`.
 """
 
 import ctypes
+import gc
 import json
 import sys
 import time
@@ -22,6 +25,8 @@ Prompts = list[list[int]]
 Reply = dict[str, Any]
 Run = Callable[[Prompts, int], Reply]
 Score = Callable[[list[int]], np.ndarray]  # the logits [T, V] after each token of a sequence
+Sizes = Callable[[], tuple[int, int]]  # the bytes of the weights and of the KV cache
+Program = tuple[int, Run, Score, Sizes]  # the first is the size of the vocabulary
 MAX_STREAMS, CONTEXT = 32, 640  # tokens of a sequence
 
 
@@ -38,9 +43,10 @@ class Clock:
         return lap
 
 
-def flambeau(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
+def flambeau(path: str, kind: str, threads: int) -> Program:
     import torch
 
+    from flambeau.llm.backends.cpu.packed_linear import PackedLinear
     from flambeau.llm.config import EngineConfig
     from flambeau.llm.engine import Engine
     from flambeau.llm.executor.inputs import StepInputs
@@ -87,10 +93,17 @@ def flambeau(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
         )
         return loaded.backend.prefill(inputs, places).float().numpy()
 
-    return engine.arch.vocab_size, run, score
+    def sizes() -> tuple[int, int]:
+        panels = {
+            layer.panels.data_ptr(): layer.panels.nbytes for layer in gc.get_objects() if type(layer) is PackedLinear
+        }
+        cache = loaded.backend.cache
+        return sum(panels.values()), sum(each.nbytes for each in (*cache.keys, *cache.values))
+
+    return engine.arch.vocab_size, run, score, sizes
 
 
-def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
+def llama_cpp(path: str, kind: str, threads: int) -> Program:
     from llama_cpp import llama_cpp as api
 
     log = api.llama_log_callback(lambda *_: None)
@@ -145,21 +158,31 @@ def llama_cpp(path: str, kind: str, threads: int) -> tuple[int, Run, Score]:
         api.llama_memory_clear(api.llama_get_memory(context), True)
         return np.stack([each.copy() for each in logits_of([(t, place, 0, True) for place, t in enumerate(ids)])])
 
-    return vocab_size, run, score
+    def sizes() -> tuple[int, int]:
+        heads = api.llama_model_n_embd(model) // api.llama_model_n_head(model) * api.llama_model_n_head_kv(model)
+        return api.llama_model_size(model), params.n_ctx * api.llama_model_n_layer(model) * heads * 2 * 2  # float16
+
+    return vocab_size, run, score, sizes
 
 
-def compare_rows(rows: Prompts, score: Score, reference: Path) -> Reply:
-    """The perplexity of the rows, and how far the distributions are from the reference, which the first call writes.
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
 
-    The distance is the mean Kullback-Leibler divergence: unlike the perplexity, it is not a matter of luck.
+
+def compare_rows(rows: Prompts, num_skipped: int, score: Score, reference: Path) -> Reply:
+    """The perplexity of the rows after their prompts, and how far the distributions are from the reference.
+
+    The first call writes the reference. The distance is the mean Kullback-Leibler divergence: unlike the perplexity, it
+    is not a matter of luck.
     """
     found, chosen = [], []
     for ids in rows:
-        logits = score(ids)[:-1].astype(np.float64)
+        logits = score(ids)[num_skipped - 1 : -1].astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         found.append(logits)
-        chosen.append(logits[np.arange(len(ids) - 1), ids[1:]])
+        chosen.append(logits[np.arange(len(logits)), ids[num_skipped:]])
     log_p = np.concatenate(found)
     if not reference.exists():
         np.save(reference, log_p)
@@ -169,12 +192,19 @@ def compare_rows(rows: Prompts, score: Score, reference: Path) -> Reply:
 
 
 def main(program: str, path: str, kind: str, threads: int) -> None:
-    vocab_size, run, score = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
+    vocab_size, run, score, sizes = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
     print(json.dumps({"vocab_size": vocab_size}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
+        if "memory" in job:
+            weights, cache = sizes()
+            print(
+                json.dumps({"weights_bytes": weights, "cache_bytes": cache, "resident_bytes": resident_bytes()}),
+                flush=True,
+            )
+            continue
         if "rows" in job:
-            print(json.dumps(compare_rows(job["rows"], score, Path(job["reference"]))), flush=True)
+            print(json.dumps(compare_rows(job["rows"], job["skip"], score, Path(job["reference"]))), flush=True)
             continue
         draw = np.random.default_rng(job.get("seed", 0))
         prompts = draw.integers(0, vocab_size, (job["streams"], job["prompt"])).tolist()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import flambeau.examples.storyteller
 from flambeau.llm import Engine, SamplingParams
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.executor.head import HeadProposer
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
+from support.tiny_heads import published_eagle, tiny_head, twin_proposals
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,9 +35,39 @@ def on_cpu():
     engine.close()
 
 
-@pytest.fixture(scope="module", params=["plain", "draft", "lookup"])
-def on_gpu(request):
-    ways = {"plain": {}, "draft": {"draft": str(DRAFT), "speculate_k": 3}, "lookup": {"speculate_k": 3}}
+@pytest.fixture(scope="module")
+def head(on_cpu, tmp_path_factory):
+    """An EAGLE-3 head with random weights, and its folder."""
+    made, folder = (
+        tiny_head("eagle3", load_model(MODEL, dtype=torch.float32), draft_vocab_size=256),
+        tmp_path_factory.mktemp("head"),
+    )
+    arch = made.arch
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "hidden_size": arch.hidden_size,
+        "num_attention_heads": arch.num_heads,
+        "num_key_value_heads": arch.num_kv_heads,
+        "head_dim": arch.head_size,
+        "intermediate_size": arch.intermediate_size,
+        "vocab_size": arch.vocab_size,
+        "rms_norm_eps": arch.norm_epsilon,
+        "rope_theta": arch.rope_theta,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: value.contiguous() for name, value in published_eagle(made).items()}, folder / "model.safetensors")
+    return made, folder
+
+
+@pytest.fixture(scope="module", params=["plain", "draft", "lookup", "head"])
+def on_gpu(request, head):
+    ways = {
+        "plain": {},
+        "draft": {"draft": str(DRAFT), "speculate_k": 3},
+        "lookup": {"speculate_k": 3},
+        "head": {"draft": str(head[1]), "speculate_k": 3},
+    }
     options = ways[request.param]
     if request.param == "lookup":
         options = {**options, "speculation": "lookup"}
@@ -60,6 +97,30 @@ def test_tokens_are_those_of_a_cpu(on_cpu, on_gpu, settings):
     for _ in range(2):
         assert [completion.token_ids for completion in on_gpu.generate(PROMPTS, params)] == expected
     assert on_gpu.generate(PROMPTS[:1], params)[0].token_ids == expected[0]
+
+
+def test_a_head_gets_the_hidden_states_of_graphs(on_gpu, head, monkeypatch):
+    """What it proposes is what its plain twin computes on a CPU."""
+    if on_gpu.info.speculation != "eagle3":
+        pytest.skip("it has no head")
+    found, propose = [], HeadProposer.propose
+
+    def recorded(self, sequences, limits, num_ahead):
+        proposal = propose(self, sequences, limits, num_ahead)
+        if proposal is not None:
+            rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+            found.extend(([*sequence.tokens], ids[:length]) for sequence, ids, length in rows if length)
+        return proposal
+
+    monkeypatch.setattr(HeadProposer, "propose", recorded)
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    for _ in range(2):
+        on_gpu.generate(PROMPTS, SETTINGS["greedy"])
+    assert len(found) > 40
+    target = load_model(MODEL, dtype=torch.float32)
+    sample = random.Random(1).sample(found, 40)
+    same = [proposed == twin_proposals(head[0], target, tokens, len(proposed)) for tokens, proposed in sample]
+    assert sum(same) >= 38  # the first of almost equal logits may differ
 
 
 def test_blocks_are_free_at_the_end(on_gpu):

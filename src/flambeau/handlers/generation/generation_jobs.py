@@ -488,7 +488,7 @@ class GptGeneration:
         find = self._owners.get
         for output in self._engine.step():
             owner, first = find(output.request_id, (None, 0))
-            if type(owner) is GenerationJob:
+            if isinstance(owner, GenerationJob):
                 outputs.setdefault(owner.request.job_id, []).append(ChoiceOutput(first + output.index, output))
             elif owner is not None:
                 owner.add(first + output.index, output)

@@ -23,7 +23,8 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
-from flambeau.llm.sampling.sampler import Sampler, argmax_tokens
+from flambeau.llm.sampling.logits_processors import argmax_tokens
+from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.rounds import sample_round
 from flambeau.llm.speculation.speculator import Proposal, TokenSpan
 

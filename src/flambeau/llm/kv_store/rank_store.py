@@ -31,12 +31,9 @@ class StoreLeader:
     """Rank 0's transfer: copies on all ranks. Any thread may call."""
 
     def __init__(self, inner: BlockTransfer, group: dist.ProcessGroup) -> None:
+        self.places: Bytes = inner.places
         self._inner, self._group = inner, group
         self._lock = threading.Lock()
-
-    @property
-    def places(self) -> Bytes:
-        return self._inner.places
 
     def copy_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         if blocks:

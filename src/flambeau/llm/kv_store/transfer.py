@@ -21,7 +21,9 @@ Bytes = NDArray[np.uint8]
 class BlockTransfer(Protocol):
     """Copies between blocks of the cache and places in host memory, and returns when that is done."""
 
-    places: Bytes  # [places, bytes of a block]
+    @property
+    def places(self) -> Bytes:
+        """[places, bytes of a block]"""
 
     def copy_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """From the cache to host memory."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flambeau.llm.quantize.int4 import MAX_LEVEL, SHRINKS, pack_int4, scale_and_minimum
+from flambeau.llm.quantize.int4 import MAX_LEVEL, pack_int4, scale_and_minimum
 
 Grid = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # limits of groups → their scales and minimums
 PORTION = 128  # columns whose effect on the others is computed at once; a multiple of all group sizes
+SHRINKS = (0.95, 0.9, 0.85, 0.8, 0.75)  # fractions of the range of a group to try
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; more if the inputs determine too little
 
 
@@ -100,7 +101,7 @@ def best_grid(group_OG: Tensor, weights_G: Tensor, grid: Grid) -> tuple[Tensor, 
     low_O, high_O = group_OG.amin(1), group_OG.amax(1)
     best = grid(low_O, high_O)
     least_O = grid_error(group_OG, weights_G, *best)
-    for shrink in SHRINKS[1:]:
+    for shrink in SHRINKS:
         other = grid(low_O * shrink, high_O * shrink)
         error_O = grid_error(group_OG, weights_G, *other)
         is_better_O = error_O < least_O

@@ -11,14 +11,8 @@ from torch.nn import functional as F
 
 GROUP_SIZES = (32, 64, 128)
 MAX_LEVEL = 15
-SHRINKS = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-)  # fractions of a group's range to try: clipping may reduce the error
+SHRINKS = (1.0, 0.92, 0.84, 0.76)  # fractions of a group's range to try: clipping may reduce the error
+NUM_FITS = 2  # of the scale and the minimum to the levels that were chosen
 MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that fit into a CPU's cache …
 MAX_WEIGHTS_ON_GPU = 1 << 25  # … or keep a GPU busy
 
@@ -85,9 +79,24 @@ def quantize_portion(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor
         scale_ON = torch.where(is_better_ON, other_scale_ON, scale_ON)
         minimum_ON = torch.where(is_better_ON, other_minimum_ON, minimum_ON)
         error_ON = torch.minimum(other_error_ON, error_ON)
-    steps_ONG = in_steps(wide_ONG, scale_ON, minimum_ON)
-    levels_OI = steps_ONG.round_().clamp_(0, MAX_LEVEL).to(torch.uint8).flatten(1)
-    return pack_int4(levels_OI), scale_ON, minimum_ON
+    fitted_scale_ON, fitted_minimum_ON = scale_ON, minimum_ON
+    for _ in range(NUM_FITS):
+        fitted_scale_ON, fitted_minimum_ON = fit_levels(wide_ONG, fitted_scale_ON, fitted_minimum_ON)
+    is_better_ON = rounding_error(wide_ONG, fitted_scale_ON, fitted_minimum_ON) < error_ON
+    scale_ON = torch.where(is_better_ON, fitted_scale_ON, scale_ON)
+    minimum_ON = torch.where(is_better_ON, fitted_minimum_ON, minimum_ON)
+    return pack_int4(to_levels(wide_ONG, scale_ON, minimum_ON).to(torch.uint8).flatten(1)), scale_ON, minimum_ON
+
+
+def fit_levels(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and minimum with the least squared error for the levels that these give."""
+    levels_ONG = to_levels(wide_ONG, scale_ON, minimum_ON)
+    size, sum_ON, weights_ON = wide_ONG.shape[2], levels_ONG.sum(dim=2), wide_ONG.sum(dim=2)
+    variance_ON = size * levels_ONG.square().sum(dim=2) - sum_ON.square()
+    covariance_ON = size * (levels_ONG * wide_ONG).sum(dim=2) - sum_ON * weights_ON
+    fitted_ON = (covariance_ON / variance_ON).to(torch.bfloat16)
+    fitted_ON = torch.where(fitted_ON > 0, fitted_ON, scale_ON)  # one level has no slope
+    return fitted_ON, ((weights_ON - fitted_ON.float() * sum_ON) / size).to(torch.bfloat16)
 
 
 def scale_and_minimum(low_ON: Tensor, high_ON: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,6 +108,10 @@ def scale_and_minimum(low_ON: Tensor, high_ON: Tensor) -> tuple[Tensor, Tensor]:
 def in_steps(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
     """Each weight as a number of steps above the minimum."""
     return (wide_ONG - minimum_ON.float().unsqueeze(2)).mul_(scale_ON.float().reciprocal().unsqueeze(2))
+
+
+def to_levels(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
+    return in_steps(wide_ONG, scale_ON, minimum_ON).round_().clamp_(0, MAX_LEVEL)
 
 
 def rounding_error(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
-from flambeau.llm.sampling.sampler import Sampler, argmax_tokens
+from flambeau.llm.sampling.logits_processors import argmax_tokens
+from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.speculator import Proposal, gather_rows, split_by_exactness
 
 

@@ -141,7 +141,8 @@ class ByteDecoder:
         self._visible_bytes = visible_bytes
         self._spaces = spaces  # becomes "keep" once the text has begun
         decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder, self._decode = decoder, decoder.decode
+        self._decoder = decoder
+        self._decode: Callable[..., str] = decoder.decode
         self._skip_prompt(prompt_ids)
 
     def push(self, token_id: int) -> str:

@@ -32,8 +32,8 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
-from flambeau.llm.sampling.sampler import argmax_tokens
 
 if TYPE_CHECKING:
     from flambeau.llm.backends.cuda.network import CudaNetwork

@@ -1,8 +1,9 @@
 """Attention of one new token of each sequence, from its projections, in one Triton kernel.
 
 The kernel rotates the query and the key, writes key and value to the cache, and attends to the places before. The new
-token's own key and value are taken from registers, so nothing waits for the cache. The plain version is rope.py and
-attention.py, which compute prompts and verified tokens.
+token's own key and value are taken from registers, so nothing waits for the cache. The last program of a sequence's
+splits, by a counter, merges them: another launch takes longer. The plain version is rope.py and attention.py, which
+compute prompts and verified tokens.
 
 Shapes: T tokens of the step, one of each sequence · B blocks of the longest · P blocks · K tokens of a block ·
 H heads · G key-value heads · D head size · S parts of a sum
@@ -17,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.attention import MIN_ROWS, compute_type_of, merge_splits, num_splits
+from flambeau.llm.backends.cuda.attention import MIN_ROWS, compute_type_of, num_splits
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
+MERGED_ROWS = 64  # heads times splits that are merged at a time: more need too many registers
 
 
 @triton.jit
@@ -28,13 +30,48 @@ def rotate(first, second, cos, sin):  # type: ignore[no-untyped-def]
     return first * cos - second * sin, second * cos + first * sin
 
 
-@triton.jit(do_not_specialize=["T", "table_stride"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def merge(  # type: ignore[no-untyped-def]
+    sums_ptr, highs_ptr, totals_ptr, out_ptr, first_row, num_used,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    EACH: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of the heads of one key-value head, a few at a time."""
+    row = tl.arange(0, GROUP_PADDED)
+    is_row = row < GROUP
+    dimension = tl.arange(0, PADDED)
+    is_dimension = dimension < SIZE
+    high = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    sums = tl.zeros([GROUP_PADDED, PADDED], tl.float32)
+    for start in range(0, num_used, EACH):
+        split = start + tl.arange(0, EACH)
+        mask = (split < num_used)[:, None] & is_row[None, :]
+        at = (first_row + row)[None, :] * SPLITS + split[:, None]
+        highs = tl.load(highs_ptr + at, mask=mask, other=-1.0e30, cache_modifier=".cg")
+        totals = tl.load(totals_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+        parts_at = sums_ptr + at[:, :, None] * SIZE + dimension[None, None, :]
+        parts_mask = mask[:, :, None] & is_dimension[None, None, :]
+        parts = tl.load(parts_at, mask=parts_mask, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(high, tl.max(highs, 0))
+        weights = tl.exp(highs - higher[None, :])
+        shrink = tl.exp(high - higher)
+        total = total * shrink + tl.sum(totals * weights, 0)
+        sums = sums * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        high = higher
+    y_at = out_ptr + (first_row + row)[:, None] * SIZE + dimension[None, :]
+    y = (sums / tl.where(is_row, total, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(y_at, y, mask=is_row[:, None] & is_dimension[None, :])
+
+
+@triton.jit(do_not_specialize=["T", "table_stride", "counter_stride"])  # type: ignore[untyped-decorator]
 def rotate_and_attend(  # type: ignore[no-untyped-def]
     qkv_ptr, keys_ptr, values_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, tables_ptr, q_gain_ptr, k_gain_ptr,
-    out_ptr, sums_ptr, highs_ptr, totals_ptr, scale, epsilon, T, table_stride,
+    out_ptr, sums_ptr, highs_ptr, totals_ptr, counters_ptr, scale, epsilon, T, table_stride, counter_stride,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr,
     PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
-    PARTS: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    MERGED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places of a sequence, for the heads of one key-value head. The first split has the new token."""
     token, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -136,12 +173,25 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     kept = (token.to(tl.int64) * HEADS + head) * SPLITS + split
     at = kept[:, None] * SIZE + dimension[None, :]
     mask = is_row[:, None] & is_dimension[None, :]
+    out_at = out_ptr + (token.to(tl.int64) * HEADS + head)[:, None] * SIZE + dimension[None, :]
     if SPLITS == 1:
-        tl.store(out_ptr + at, (sums / total[:, None]).to(dtype), mask=mask)
+        tl.store(out_at, (sums / total[:, None]).to(dtype), mask=mask)
     else:
-        tl.store(highs_ptr + kept, high, mask=is_row)
-        tl.store(totals_ptr + kept, total, mask=is_row)
-        tl.store(sums_ptr + at, sums, mask=mask)
+        num_used = tl.maximum(tl.cdiv(position - first_place, tl.maximum(share, 1)), 1)  # splits that have places
+        if num_used == 1:
+            if split == 0:
+                tl.store(out_at, (sums / total[:, None]).to(dtype), mask=mask)
+        elif split < num_used:
+            tl.store(highs_ptr + kept, high, mask=is_row)
+            tl.store(totals_ptr + kept, total, mask=is_row)
+            tl.store(sums_ptr + at, sums, mask=mask)
+            tl.debug_barrier()
+            counter = counters_ptr + kv_head * counter_stride + token
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_used - 1:
+                merge(
+                    sums_ptr, highs_ptr, totals_ptr, out_ptr, token.to(tl.int64) * HEADS + kv_head * group, num_used,
+                    group, GROUP_PADDED, SIZE, PADDED, SPLITS, MERGED,
+                )  # fmt: skip
 
 
 def attend_new_tokens(
@@ -158,12 +208,13 @@ def attend_new_tokens(
     scale: float,
     window: int,
     dtype: torch.dtype,
+    counters_GT: Tensor,
 ) -> Tensor:
     """The outputs [T, H, D] of projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D]; a window of 0 means none.
 
     Outputs have the type `dtype`. Keys and values are written to their slots of [P, K, G, D], in the type of the
     cache. `rotation` are the cosine and sine of positions; None: no rotary positions. `gains` normalize queries and
-    keys; None: no normalization.
+    keys; None: no normalization. `counters_GT` are zeros, which are used up; there may be more than T.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
     splits = num_splits(num_tokens, kv_heads)
@@ -175,21 +226,17 @@ def attend_new_tokens(
         sums = torch.empty((num_tokens, num_heads, splits, size), dtype=torch.float32, device=keys.device)
         highs, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=keys.device)
     padded = max(16, triton.next_power_of_2(size))
+    group_padded = triton.next_power_of_2(group)
     launch: Any = rotate_and_attend
     launch[(num_tokens, kv_heads, splits)](
         qkv, keys, values, *(rotation or (None, None)), positions_T, slots_T, tables_TB, *(gains or (None, None)),
-        out, sums, highs, totals, scale, epsilon, num_tokens, tables_TB.stride(0),
+        out, sums, highs, totals, counters_GT, scale, epsilon, num_tokens, tables_TB.stride(0), counters_GT.stride(0),
         WINDOW=window, HEADS=num_heads, KV_HEADS=kv_heads, SIZE=size, HALF_PADDED=max(16, padded // 2), PADDED=padded,
         BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), PLACES=places,
         PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, ROTATES=rotation is not None, NORMALIZES=gains is not None,
+        GROUP_PADDED=group_padded, MERGED=max(1, min(splits, MERGED_ROWS // group_padded)),
         **overlap_options(num_tokens, MAX_ROWS), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if splits > 1:
-        launch = merge_splits
-        launch[(num_tokens * num_heads,)](
-            sums, highs, totals, out, SIZE=size, PADDED=padded, SPLITS=splits,
-            **overlap_options(num_tokens, MAX_ROWS), num_warps=2,
-        )  # fmt: skip
     return out
 
 

@@ -43,7 +43,7 @@ class DenseLayer:
     gate_up: KernelLinear
     down: KernelLinear
 
-    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor | None) -> Sums:
+    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
         return x_TE, self.down(self.gate_up(self.norm(x_TE, sums)))
 
 
@@ -56,9 +56,9 @@ class SparseLayer:
     experts: KernelExperts
     shared: tuple[KernelLinear, KernelLinear] | None  # gate_up and down
 
-    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor | None) -> Sums:
+    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
         """`counters_T` are zeros, which are used up."""
-        if counters_T is not None and len(x_TE) <= MAX_ROWS and can_route(self.mlp):
+        if len(x_TE) <= MAX_ROWS and can_route(self.mlp):
             norm = self.norm
             x_TE, y_TE, chosen_TA, weights_TA = route(
                 x_TE, sums, norm.gain, norm.epsilon, self.mlp, counters_T, norm.residual_scale

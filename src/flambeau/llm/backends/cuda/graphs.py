@@ -19,8 +19,8 @@ from torch import Tensor
 from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
-from flambeau.llm.sampling.sampler import argmax_tokens
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 

@@ -2,7 +2,7 @@
 
 A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds.
 
-Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary
+Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary · C counters of a token
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flambeau.llm.backends.cuda.feed_forward import (
     can_compute_experts,
     kernel_experts,
 )
-from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear
+from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -91,7 +91,7 @@ class CudaNetwork:
         self._tables = model.rotation.cos, model.rotation.sin
         self._num_shared = arch.num_heads // arch.num_kv_heads  # heads that share keys and values
         self._layers = [cuda_layer(layer, cache, i, arch) for i, layer in enumerate(body.layers)]
-        self._has_experts = arch.num_experts > 0
+        self._num_kv_heads = arch.num_kv_heads
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
@@ -113,12 +113,13 @@ class CudaNetwork:
         sums: Tensor | None = None
         layers = () if self._states is None else self._states.layers
         inputs_of: dict[int, Tensor] = {}
-        for number, (layer, counters_T) in enumerate(zip(self._layers, self._counters(len(x_TE)), strict=True)):
+        counters = self._counters(len(x_TE), has_prompts=tiles is not None)
+        for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
             normal_TE = layer.norm(x_TE, sums)
             if number in layers:
                 inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
-            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles))
-            x_TE, sums = layer.mlp(x_TE, sums, counters_T)
+            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles, counters_CT))
+            x_TE, sums = layer.mlp(x_TE, sums, counters_CT[0])
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE
@@ -127,13 +128,19 @@ class CudaNetwork:
         logits = logits.sum(0) if logits.dim() == 3 else logits.float()
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
-    def _counters(self, num_rows: int) -> Sequence[Tensor | None]:
-        """Zeros [T] for each layer, if its router needs them. Steps may run at the same time: each has its own."""
-        if not self._has_experts or num_rows > MAX_ROWS:
-            return [None] * len(self._layers)
-        return torch.zeros(len(self._layers), num_rows, dtype=torch.int32, device=self._device).unbind()
+    def _counters(self, num_rows: int, *, has_prompts: bool) -> Sequence[Tensor]:
+        """Zeros [C, T] for each layer: one of a row for its router, and for decode steps one of each key-value head.
 
-    def _attend(self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None) -> Tensor:
+        Steps may run at the same time: each has its own.
+        """
+        num_counters = 1 + (0 if has_prompts else self._num_kv_heads)
+        width = -(-num_rows // 4) * 4  # the kernels are compiled for aligned addresses
+        zeros = torch.zeros(len(self._layers), num_counters, width, dtype=torch.int32, device=self._device)
+        return zeros.unbind()
+
+    def _attend(
+        self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+    ) -> Tensor:
         """The outputs of attention [T, H·D]."""
         attention = layer.attention
         window = attention.window or 0
@@ -154,6 +161,7 @@ class CudaNetwork:
                 attention.scale,
                 window,
                 self._dtype,
+                counters_CT[1:],
             ).flatten(1)
         q_THD = rope(
             qkv,

@@ -20,6 +20,7 @@ from flambeau.llm.models.architecture import RouterKind
 from flambeau.llm.models.moe import SparseMLP
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
+CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
 KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
 
 
@@ -51,19 +52,22 @@ def choose(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         scores += tl.load(bias_ptr + i, mask=is_expert, other=0.0)
     # Not a number counts as the smallest one: chosen experts are always different.
-    scores = tl.where(scores == scores, scores, -1.0e38)
+    is_number = tl.sum((logits != logits).to(tl.int32), 0) == 0
+    scores = tl.where(is_number, scores, -1.0e38)
     scores = tl.where(is_expert, scores, -float("inf"))
     slots = tl.arange(0, CHOSEN_PADDED)
     chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
     kept = tl.zeros([CHOSEN_PADDED], tl.float32)
     for slot in range(CHOSEN):  # not unrolled: fetching long code takes longer
-        number = tl.argmax(scores, 0)
-        weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
+        weight, number = tl.max(scores, 0, return_indices=True)
+        if HAS_BIAS:
+            weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
         chosen = tl.where(slots == slot, number, chosen)
         kept = tl.where(slots == slot, weight, kept)
         scores = tl.where(i == number, -float("inf"), scores)
     if NORMALIZES:
         kept = kept / tl.sum(kept, 0)
+    kept = tl.where(is_number, kept, float("nan"))
     tl.store(chosen_ptr + slots, chosen, mask=slots < CHOSEN)
     tl.store(weights_ptr + slots, kept * routed_scale, mask=slots < CHOSEN)
 
@@ -73,16 +77,17 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
     x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, bias_ptr, logits_ptr, counters_ptr, chosen_ptr, weights_ptr,
     epsilon, residual_scale, routed_scale, T,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, CHUNK: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
     share, row = tl.program_id(0), tl.program_id(1)
     e = tl.arange(0, PADDED)
     is_element = e < SIZE
     gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-    rows = gate_ptr + share * EACH * SIZE + e
-    gate = tl.load(rows, mask=is_element & (share * EACH < EXPERTS), other=0.0)
+    experts = share * EACH + tl.arange(0, CHUNK)
+    rows = gate_ptr + experts[:, None] * SIZE + e[None, :]
+    gate = tl.load(rows, mask=is_element[None, :] & (experts < EXPERTS)[:, None], other=0.0)
     wait_for_previous(OVERLAPS)
     x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
@@ -90,17 +95,18 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         x += sums.to(tl.float32) * residual_scale
     kept = x.to(x_ptr.dtype.element_ty)
     x = kept.to(tl.float32)
-    y = (x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon) * gain).to(y_ptr.dtype.element_ty)
+    y = x * gain
+    root = tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
     if share == 0:
         # Not in place: the other programs of the row read it, too.
         tl.store(kept_ptr + row * SIZE + e, kept, mask=is_element)
-        tl.store(y_ptr + row * SIZE + e, y, mask=is_element)
-    y = y.to(tl.float32)
-    for number in range(EACH):
-        expert = share * EACH + number
-        if number > 0:
-            gate = tl.load(rows + number * SIZE, mask=is_element & (expert < EXPERTS), other=0.0)
-        tl.store(logits_ptr + row * EXPERTS + expert, tl.sum(gate.to(tl.float32) * y, 0), mask=expert < EXPERTS)
+        tl.store(y_ptr + row * SIZE + e, (y * root).to(y_ptr.dtype.element_ty), mask=is_element)
+    for first in range(0, EACH, CHUNK):
+        is_expert = experts + first < EXPERTS
+        if first > 0:
+            gate = tl.load(rows + first * SIZE, mask=is_element[None, :] & is_expert[:, None], other=0.0)
+        logits = tl.sum(gate.to(tl.float32) * y[None, :], 1) * root
+        tl.store(logits_ptr + row * EXPERTS + experts + first, logits, mask=is_expert)
     tl.debug_barrier()
     num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(0) - 1:
@@ -140,9 +146,9 @@ def route(
         chosen_TA, weights_TA, epsilon, residual_scale, mlp.routed_scale, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x_TE.numel(),
         EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
-        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, SIGMOID=mlp.router.endswith("sigmoid"),
-        HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
-        **overlap_options(num_rows, MAX_ROWS), num_warps=4 if size <= 2048 else 8,
+        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, CHUNK=min(each, CHUNK),
+        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size, each),
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
 
@@ -153,3 +159,8 @@ def experts_of_a_program(num_experts: int, num_rows: int) -> int:
     while -(-num_experts // each) * num_rows > PROGRAMS and each < num_experts:
         each *= 2
     return each
+
+
+def num_warps(size: int, each: int) -> int:
+    """Warps of a program: with few of them, they wait less for each other while experts are chosen."""
+    return (2 if each == 1 else 4) if size <= 2048 else 4 if size <= 4096 and each == 1 else 8

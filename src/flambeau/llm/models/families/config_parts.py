@@ -34,7 +34,8 @@ CLIP_KEYS = frozenset({"clip_qkv"})
 def partial_rotation(config: Config) -> Config:
     """`partial_rotary_factor`, at the top level or among the rope parameters; rope_scaling replaces all of these."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    given = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    factor = 1.0 if given is None else given
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = int(head_size * factor)
     return {} if size == head_size else {"rotary_size": size}

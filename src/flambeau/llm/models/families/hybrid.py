@@ -159,7 +159,7 @@ def qwen_3_5_moe(config: Config) -> Config:
 
 
 def olmo_hybrid(config: Config) -> Config:
-    """Layers with attention have rotary positions only if rope_theta is given."""
+    """Layers with attention have no rotary positions if the theta of these is null."""
     num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     key_heads = config.get("linear_num_key_heads") or heads
     key_size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
@@ -177,7 +177,7 @@ def olmo_hybrid(config: Config) -> Config:
         max_beta=2.0 if config["linear_allow_neg_eigval"] else 1.0,
         inner_epsilon=1e-5,
     )
-    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta") is not None
+    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta", 1) is not None
     return {
         "recurrence": recurrence,
         "unrotated_layers": frozenset() if is_rotated else frozenset(range(num_layers)),
@@ -451,8 +451,13 @@ QWEN_3_5 = Family(
     # A text has the same position in all sections of mrope; layers for further tokens are not used.
     understands=ROTARY_KEYS
     | {"full_attention_interval", "mrope_section", "mrope_interleaved", "mtp_num_hidden_layers"}
-    | {"mtp_use_dedicated_embeddings"},
-    supported={"hidden_act": SILU, "attn_output_gate": (None, True), "mamba_ssm_dtype": (None, "float32")},
+    | {"mtp_use_dedicated_embeddings", "unsloth_fixed_mtp"},
+    supported={
+        "hidden_act": SILU,
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, *SILU),
+        "mamba_ssm_dtype": (None, "float32"),
+    },
     renames=DELTA_NET_NAMES,
     defaults={**DELTA_NET_DEFAULTS, "num_key_value_heads": 4},
 )
@@ -466,6 +471,7 @@ QWEN_3_5_MOE = replace(
     defaults={
         **DELTA_NET_DEFAULTS,
         "num_key_value_heads": 2,
+        "intermediate_size": 512,  # of layers without experts, which it does not have
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 512,
@@ -553,7 +559,7 @@ HYBRID = {
         understands=frozenset(
             {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
         ),
-        supported={"hidden_act": SILU},
+        supported={"hidden_act": SILU, "rope_scaling": (None,)},
         renames=(
             (r"\.attention_layer_norm\.", ".input_layernorm."),
             (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
@@ -581,7 +587,7 @@ HYBRID = {
         | {"chunk_size", "expand", "mamba_expand", "mamba_proj_bias", "mamba_dt_limit", "time_step_limit"}
         | {"residual_in_fp32", "rescale_prenorm_residual", "n_shared_experts", "moe_shared_expert_overlap"}
         | {"num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers"}
-        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim"},
+        | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim", "norm_eps"},
         supported={
             "mamba_hidden_act": (None, *SILU),
             "mamba_ssm_cache_dtype": (None, "float32"),

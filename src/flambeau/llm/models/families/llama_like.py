@@ -179,7 +179,13 @@ LLAMA_LIKE = {
         switches_window=False,
         derive=partial_rotation,
         understands=ROTARY_KEYS,
-        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000, "bos_token_id": 1},
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 32000,
+            "bos_token_id": 1,
+        },
     ),
     "Olmo2ForCausalLM": Family(
         model_type="olmo2",

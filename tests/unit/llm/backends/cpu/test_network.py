@@ -11,11 +11,12 @@ import torch
 from flambeau.llm.backends.cpu import bindings, network
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.quantize.row_scaled import Int8Linear
-from flambeau.llm.sampling.sampler import NO_TOKEN, argmax_tokens
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 from support.llm_steps import prompts, random_model, room, step_inputs
 
 
