@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
+Captured = TypeVar("Captured")
 COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
@@ -156,41 +157,47 @@ class CudaBackend:
         size = prompt_graphs.size_for(inputs, rows_N)
         if size is None or size in self._not_capturable or inputs.block_tables_SB.shape[1] > self._max_blocks:
             return None
-        if size not in self._captured_prompts and COMPILING.acquire(blocking=False):
+        if size not in self._captured_prompts:
             num_tiles = network.max_tiles(size, prompt_graphs.MAX_SEQUENCES)
-            stream = torch.cuda.current_stream()
-            try:
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                self._captured_prompts[size] = CapturedPrompts(
-                    network.run, size, num_tiles, self._max_blocks, self.device, self._pool, self._states
-                )
-            except RuntimeError as error:  # for example out of memory
-                torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
-                self._not_capturable.add(size)
-                log.warning("prompts of %d tokens are not captured and stay slower: %s", size, summary(error))
-            finally:
-                COMPILING.release()
+            captured = self._try_capture(
+                size,
+                f"prompts of {size} tokens",
+                lambda pool: CapturedPrompts(
+                    network.run, size, num_tiles, self._max_blocks, self.device, pool, self._states
+                ),
+            )
+            if captured is not None:
+                self._captured_prompts[size] = captured
         return self._captured_prompts.get(size)
 
     def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
-        """Capture a step; None if that is not possible now, or not at all."""
+        captured = self._try_capture(
+            key,
+            f"steps of {key[1]} sequences",
+            lambda pool: CapturedStep(step, self._dummy_inputs(*key), pool, self._chooser(*key), self._states),
+        )
+        if captured is not None:
+            self._captured[key] = captured
+            self._switch()
+        return captured
+
+    def _try_capture(
+        self, key: tuple[int, int] | int, what: str, capture: Callable[[Any], Captured]
+    ) -> Captured | None:
+        """Capture a graph with the pool of all graphs; None if that is not possible now, or not at all."""
         if not COMPILING.acquire(blocking=False):
             return None
         stream = torch.cuda.current_stream()
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._captured[key] = CapturedStep(
-                step, self._dummy_inputs(*key), self._pool, self._chooser(*key), self._states
-            )
+            return capture(self._pool)
         except RuntimeError as error:  # for example out of memory
             torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
             self._not_capturable.add(key)
-            log.warning("steps of %d sequences are not captured and stay slower: %s", key[1], summary(error))
+            log.warning("%s are not captured and stay slower: %s", what, summary(error))
             return None
         finally:
             COMPILING.release()
-        self._switch()
-        return self._captured[key]
 
     def _sizes_of(self, query_len: int, min_size: int) -> list[int]:
         """The batch sizes of captured graphs with this query length."""

@@ -85,7 +85,7 @@ def test_a_capture_without_memory_is_logged_once_and_steps_go_on(backend, monkey
     for _ in range(3):
         torch.testing.assert_close(backend.decode(steps_of(2)), expected)
     told = [record.args for record in caplog.records if record.levelname == "WARNING" and len(record.args) == 2]
-    assert told == [(2, "CUDA out of memory. Tried to allocate 2.00 GiB")]
+    assert told == [("steps of 2 sequences", "CUDA out of memory. Tried to allocate 2.00 GiB")]
     monkeypatch.setattr(StandIn, "fails", False)
     backend.decode(steps_of(4))  # others are captured all the same
     assert backend.wait_until_compiled(60)
