@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import os
@@ -21,6 +22,8 @@ from support.running import HANDLERS, RunningServer
 # Tests start hundreds of processes; without bytecode files each would compile all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+gc.disable()  # until all tests are collected: modules are no garbage
 
 
 async def load_grpc() -> None:
@@ -111,3 +114,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with slow tests first, so that none of them is left to one process at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """The collector leaves out what is there by now: torch, transformers and thousands of tests, which all stay."""
+    gc.freeze()
+    gc.enable()

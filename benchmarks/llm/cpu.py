@@ -11,7 +11,11 @@ time on the clock there is the time of the processors: with one thread, neighbor
 Memory is what each process has resident after its last job. The result is a dated JSON file; progress goes to stderr.
 
 --perplexity compares the rounding of both programs instead: the perplexity of a text that the shipped storyteller
-generated itself, with the weights of the storyteller, and the divergence from its distributions in float32.
+generated itself, after its prompt, with the weights of the storyteller, and the divergence from its distributions in
+float32.
+
+OpenVINO is not compared: the network would have to be converted for it, with the KV cache as its state, and its own
+tools round weights in another way, so that the programs would not compute the same.
 """
 
 import argparse

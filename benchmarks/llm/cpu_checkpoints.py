@@ -180,10 +180,12 @@ def main(folder: Path, name: str, wanted: Collection[str] = ("float32", "bfloat1
     folder.mkdir(parents=True, exist_ok=True)
     for dtype in {"float32", "bfloat16"} & {*wanted}:
         if not is_stored and not (folder / dtype).exists():
+            print(f"writing {folder / dtype}", file=sys.stderr, flush=True)
             write_safetensors(folder / dtype, shape, is_bfloat16=dtype == "bfloat16")
     for kind in KINDS.keys() & {*wanted}:
         if not (folder / f"{kind}.gguf").exists():
             tensors = stored_weights(source, shape) if is_stored else weights(shape)
+            print(f"writing {folder / kind}.gguf", file=sys.stderr, flush=True)
             write_gguf(folder / f"{kind}.gguf", shape, kind, tensors)
 
 

@@ -27,6 +27,17 @@ def clock_of(results: Sequence[Result]) -> str:
     return "cpu" if all(result["threads"] == 1 for result in results) else "wall"
 
 
+def memory_table(results: Sequence[Result]) -> str:
+    """Resident memory beside the weights and the KV cache; empty for results without it."""
+    lines = []
+    for memory in {each["kind"]: each for result in results for each in result.get("memory", [])}.values():
+        for program in ("flambeau", "llama.cpp"):
+            sizes = [memory[program][f"{name}_bytes"] for name in ("weights", "cache", "resident")]
+            share = f"{sizes[2] / (sizes[0] + sizes[1]):.2f}"
+            lines.append([memory["kind"], program, *(f"{size / 1e9:.3f}" for size in sizes), share])
+    return table(["weights", "", "weights, GB", "KV cache, GB", "resident, GB", "of both"], lines) if lines else ""
+
+
 def markdown(results: Sequence[Result]) -> str:
     rows, clock, last = rows_of(results), clock_of(results), results[-1]
     kinds = dict.fromkeys(kind for kind, _ in rows)
@@ -50,6 +61,7 @@ def markdown(results: Sequence[Result]) -> str:
             f"random weights of the shape {last['shape']}, greedy.",
             "",
             table(["weights (theirs)", *JOBS], lines),
+            *(["", memory] if (memory := memory_table(results)) else []),
         ]
     )
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from flambeau.llm import loader
-from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.inputs import StepInputs
@@ -50,8 +49,7 @@ class PacedBackend(EagerBackend):
         cache: KVCache,
         config: EngineConfig,
         name: str,
-        adapters: AdapterStore | None,
-        *,
+        *others: object,
         step_s: float,
     ) -> None:
         super().__init__(model, cache)

@@ -25,7 +25,7 @@ from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 
-KINDS = ("int8", "fp8", "int4")
+KINDS = ("none", "int8", "fp8", "int4")
 BLOCK_SIZE = 16
 
 
@@ -65,7 +65,8 @@ def main() -> None:
     arch, read = preset(asked.preset), gpu.bandwidth("cuda")
     for kind in KINDS:
         model = gpu.random_network(arch, "cuda", torch.bfloat16)
-        quantize(model, kind)
+        if kind != "none":
+            quantize(model, kind)
         use_fast_layers(model, torch.bfloat16)
         inputs = inputs_of(asked.length)
         cache = KVCache(arch, int(inputs.block_tables_SB.max()) + 2, BLOCK_SIZE, device="cuda", dtype=torch.bfloat16)

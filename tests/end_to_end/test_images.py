@@ -18,7 +18,6 @@ from support.running import RunningServer
 from support.snippets import run, snippets
 
 openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
@@ -133,6 +132,7 @@ def test_other_apis_read_the_same_image(server, client):
     assert later.usage.input_tokens > response.usage.input_tokens + response.usage.output_tokens
     source = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(data).decode()}
     messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Well?"}]}]
+    anthropic = pytest.importorskip("anthropic")  # takes seconds: not when tests are collected
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as other:
         message = other.messages.create(model="gemma", max_tokens=12, messages=messages, extra_body={"temperature": 0})
         counted = other.messages.count_tokens(model="gemma", messages=messages)

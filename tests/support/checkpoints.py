@@ -503,7 +503,14 @@ HYBRID_KINDS = {  # with recurrent layers
             "shared_expert_intermediate_size": 40,
         },
     ),
-    "olmo-hybrid": Kind("OlmoHybrid", {"num_hidden_layers": 3, "pad_token_id": None, "rope_parameters": None}),
+    "olmo-hybrid": Kind(
+        "OlmoHybrid",
+        {
+            "num_hidden_layers": 3,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
     "olmo-hybrid-rotated": Kind(
         "OlmoHybrid",
         {

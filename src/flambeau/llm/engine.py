@@ -320,11 +320,10 @@ class Engine:
     @property
     def speculation(self) -> str | None:
         """How tokens are proposed: by a draft, a head of some kind, or n-grams; None: they are not."""
-        if self.config.speculate_k < 1 or self.config.speculation == "lookup":
-            return self.config.speculation if self.config.speculate_k > 0 else None
-        return (
-            self._draft.head.settings.kind if isinstance(self._draft, HeadModel) else "draft" if self._draft else None
-        )
+        kind = self.config.speculation or ("draft" if self._draft else None)
+        if self.config.speculate_k < 1:
+            return None
+        return self._draft.head.settings.kind if isinstance(self._draft, HeadModel) and kind != "lookup" else kind
 
     @property
     def info(self) -> EngineInfo:

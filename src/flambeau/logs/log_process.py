@@ -28,14 +28,14 @@ from typing import Any
 
 from flambeau.logs.line_formats import LineFormat
 from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
-from flambeau.logs.writer import FLUSH_S, NOTE_S, Entry, Logs
+from flambeau.logs.writer import ENTRY_BYTES, FLUSH_S, NOTE_S, Entry, Logs
 
 CLOSE_S = 3.0  # for the process to write the last lines
 MAX_FORMATS = 2000  # then all are sent again: those of workers that have ended would stay for ever
 FLUSH = -1  # in place of the number of dropped lines: tell that all before is written
 FEW, MANY = 10, 200  # entries of a frame: the server has little to do, or is busy
 LATE_S = 0.5  # how old entries may be before they are written although others want the core
-GATHERED = 450  # entries: those of about 50 requests, which take 0.1 ms
+GATHERED = 450  # entries without a text: those of about 50 requests, which take 0.1 ms
 GATHER_MANY_S = 0.2  # pause of the writing thread meanwhile: it takes only what is left over
 PIPE_BYTES = 1 << 20
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
@@ -73,7 +73,7 @@ class LogTargets:
 class LogProcess(Logs):
     """Collects entries as Logs does, and passes them to the process. If that ends, it writes them itself."""
 
-    _gathers = GATHERED
+    _gathers_bytes = GATHERED * ENTRY_BYTES
     _gather_many_s = GATHER_MANY_S
 
     def __init__(self, targets: LogTargets, *, has_access_log: bool = False) -> None:

@@ -54,7 +54,7 @@ class Logs:
     bounded; a line reports how many were dropped, as soon as it can be written.
     """
 
-    _gathers = sys.maxsize  # entries: nobody but its thread takes them
+    _gathers_bytes = sys.maxsize  # nobody but its thread takes entries
     _gather_many_s = GATHER_MANY_S
 
     def __init__(
@@ -97,19 +97,19 @@ class Logs:
         `num_bytes` is the size of the payload, if it may be large.
         """
         size = ENTRY_BYTES + num_bytes
-        if self._added_bytes - self._taken_bytes + size > MAX_WAITING_BYTES:
+        waiting_bytes = self._added_bytes - self._taken_bytes + size
+        if waiting_bytes > MAX_WAITING_BYTES:
             self.num_dropped += len(payload) if type(payload) is list else 1
             return
         self._added_bytes += size
-        waiting = self._waiting
-        waiting.append((line, time.time(), payload, size))
+        self._waiting.append((line, time.time(), payload, size))
         if not self._will_write:
             self._wake_up()
-        elif len(waiting) >= self._gathers:
+        elif waiting_bytes >= self._gathers_bytes:
             self._take_gathered()
 
     def _take_gathered(self) -> None:
-        """As many entries as `_gathers` wait: take them in the thread that has added them, if that cannot block."""
+        """`_gathers_bytes` wait: take all in the thread that has added the last, if that cannot block."""
 
     def _wake_up(self) -> None:
         if self._is_closed:  # from the end of the process

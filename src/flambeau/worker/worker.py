@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 from flambeau.worker.request_scope import in_request_scope, log_fields
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+OBJECTS_PER_COLLECTION = 100_000  # while a model is loaded; Python's default is 700
 
 
 def main(arguments: list[str]) -> int:
@@ -113,7 +115,8 @@ def serve(channel: Channel) -> int:
     with closing(asyncio.new_event_loop()) as event_loop:
         asyncio.set_event_loop(event_loop)  # a handler may use it in `initialize`, and finds the same one later
         try:
-            model = load_model(load, event_loop)
+            with rare_collections():
+                model = load_model(load, event_loop)
         except (Exception, SystemExit) as error:
             channel.send([load_failed(error, folder=load.folder, may_change=load.watch)])
             return 1
@@ -132,6 +135,19 @@ def serve(channel: Channel) -> int:
             print(f"{explain_exit(error)}. It ends the worker: raise an exception instead", file=sys.stderr)
             raise
     return 0
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look for reference cycles rarely: imports create hundreds of thousands of objects that all stay."""
+    before = gc.get_threshold()
+    ours = (OBJECTS_PER_COLLECTION, *before[1:])
+    gc.set_threshold(*ours)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == ours:  # else the handler has set its own
+            gc.set_threshold(*before)
 
 
 def new_runner(load: Load, model: LoadedModel, outbox: Outbox) -> BatchRunner:

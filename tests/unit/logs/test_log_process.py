@@ -131,7 +131,7 @@ def test_many_entries_are_passed_on_by_the_thread_that_adds_them(targets, tmp_pa
     monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
     logs = LogProcess(targets)
     for i in range(GATHERED - 1):
-        logs.add(LINE, f"line {i}")
+        logs.add(LINE, str(i))
     assert len(logs._waiting) == GATHERED - 1
     logs.add(LINE, "last")
     assert not logs._waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from flambeau.wire.channel import WorkerChannel, to_frame
 from flambeau.wire.messages import Cancel, Failed, Load, Part, Ready, Request, Run, Stop
-from flambeau.worker.worker import serve
+from flambeau.worker.worker import OBJECTS_PER_COLLECTION, rare_collections, serve
 from support.channels import Peer
 
 
@@ -129,3 +130,20 @@ def test_handlers_metrics_travel_to_the_server(worker):
     assert samples.samples == [
         ("seen", "counter", "Count", 2.0, [("ModelName", "m"), ("Level", "Model")], request(1).request_id)
     ]
+
+
+def test_cycles_are_looked_for_rarely_only_while_a_model_is_loaded():
+    before = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold()[0] == OBJECTS_PER_COLLECTION
+    assert gc.get_threshold() == before
+
+
+def test_what_a_handler_sets_for_the_collector_stays():
+    before = gc.get_threshold()
+    try:
+        with rare_collections():
+            gc.set_threshold(5_000, 20, 30)
+        assert gc.get_threshold() == (5_000, 20, 30)
+    finally:
+        gc.set_threshold(*before)

@@ -66,6 +66,32 @@ KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, *OTHERS, *OLDER, *WITH
 MTP = "mtp"  # speculation by the checkpoint's own layer of multi-token prediction
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
+# Keys of that file that change texts in transformers and have no effect here, with the values that change nothing.
+UNHEEDED: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (True,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0, 0.0),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "top_h": (),
+    "guidance_scale": (1, 1.0),
+    "min_new_tokens": (0,),
+    "min_length": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": ({}, []),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+}
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -179,6 +205,15 @@ def generation_defaults(model_path: Path, section: Mapping[str, Any]) -> dict[st
     if not section.get("generation_config", True) or not file.is_file():
         return {}
     given = read_object(file, CheckpointError)
+    if unheeded := [
+        f"{key} {given[key]!r}" for key, values in UNHEEDED.items() if given.get(key) not in (None, *values)
+    ]:
+        logger.warning(
+            "%s has settings without effect here: %s; name what you need in requests, for example temperature: 0 for "
+            "do_sample: false",
+            file,
+            ", ".join(unheeded),
+        )
     found = {}
     for key, known in SAMPLING.items():
         value = given.get(key)

@@ -203,7 +203,11 @@ def query_scale(header: GgufHeader) -> dict[str, Any]:
 
 
 def phi_3(header: GgufHeader) -> dict[str, Any]:
-    return {"architectures": ["Phi3ForCausalLM"], "sliding_window": header.get("attention.sliding_window")}
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "sliding_window": header.get("attention.sliding_window"),
+        "original_max_position_embeddings": header.get(SCALING + "original_context_length"),
+    }
 
 
 OWN_KEYS = frozenset({"expert_count", "attention.sliding_window", "rope.freq_base_swa", "rope.scaling.attn_factor"})

@@ -201,7 +201,7 @@ def rope_parameters(config: Config, family: Family) -> Config:
     parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
-        if theta != other:
+        if theta is not None and theta != other:
             raise InvalidConfig(
                 f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
                 f"{other:g}. Copy rope_theta into rope_scaling"
@@ -226,10 +226,10 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     outside = config.get("original_max_position_embeddings")
     default = trained if kind != "longrope" or outside is None else outside  # Phi-3 has it outside
     original = integer(parameters, "original_max_position_embeddings", default)
-    if kind in ("llama3", "yarn") and outside is not None and outside != original:
+    if kind != "linear" and outside is not None and outside != original:
         raise InvalidConfig(
-            f"original_max_position_embeddings is {outside} outside of the rope parameters, where it has no effect, "
-            f"and {original} for them; put the right one into them"
+            f"original_max_position_embeddings is {outside} outside of the rope parameters and {original} for them; "
+            "put the right one into both places"
         )
     has_mscales = kind == "longrope" and family.understands >= MSCALES
     mscales = {key: number(parameters, key) for key in MSCALES} if has_mscales else {}

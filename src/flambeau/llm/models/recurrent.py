@@ -214,11 +214,14 @@ class DeltaNet(RecurrentMixer):
         self.shared = shape.num_heads // shape.num_groups  # value heads of a key head
         # Rows are grouped by key head: its query, its key, its values, their gates; and its betas, its time steps.
         self.sizes = shape.state_size, shape.state_size, self.shared * shape.head_size, self.shared * shape.head_size
-        rows = {"qkvz": shape.num_groups * sum(self.sizes), "ba": 2 * shape.num_heads}
-        if not shape.is_grouped:
-            rows = {"qkv": shape.conv_size, "z": shape.inner_size, "b": shape.num_heads, "a": shape.num_heads}
-        for name, size in rows.items():
-            self.add_module(f"in_proj_{name}", nn.Linear(arch.hidden_size, size, bias=False))
+        hidden, heads = arch.hidden_size, shape.num_heads
+        if shape.is_grouped:
+            self.in_proj_qkvz = nn.Linear(hidden, shape.num_groups * sum(self.sizes), bias=False)
+            self.in_proj_ba = nn.Linear(hidden, 2 * heads, bias=False)
+        else:
+            self.in_proj_qkv = nn.Linear(hidden, shape.conv_size, bias=False)
+            self.in_proj_z = nn.Linear(hidden, shape.inner_size, bias=False)
+            self.in_proj_b, self.in_proj_a = (nn.Linear(hidden, heads, bias=False) for _ in range(2))
         self.dt_bias, self.A_log = float32_parameter(shape.num_heads), float32_parameter(shape.num_heads)
         epsilon = arch.norm_epsilon if shape.inner_epsilon is None else shape.inner_epsilon
         self.norm = GatedNorm(shape.head_size, epsilon, gates_first=False)

@@ -167,6 +167,19 @@ def test_job_ends_with_the_last_of_its_choices():
     assert setup.finished == [1]
 
 
+def test_tokens_after_the_first_are_counted_by_the_time_between_them(setup):
+    setup.join(1)
+    setup.join(2)
+    setup.run(
+        [output("1/0", "a"), output("2/0", "x")],
+        [output("1/0", "b", ids=(7, 8)), output("2/0", "", ids=())],
+        [output("2/0", "y")],
+    )
+    gaps = setup.generation._gaps
+    assert (sum(gaps.counts), gaps.num_steps) == (3, 3)
+    assert gaps.seconds > 0
+
+
 def test_finished_job_is_removed_from_the_engine(setup):
     setup.join()
     setup.run([output("1/0", "a", reason="stop")])

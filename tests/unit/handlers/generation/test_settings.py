@@ -182,6 +182,17 @@ def test_generation_config_sets_the_defaults_of_requests(tmp_path):
     assert (without.temperature, without.top_k) == (1.0, 0)
 
 
+def test_settings_of_generation_config_without_effect_are_warned_of_by_name(tmp_path, caplog):
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"do_sample": true, "num_beams": 1, "typical_p": 1.0, "eos_token_id": 2, "bad_words_ids": null}')
+    read_settings({"handler": {}}, tmp_path, device="cpu")
+    assert not caplog.records
+    file.write_text('{"do_sample": false, "num_beams": 4, "no_repeat_ngram_size": 3}')
+    read_settings({"handler": {}}, tmp_path, device="cpu")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert all(name in caplog.text for name in ("do_sample False", "num_beams 4", "no_repeat_ngram_size 3"))
+
+
 def test_invalid_generation_config_is_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
     with pytest.raises(HandlerError, match=r"generation_config.json: top_p must be .*, not 7"):

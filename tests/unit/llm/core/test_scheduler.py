@@ -148,6 +148,17 @@ def test_whoever_came_last_gives_way_when_blocks_run_out():
     assert plans.waiting[0].blocks == []
 
 
+@pytest.mark.parametrize(("number", "computed"), [(0, 2), (1, 6), (2, 10), (9, 14)])
+def test_the_end_of_a_cached_prefix_may_be_computed_again(number, computed):
+    """14 tokens begin with three full blocks of four, which are cached."""
+    plans = Scheduler(BlockPool(33, 4), max_num_seqs=4, max_step_tokens=16, num_recomputed_blocks=number)
+    plans.add([new("first", 14)])
+    run(plans)
+    plans.add([new("second", 14)])
+    assert chunks(run(plans)) == [("second", computed)]
+    assert len({*plans.running[1].blocks[:3]} & {*plans.running[0].blocks[:3]}) == max(0, 3 - number)
+
+
 def test_drafted_tokens_have_room_but_never_beyond_the_end():
     plans = scheduler()
     sequence = new("a", 4, max_length=7)

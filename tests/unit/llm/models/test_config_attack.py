@@ -19,6 +19,10 @@ FOUND = [
     Change("deepseek-v3", "topk_group", 0),
     Change("glm-4.5", "n_routed_experts", 9),
     Change("phi-4-mini", BESIDE, YARN),
+    Change("phi-4-mini", "partial_rotary_factor", 0.0),
+    Change("gpt-j", BESIDE, YARN),
+    Change("phi-3-long", "original_max_position_embeddings", REMOVED),
+    Change("olmo-hybrid", "rope_parameters", REMOVED),
 ]
 
 

@@ -72,6 +72,20 @@ class TestLayers:
         smallest = linear.weight.abs().amax(dim=1, keepdim=True) / 448 * 2**-9
         assert (error <= linear.weight.abs() / 16 + smallest).all()
 
+    def test_int4_is_more_exact_with_scales_that_are_fitted_to_their_levels(self, monkeypatch):
+        weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+
+        def error() -> float:
+            return (int4.dequantize_groups(*int4.quantize_int4(weight, 64), torch.float32) - weight).norm().item()
+
+        fitted = error()
+        monkeypatch.setattr(int4, "NUM_FITS", 0)
+        assert fitted < 0.98 * error()
+
+    def test_int4_keeps_groups_of_equal_numbers(self):
+        weight = torch.cat([torch.full((2, 64), 0.5), torch.zeros(2, 64)])
+        assert torch.equal(int4.dequantize_groups(*int4.quantize_int4(weight, 64), torch.float32), weight)
+
     @pytest.mark.parametrize("group_size", int4.GROUP_SIZES)
     def test_int4_is_no_worse_than_sixteen_levels_between_the_ends_of_each_group(self, linear, group_size):
         weight = linear.weight.view(48, -1, group_size)

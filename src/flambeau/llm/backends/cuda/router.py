@@ -20,6 +20,7 @@ from flambeau.llm.models.architecture import RouterKind
 from flambeau.llm.models.moe import SparseMLP
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
+CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
 KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
 
 
@@ -76,16 +77,17 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
     x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, bias_ptr, logits_ptr, counters_ptr, chosen_ptr, weights_ptr,
     epsilon, residual_scale, routed_scale, T,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, CHUNK: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
     share, row = tl.program_id(0), tl.program_id(1)
     e = tl.arange(0, PADDED)
     is_element = e < SIZE
     gain = tl.load(gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-    rows = gate_ptr + share * EACH * SIZE + e
-    gate = tl.load(rows, mask=is_element & (share * EACH < EXPERTS), other=0.0)
+    experts = share * EACH + tl.arange(0, CHUNK)
+    rows = gate_ptr + experts[:, None] * SIZE + e[None, :]
+    gate = tl.load(rows, mask=is_element[None, :] & (experts < EXPERTS)[:, None], other=0.0)
     wait_for_previous(OVERLAPS)
     x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
@@ -99,12 +101,12 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         # Not in place: the other programs of the row read it, too.
         tl.store(kept_ptr + row * SIZE + e, kept, mask=is_element)
         tl.store(y_ptr + row * SIZE + e, (y * root).to(y_ptr.dtype.element_ty), mask=is_element)
-    for number in range(EACH):
-        expert = share * EACH + number
-        if number > 0:
-            gate = tl.load(rows + number * SIZE, mask=is_element & (expert < EXPERTS), other=0.0)
-        logit = tl.sum(gate.to(tl.float32) * y, 0) * root
-        tl.store(logits_ptr + row * EXPERTS + expert, logit, mask=expert < EXPERTS)
+    for first in range(0, EACH, CHUNK):
+        is_expert = experts + first < EXPERTS
+        if first > 0:
+            gate = tl.load(rows + first * SIZE, mask=is_element[None, :] & is_expert[:, None], other=0.0)
+        logits = tl.sum(gate.to(tl.float32) * y[None, :], 1) * root
+        tl.store(logits_ptr + row * EXPERTS + experts + first, logits, mask=is_expert)
     tl.debug_barrier()
     num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(0) - 1:
@@ -144,9 +146,9 @@ def route(
         chosen_TA, weights_TA, epsilon, residual_scale, mlp.routed_scale, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x_TE.numel(),
         EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
-        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, SIGMOID=mlp.router.endswith("sigmoid"),
-        HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
-        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size),
+        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, CHUNK=min(each, CHUNK),
+        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size, each),
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
 
@@ -159,6 +161,6 @@ def experts_of_a_program(num_experts: int, num_rows: int) -> int:
     return each
 
 
-def num_warps(size: int) -> int:
-    """Warps of a program: fewer wait less for each other while experts are chosen."""
-    return 2 if size <= 2048 else 4 if size <= 4096 else 8
+def num_warps(size: int, each: int) -> int:
+    """Warps of a program: with few of them, they wait less for each other while experts are chosen."""
+    return (2 if each == 1 else 4) if size <= 2048 else 4 if size <= 4096 and each == 1 else 8

@@ -7,6 +7,12 @@ from dataclasses import replace
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.family import Config, Family
 
+LLAMA_TOKENS = {"eos_token_id": 2, "bos_token_id": 1}
+GPT_TOKENS = {"eos_token_id": 50256, "bos_token_id": 50256}
+DEEPSEEK_EXPERT_NAMES = (
+    (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
+    (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+)
 ROTARY_KEYS = frozenset({"partial_rotary_factor"})
 _HUNYUAN_KEYS = """
 alpha eod_token_id attention_head_dim org_vocab_size cla_share_factor use_rotary_pos_emb add_classification_head
@@ -34,7 +40,8 @@ CLIP_KEYS = frozenset({"clip_qkv"})
 def partial_rotation(config: Config) -> Config:
     """`partial_rotary_factor`, at the top level or among the rope parameters; rope_scaling replaces all of these."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    given = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    factor = 1.0 if given is None else given
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     size = int(head_size * factor)
     return {} if size == head_size else {"rotary_size": size}

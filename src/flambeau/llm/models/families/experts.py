@@ -5,9 +5,11 @@ from __future__ import annotations
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     CLIP_KEYS,
+    DEEPSEEK_EXPERT_NAMES,
     HUNYUAN_KEYS,
     HUNYUAN_NAMES,
     HUNYUAN_SUPPORTED,
+    LLAMA_TOKENS,
     ROTARY_KEYS,
     clipped,
     expert_groups,
@@ -132,8 +134,7 @@ GRANITE_MOE_DEFAULTS = {
     "logits_scaling": 1.0,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
+    **LLAMA_TOKENS,
 }
 
 PHI_MOE = Family(
@@ -155,8 +156,7 @@ PHI_MOE = Family(
         "num_experts_per_tok": 2,
         "norm_topk_prob": False,
         "router_jitter_noise": 0.01,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 
@@ -177,8 +177,7 @@ EXPERTS = {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "norm_topk_prob": True,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "Qwen3MoeForCausalLM": Family(
@@ -253,10 +252,7 @@ EXPERTS = {
         derive=glm_4_moe,
         understands=ROTARY_KEYS | {"use_qk_norm", "num_mtp_layers"},  # layers for further tokens are not used
         aliases={"n_routed_experts": "num_experts"},
-        renames=(
-            (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
-            (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
-        ),
+        renames=DEEPSEEK_EXPERT_NAMES,
         defaults={
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -293,8 +289,7 @@ EXPERTS = {
             "num_experts": 1,
             "moe_topk": 1,
             "num_shared_expert": 1,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "Ernie4_5_MoeForCausalLM": Family(
@@ -331,8 +326,7 @@ EXPERTS = {
             "moe_layer_end_index": -1,
             "moe_layer_interval": 1,
             "norm_topk_prob": True,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "MiniMaxM2ForCausalLM": Family(
@@ -372,10 +366,7 @@ EXPERTS = {
             "moe_layer_freq": (None, 1),
         },
         aliases={"n_routed_experts": "num_experts"},
-        renames=(
-            (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
-            (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
-        ),
+        renames=DEEPSEEK_EXPERT_NAMES,
         defaults={
             "moe_intermediate_size": 1408,
             "sliding_window": 4096,

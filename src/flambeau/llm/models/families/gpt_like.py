@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, partial_rotation
+from flambeau.llm.models.families.config_parts import GPT_TOKENS, LLAMA_TOKENS, ROTARY_KEYS, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -159,8 +159,7 @@ GPT_LIKE = {
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
+            **GPT_TOKENS,
         },
     ),
     "GPTBigCodeForCausalLM": Family(
@@ -184,8 +183,7 @@ GPT_LIKE = {
             "layer_norm_epsilon": 1e-5,
             "multi_query": True,
             "tie_word_embeddings": True,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
+            **GPT_TOKENS,
         },
     ),
     "GPTJForCausalLM": Family(
@@ -197,7 +195,7 @@ GPT_LIKE = {
         parts={**PLAIN_PARTS, "mlp_bias": True, "head_bias": True, "is_parallel": True, "interleaved_rope": True},
         derive=gpt_j,
         understands=frozenset({"n_ctx", "rotary", "scale_attn_weights"}),
-        supported={"rope_theta": (None, 10000.0)},
+        supported={"rope_theta": (None, 10000.0), "rope_scaling": (None,), "rope_parameters": (None,)},
         epsilon_key="layer_norm_epsilon",
         activation_key="activation_function",
         aliases=GPT_ALIASES,
@@ -212,8 +210,7 @@ GPT_LIKE = {
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
             "rotary_dim": 64,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
+            **GPT_TOKENS,
         },
     ),
     "GPTNeoXForCausalLM": Family(
@@ -352,8 +349,7 @@ GPT_LIKE = {
         defaults={
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "MptForCausalLM": Family(

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import ROTARY_KEYS, expert_groups, granite, partial_rotation, text_only
+from flambeau.llm.models.families.config_parts import (
+    LLAMA_TOKENS,
+    ROTARY_KEYS,
+    expert_groups,
+    granite,
+    partial_rotation,
+    text_only,
+)
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.recurrence import MixerNorm, Recurrence
@@ -159,7 +166,7 @@ def qwen_3_5_moe(config: Config) -> Config:
 
 
 def olmo_hybrid(config: Config) -> Config:
-    """Layers with attention have rotary positions only if rope_theta is given."""
+    """Layers with attention have no rotary positions if the theta of these is null."""
     num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     key_heads = config.get("linear_num_key_heads") or heads
     key_size = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
@@ -177,7 +184,7 @@ def olmo_hybrid(config: Config) -> Config:
         max_beta=2.0 if config["linear_allow_neg_eigval"] else 1.0,
         inner_epsilon=1e-5,
     )
-    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta") is not None
+    is_rotated = (config.get("rope_parameters") or {}).get("rope_theta", 1) is not None
     return {
         "recurrence": recurrence,
         "unrotated_layers": frozenset() if is_rotated else frozenset(range(num_layers)),
@@ -425,8 +432,7 @@ LFM_2 = Family(
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 
@@ -559,7 +565,7 @@ HYBRID = {
         understands=frozenset(
             {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
         ),
-        supported={"hidden_act": SILU},
+        supported={"hidden_act": SILU, "rope_scaling": (None,)},
         renames=(
             (r"\.attention_layer_norm\.", ".input_layernorm."),
             (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
@@ -638,8 +644,7 @@ HYBRID = {
             "moe_shared_expert_intermediate_size": 7688,
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.0,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "GraniteMoeHybridForCausalLM": Family(
@@ -661,8 +666,7 @@ HYBRID = {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 262144,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "FalconH1ForCausalLM": Family(
@@ -687,8 +691,7 @@ HYBRID = {
             "attention_out_multiplier": 1.0,
             "ssm_in_multiplier": 1.0,
             "ssm_out_multiplier": 1.0,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "JambaForCausalLM": Family(
@@ -715,8 +718,7 @@ HYBRID = {
             "mamba_dt_rank": "auto",
             "mamba_conv_bias": True,
             "mamba_proj_bias": False,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
 }

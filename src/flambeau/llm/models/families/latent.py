@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import expert_groups
+from flambeau.llm.models.families.config_parts import DEEPSEEK_EXPERT_NAMES, LLAMA_TOKENS, expert_groups
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -91,10 +91,7 @@ def minicpm_3(config: Config) -> Config:
 
 ALIASES = {"qk_rope_head_dim": "head_dim"}  # whatever a file has as head_dim
 DEEPSEEK_ALIASES = {**ALIASES, "n_routed_experts": "num_experts"}
-DEEPSEEK_NAMES = (
-    (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
-    (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
-)
+DEEPSEEK_NAMES = DEEPSEEK_EXPERT_NAMES
 DEEPSEEK_DEFAULTS = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -128,8 +125,7 @@ LATENT = {
             "topk_method": "greedy",
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "DeepseekV3ForCausalLM": Family(
@@ -226,8 +222,7 @@ LATENT = {
             "scale_depth": 1.4,
             "dim_model_base": 256,
             "tie_word_embeddings": True,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
 }

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from flambeau.llm.models.families.config_parts import CLIP_KEYS, ROTARY_KEYS, clipped, partial_rotation, uniform_bias
+from flambeau.llm.models.families.config_parts import (
+    CLIP_KEYS,
+    GPT_TOKENS,
+    LLAMA_TOKENS,
+    ROTARY_KEYS,
+    clipped,
+    partial_rotation,
+    uniform_bias,
+)
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -70,8 +78,7 @@ LAYER_NORM = {
             "norm_epsilon": 1e-5,
             "use_bias": True,
             "tie_word_embeddings": True,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
+            **GPT_TOKENS,
         },
     ),
     "StableLmForCausalLM": Family(
@@ -116,8 +123,7 @@ LAYER_NORM = {
             "layer_norm_eps": 1e-5,
             "hidden_act": "gelu_new",
             "partial_rotary_factor": 0.5,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "OlmoForCausalLM": Family(

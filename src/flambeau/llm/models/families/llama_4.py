@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import text_only
+from flambeau.llm.models.families.config_parts import LLAMA_TOKENS, text_only
 from flambeau.llm.models.families.family import Config, Family
 
 LAYER_TYPES = ("full_attention", "chunked_attention")
@@ -87,8 +87,7 @@ TEXT = Family(
         "attn_temperature_tuning": True,
         "floor_scale": 8192,
         "attn_scale": 0.1,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 

@@ -9,6 +9,7 @@ from flambeau.llm.models.families.config_parts import (
     HUNYUAN_KEYS,
     HUNYUAN_NAMES,
     HUNYUAN_SUPPORTED,
+    LLAMA_TOKENS,
     ROTARY_KEYS,
     granite,
     partial_rotation,
@@ -91,8 +92,7 @@ MISTRAL = Family(
         "num_key_value_heads": 8,
         "sliding_window": 4096,
         "max_position_embeddings": 131072,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 
@@ -105,7 +105,7 @@ BAICHUAN = Family(
     aliases={"model_max_length": "max_position_embeddings"},
     renames=((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),),
     understands=frozenset({"z_loss_weight"}),
-    defaults={"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1},
+    defaults={"max_position_embeddings": 4096, **LLAMA_TOKENS},
 )
 
 MINISTRAL_3 = replace(
@@ -120,13 +120,12 @@ MINISTRAL_3 = replace(
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
         "rope_parameters": MINISTRAL_3_ROPE,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        **LLAMA_TOKENS,
     },
 )
 
 LLAMA_LIKE = {
-    "LlamaForCausalLM": Family(model_type="llama", defaults={"eos_token_id": 2, "bos_token_id": 1}),
+    "LlamaForCausalLM": Family(model_type="llama", defaults=LLAMA_TOKENS),
     "MistralForCausalLM": MISTRAL,
     "MinistralForCausalLM": replace(MISTRAL, model_type="ministral"),
     "Ministral3ForCausalLM": MINISTRAL_3,
@@ -179,7 +178,13 @@ LLAMA_LIKE = {
         switches_window=False,
         derive=partial_rotation,
         understands=ROTARY_KEYS,
-        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000, "bos_token_id": 1},
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 32000,
+            "bos_token_id": 1,
+        },
     ),
     "Olmo2ForCausalLM": Family(
         model_type="olmo2",
@@ -211,8 +216,7 @@ LLAMA_LIKE = {
             "residual_multiplier": 1.0,
             "attention_multiplier": 1.0,
             "logits_scaling": 1.0,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "GlmForCausalLM": Family(
@@ -261,8 +265,7 @@ LLAMA_LIKE = {
             "rope_theta": 5e5,
             "use_bias": False,
             "tie_word_embeddings": True,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "ArceeForCausalLM": Family(
@@ -284,7 +287,7 @@ LLAMA_LIKE = {
         understands=HUNYUAN_KEYS | {"num_experts"},
         supported=HUNYUAN_SUPPORTED,
         renames=HUNYUAN_NAMES,
-        defaults={"rms_norm_eps": 1e-5, "eos_token_id": 2, "bos_token_id": 1},
+        defaults={"rms_norm_eps": 1e-5, **LLAMA_TOKENS},
     ),
     "InternLM2ForCausalLM": Family(
         model_type="internlm2",
@@ -295,7 +298,7 @@ LLAMA_LIKE = {
             (r"\.attention\.wo\.", ".self_attn.o_proj."),
             (r"^model\.tok_embeddings\.", "model.embed_tokens."),
         ),
-        defaults={"bias": True, "eos_token_id": 2, "bos_token_id": 1},
+        defaults={"bias": True, **LLAMA_TOKENS},
     ),
     "InternLM3ForCausalLM": Family(
         model_type="internlm3",
@@ -304,8 +307,7 @@ LLAMA_LIKE = {
             "qkv_bias": False,
             "bias": False,
             "max_position_embeddings": 32768,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "BaichuanForCausalLM": BAICHUAN,
@@ -319,8 +321,7 @@ LLAMA_LIKE = {
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-8,
             "rope_theta": 1e5,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
+            **LLAMA_TOKENS,
         },
     ),
     "Exaone4ForCausalLM": Family(

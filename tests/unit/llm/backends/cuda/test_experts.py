@@ -14,7 +14,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
-from flambeau.llm.backends.cuda import expert_tiles
+from flambeau.llm.backends.cuda import expert_tiles, router
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts, kernel_experts
 from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.router import can_route, experts_of_a_program, route
@@ -76,7 +76,8 @@ def test_experts(num_rows, kind, monkeypatch):
 
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize("name", ROUTERS)
-def test_routers(name, num_rows):
+def test_routers(name, num_rows, monkeypatch):
+    monkeypatch.setattr(router, "PROGRAMS", 12)  # five rows have two programs each
     mlp = sparse_layer(torch.float32, **ROUTERS[name])
     assert can_route(mlp)
     x, sums = torch.randn(num_rows, 96, device=DEVICE), torch.randn(2, num_rows, 96, device=DEVICE)

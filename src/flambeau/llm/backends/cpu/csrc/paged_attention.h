@@ -149,10 +149,14 @@ void attend_heads(const PagedStep<stored>& step, const float* q, float* out, con
            Quarter scales{};
            if constexpr (is_scaled)
              for (int i = 0; i < 4; ++i) scales[i] = scale_of<size>(key + i * stride);
+           Floats products[heads][4] = {};
+           for (int part = 0; part < parts; ++part)
+             for (int i = 0; i < 4; ++i) {  // each number is loaded, and widened, once for all heads
+               const Floats numbers = load(key + i * stride + part * kLanes);
+               for (int h = 0; h < heads; ++h) products[h][i] += query[h][part] * numbers;
+             }
            for (int h = 0; h < heads; ++h) {
-             Floats products[4];
-             for (int i = 0; i < 4; ++i) products[i] = product_of<parts>(query[h], key + i * stride);
-             const Quarter four = is_scaled ? sums_of(products) * scales : sums_of(products);
+             const Quarter four = is_scaled ? sums_of(products[h]) * scales : sums_of(products[h]);
              std::memcpy(score + h * room, &four, sizeof four);
            }
          }

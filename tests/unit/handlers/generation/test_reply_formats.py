@@ -1,0 +1,67 @@
+import pytest
+
+from flambeau.handlers.generation.reply_formats import ChoiceOutput, PieceFormat
+from flambeau.llm.chat.stream_parser import ParserOptions, StreamParser, ThoughtMarkers
+from flambeau.llm.core.outputs import Output, SequenceCounts, TokenInfo
+from flambeau.wire.generation import decode_pieces
+
+
+class Decoder:
+    def token_text(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+
+def output(text: str, **fields) -> Output:
+    return Output(request_id="r", index=0, text=text, token_ids=[5], **fields)
+
+
+def new_format(num_choices: int = 1, thought: ThoughtMarkers | None = None, *, is_chat: bool = True) -> PieceFormat:
+    parsers = [StreamParser(ParserOptions(thought=thought)) for _ in range(num_choices)] if is_chat else ()
+    return PieceFormat(Decoder(), stream=True, num_choices=num_choices, preambles={}, parsers=parsers)
+
+
+def pieces_of(reply: PieceFormat, *outputs: Output, is_over: bool = False):
+    body = reply.take([ChoiceOutput(i, each) for i, each in enumerate(outputs)], is_over=is_over)
+    return None if body is None else decode_pieces(body)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_each_text_is_sent_once_and_the_last_piece_has_the_counts(is_chat):
+    reply = new_format(is_chat=is_chat)
+    counts = SequenceCounts(num_prompt=3, num_generated=3, num_cached=0, num_drafted=0, num_accepted=0)
+    found = [
+        pieces_of(reply, output("Once")),
+        pieces_of(reply, output("")),
+        pieces_of(reply, output(" upon")),
+        pieces_of(reply, output("", finish_reason="length", counts=counts), is_over=True),
+    ]
+    assert found[1] is None
+    assert [(piece.text, piece.finish_reason, piece.num_tokens) for pieces in found if pieces for piece in pieces] == [
+        ("Once", None, 0),
+        (" upon", None, 0),
+        ("", "length", 3),
+    ]
+
+
+def test_choices_with_text_have_a_piece_each_and_those_without_have_none():
+    reply = new_format(3)
+    [first, second] = pieces_of(reply, output("a"), output(""), output("c"))
+    assert (first.index, first.text, second.index, second.text) == (0, "a", 2, "c")
+
+
+def test_reasoning_and_answer_are_separate_in_every_piece():
+    reply = new_format(thought=ThoughtMarkers(open="<t>", close="</t>"))
+    texts = ["<t>hm", "m</t>", "yes", " no"]
+    pieces = [piece for text in texts for piece in pieces_of(reply, output(text)) or ()]
+    assert "".join(piece.reasoning for piece in pieces) == "hmm"
+    assert "".join(piece.text for piece in pieces) == "yes no"
+    assert not any(piece.reasoning and piece.text for piece in pieces)
+
+
+def test_a_token_without_text_is_sent_if_its_log_probability_is_asked_for():
+    [piece] = pieces_of(new_format(), output("", tokens=[TokenInfo(7, -0.5)]))
+    assert piece.text == ""
+    assert [(token.id, token.text, token.logprob) for token in piece.tokens] == [(7, "<7>", -0.5)]
