@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import RopeScaling
+from flambeau.llm.models.architecture import Architecture, RopeScaling
 from flambeau.llm.models.hugging_face import from_hugging_face, read_hugging_face
 from flambeau.llm.models.presets import PRESETS, from_meta, preset
 
@@ -311,3 +311,11 @@ def test_what_is_cached_of_deepseek_v3_is_a_latent_and_a_rotated_key():
     arch = from_hugging_face({**LLAMA, "num_key_value_heads": 32, "architectures": ["DeepseekV3ForCausalLM"]})
     assert (arch.num_kv_heads, arch.head_size) == (1, 512 + 64)
     assert (arch.query_latent_size, arch.unrotated_size, arch.rotary_size, arch.output_size) == (1536, 128, 64, 128)
+
+
+def test_attention_span_is_where_attention_takes_as_long_as_the_rest():
+    shape = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 2, "head_size": 32, "intermediate_size": 640}
+    arch = Architecture(vocab_size=100, num_layers=4, **shape)
+    assert arch.attention_span == 640
+    assert replace(arch, windows=(16, None, 16, None)).attention_span == 1280
+    assert replace(arch, windows=(16,) * 4).attention_span is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.text.tokenizer import load_tokenizer
+from flambeau.llm.text.vocabulary import SharedSetting
 from support.tokenizer_files import (
     byte_level_json,
     llama_json,
@@ -310,3 +311,24 @@ def test_other_threads_run_while_a_long_text_is_encoded(tmp_path, kind):
     thread.join()
     longest = max(after - before for before, after in pairwise([0.0, *moments, total_s[0]]))
     assert longest < max(0.05, 0.5 * total_s[0])  # the library may compute in threads of its own
+
+
+def test_threads_share_a_setting_and_wait_for_those_that_need_the_other_value():
+    values, entered = [], threading.Event()
+    setting = SharedSetting(values.append)
+
+    def use_other() -> None:
+        with setting.as_value(True):
+            entered.set()
+
+    with setting.as_value(False):
+        with setting.as_value(False):
+            pass
+        other = threading.Thread(target=use_other)
+        other.start()
+        assert not entered.wait(0.05)
+        assert values == []
+    assert entered.wait(30)
+    other.join()
+    with setting.as_value(False):
+        assert values == [True, False]
