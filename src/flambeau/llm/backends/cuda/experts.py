@@ -44,7 +44,7 @@ def load_weights(  # type: ignore[no-untyped-def]
     place = start // each + tl.arange(0, BLOCK // each)
     mask = is_output[:, None] & (place < K // each)[None, :]
     at = weight_ptr + n[:, None] * (K // each) + place[None, :]
-    return tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -189,7 +189,7 @@ def add_products(  # type: ignore[no-untyped-def]
     else:
         place = start + tl.arange(0, BLOCK)
         mask = is_column[:, None] & (place < K)[None, :]
-        weights = tl.load(weight_ptr + n[:, None] * K + place[None, :], mask=mask, other=0)
+        weights = tl.load(weight_ptr + n[:, None] * K + place[None, :], mask=mask, other=0.0)
         sums = tl.dot(x, tl.trans(widen(weights, x.dtype, FAST)), sums, input_precision="ieee")
     return sums
 
