@@ -125,20 +125,26 @@ class LogProcess(Logs):
         self._own = Logs(self._targets.console, is_terminal=False, is_json=self.is_json)  # for what comes after the end
 
     def _take_gathered(self) -> None:
-        if self._unsent or self._own is not None or not self._writing.acquire(blocking=False):
-            return  # the writing thread is at it
+        if not self._writing.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            if not self._unsent and self._own is None:
+                self._pass_on_gathered()
+        finally:
+            self._writing.release()
+
+    def _pass_on_gathered(self) -> None:
         waiting = self._waiting
         batch = [waiting.popleft() for _ in range(len(waiting))]
         try:
             self._unsent = framed(marshal.dumps(self._frame(batch), MARSHAL_VERSION))
             self._write_unsent()
-            self._taken_bytes += sum([entry[-1] for entry in batch])
-            self._num_taken += len(batch)
         except Exception:  # the writing thread meets it too, and handles it
             self._unsent = b""
             waiting.extendleft(reversed(batch))
-        finally:
-            self._writing.release()
+        else:
+            self._taken_bytes += sum([entry[-1] for entry in batch])
+            self._num_taken += len(batch)
 
     def _write_unsent(self) -> None:
         """Write as much as the pipe takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import marshal
 import os
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from flambeau.logs.log_process import (
     GATHERED,
     LATE_S,
     MANY,
+    MARSHAL_VERSION,
     LogProcess,
     LogTargets,
     Priority,
+    framed,
     read_frame,
     take_frame,
     yields,
@@ -137,6 +140,21 @@ def test_many_entries_are_passed_on_by_the_thread_that_adds_them(targets, tmp_pa
     assert not logs._waiting
     until(lambda: len(lines_of(tmp_path / "ts_log.log")) == GATHERED)
     logs.close(60)
+
+
+def test_entries_wait_behind_the_rest_of_a_frame(targets, tmp_path, monkeypatch):
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)
+    logs = LogProcess(targets)
+    with logs._writing:
+        logs._unsent = framed(marshal.dumps(logs._frame([(LINE, time.time(), "first", 0)]), MARSHAL_VERSION))
+    for i in range(GATHERED):
+        logs.add(LINE, str(i))
+    assert len(logs._waiting) == GATHERED
+    logs.close(60)
+    assert [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")] == [
+        "first",
+        *map(str, range(GATHERED)),
+    ]
 
 
 def test_a_process_that_does_not_read_blocks_nobody_and_misses_nothing(targets, tmp_path):
