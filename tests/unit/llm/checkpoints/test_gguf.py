@@ -270,6 +270,8 @@ def test_two_models_in_a_folder_need_a_name(path):
         ("llama", {"rope.dimension_count": 4}, "rope.dimension_count 4"),
         ("llama", {"rope.scaling.type": "linear", "rope.scaling.attn_factor": 2.0}, "attn_factor"),
         ("llama", {"rope.scaling.type": "spiral"}, "'spiral'"),
+        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.yarn_attn_factor": 0.5}, "yarn_attn_factor 0.5"),
+        ("llama", {"rope.twist": 3}, "rope.twist 3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, architecture, values, named):
