@@ -221,7 +221,7 @@ def query_scale(header: GgufHeader) -> dict[str, Any]:
 def phi_3(header: GgufHeader) -> dict[str, Any]:
     return {
         "architectures": ["Phi3ForCausalLM"],
-        "sliding_window": header.get("attention.sliding_window"),
+        "sliding_window": header.get("attention.sliding_window") or None,  # 0: there is none
         "original_max_position_embeddings": header.get(SCALING + "original_context_length"),
     }
 

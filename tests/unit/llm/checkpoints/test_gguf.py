@@ -160,6 +160,7 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
         f"rope_factors_{name}.weight": torch.tensor(given[f"{name}_factor"]) for name in ("long", "short")
     }
     more = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 16}
+    more |= {"attention.sliding_window": 0}  # as converters write that there is none
     factor = model.model.rotary_emb.attention_scaling
     write_gguf(
         tmp_path / "model.gguf",
