@@ -64,6 +64,14 @@ class GrammarMasks:
                 found.append(masks_of(state, some, offset, num_places))
         return np.stack(found)
 
+    def next_of(self, states: Sequence[SamplingState | None], vocab_size: int) -> Bits:
+        """The masks [S, B] of the next token of each sequence; without a grammar, and for None, all are allowed."""
+        bits_SB = np.full((len(states), -(-vocab_size // 32)), -1, np.int32)
+        constrained = [(i, state) for i, state in enumerate(states) if state is not None and state.grammar is not None]
+        if constrained:
+            bits_SB[[i for i, _ in constrained]] = self.of([state for _, state in constrained], None, 0, 1)[:, 0]
+        return bits_SB
+
     def _wait(self) -> dict[SamplingState, MadeMasks]:
         """What was made beside the step. The matchers are free to use afterwards."""
         return self._made.result() if self._made is not None else {}
