@@ -21,17 +21,17 @@ from flambeau.llm.sampling_params import SamplingParams
 class EagerTokens:
     """Tokens that are known, but count as read only once somebody waits; those of constrained steps are chosen late."""
 
-    logits_SV: Tensor
+    logits: Tensor  # [S, V]
     states: list[SamplingState]
     tokens: Tensor | None = None
     is_read: bool = False
 
-    def choose(self, bits_SB: Bits) -> None:
+    def choose(self, bits: Bits) -> None:
         assert self.tokens is None
-        self.sample(mask_logits(self.logits_SV.unsqueeze(1), bits_SB[:, None], None))
+        self.sample(mask_logits(self.logits.unsqueeze(1), bits[:, None], None))
 
-    def sample(self, logits_S1V: Tensor) -> None:
-        self.tokens = Sampler(logits_S1V.shape[-1]).sample(logits_S1V, self.states).view(-1)
+    def sample(self, logits: Tensor) -> None:
+        self.tokens = Sampler(logits.shape[-1]).sample(logits, self.states).view(-1)
 
     @property
     def next_ids(self) -> Tensor:

@@ -99,9 +99,10 @@ def mask_logits(logits_SWV: Tensor, bits_PWB: Bits, rows_P: Tensor | None) -> Te
 
 
 def masked(logits_PWV: Tensor, bits_PWB: Bits) -> Tensor:
-    """A copy with -inf for tokens that are not allowed."""
+    """A copy with -inf for tokens that are not allowed; NaN stays, so that a broken network is noticed."""
     if logits_PWV.device.type != "cpu" or logits_PWV.dtype != torch.float32:
-        return torch.where(expand_bits(bits_PWB, logits_PWV.shape[-1], logits_PWV.device), logits_PWV, -torch.inf)
+        is_allowed = expand_bits(bits_PWB, logits_PWV.shape[-1], logits_PWV.device)
+        return torch.where(is_allowed, logits_PWV, logits_PWV - torch.inf)
     # 0 or -inf for each token, which is added: many times as fast as a choice for each.
     copy: NDArray[np.float32] = BYTE_LOGITS.take(bits_PWB.view(np.uint8), axis=0)
     copy = copy.reshape(*bits_PWB.shape[:2], -1)[..., : logits_PWV.shape[-1]]

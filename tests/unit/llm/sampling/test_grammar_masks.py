@@ -31,6 +31,14 @@ def test_masked_logits_are_the_plain_loops(vocab_size, rows):
     assert torch.equal(logits, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_logit_that_is_no_number_stays_one_also_where_it_is_not_allowed(dtype):
+    logits = torch.tensor([[[1.0, torch.nan, 3.0]]], dtype=dtype)
+    found = mask_logits(logits, np.array([[[1]]], np.int32), None)
+    assert found.isnan().tolist() == [[[False, True, False]]]
+    assert found[0, 0, 2] == -torch.inf
+
+
 def test_masked_logits_of_other_types_are_the_plain_loops():
     bits = np.random.default_rng(0).integers(-(2**31), 2**31, (2, 1, 4)).astype(np.int32)
     logits = torch.randn(2, 1, 101, dtype=torch.bfloat16)
