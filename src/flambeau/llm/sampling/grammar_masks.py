@@ -73,8 +73,11 @@ class GrammarMasks:
         return bits_SB
 
     def _wait(self) -> dict[SamplingState, MadeMasks]:
-        """What was made beside the step. The matchers are free to use afterwards."""
-        return self._made.result() if self._made is not None else {}
+        """What was made beside the step. The matchers are free to use afterwards.
+
+        On a busy machine the thread may not have begun; then the caller makes the masks sooner by itself.
+        """
+        return {} if self._made is None or self._made.cancel() else self._made.result()
 
 
 def make_masks(states: Sequence[SamplingState], ahead: Ahead | None) -> dict[SamplingState, MadeMasks]:
