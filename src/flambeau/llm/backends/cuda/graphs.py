@@ -11,6 +11,7 @@ Shapes: T tokens of the step · S sequences · V vocabulary · B blocks of the l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,41 +90,37 @@ class CapturedStep:
         self._states = states
         self._chooser = chooser
         self._settings: RowSettings | None = None
-        num_tokens = len(buffers.ids_T)
+        num_tokens, is_on_gpu = len(buffers.ids_T), buffers.ids_T.is_cuda
         # Two steps may run or wait to be read.
         self._results: list[tuple[Tensor, Any]] = [
-            (torch.empty(num_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            (torch.empty(num_tokens, dtype=torch.int64, pin_memory=is_on_gpu), torch.cuda.Event())  # type: ignore[no-untyped-call]
             for _ in range(2)
         ]
         self._chosen_T = torch.zeros(num_tokens, dtype=torch.int64, device=buffers.ids_T.device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            self._choose_masked(self._choose(step(self._buffers.inputs)))
+            self._compute(step)
+            if chooser is not None:
+                self._choose_masked(chooser)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": another thread may compile, and allocate, at the same time.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._logits_TV = step(self._buffers.inputs)
-            self._states_TX = None if states is None else states.take()
-            self._choose(self._logits_TV)
-        self._masked_graph = torch.cuda.CUDAGraph()
+        self._graph = capture(lambda: self._compute(step), pool, stream)
+        self._masked_graph = None
         if chooser is not None:
-            with torch.cuda.graph(self._masked_graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._choose_masked(self._logits_TV)
+            self._masked_graph = capture(lambda: self._choose_masked(chooser), pool, stream)
 
-    def _choose(self, logits_TV: Tensor) -> Tensor:
+    def _compute(self, step: Decode) -> None:
+        inputs = self._buffers.inputs
+        self._logits_TV = step(inputs)
+        self._states_TX = None if self._states is None else self._states.take()
         if self._chooser is None:
-            self._chosen_T.copy_(argmax_tokens(logits_TV))
+            self._chosen_T.copy_(argmax_tokens(self._logits_TV))
         else:
-            inputs = self._buffers.inputs
-            self._chooser.run(logits_TV, inputs.positions_T, inputs.ids_T)
-        return logits_TV
+            self._chooser.run(self._logits_TV, inputs.positions_T, inputs.ids_T)
 
-    def _choose_masked(self, logits_TV: Tensor) -> None:
-        if self._chooser is not None:
-            inputs = self._buffers.inputs
-            self._chooser.run_masked(logits_TV, inputs.positions_T, inputs.ids_T)
+    def _choose_masked(self, chooser: TokenChooser) -> None:
+        inputs = self._buffers.inputs
+        chooser.run_masked(self._logits_TV, inputs.positions_T, inputs.ids_T)
 
     def run(self, inputs: StepInputs) -> Tensor:
         """The logits [T, V]; padding rows read and write block 0."""
@@ -165,6 +162,7 @@ class CapturedStep:
     def choose(self, bits_SB: Bits, tokens: CapturedTokens) -> None:
         """Choose the tokens of the step that was started last from those that the masks allow."""
         assert self._chooser is not None
+        assert self._masked_graph is not None
         self._chooser.set_masks(bits_SB)
         self._masked_graph.replay()
         self._copy_chosen(tokens)
@@ -173,6 +171,15 @@ class CapturedStep:
         chosen_T = self._chosen_T if self._chooser is None else self._chooser.chosen_T
         tokens.host_S.copy_(chosen_T[: len(tokens.host_S)], non_blocking=True)
         tokens.is_copied.record()
+
+
+def capture(run: Callable[[], None], pool: Any, stream: Any) -> torch.cuda.CUDAGraph:
+    """What `run` launches, as a graph; it must have run before."""
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": another thread may compile, and allocate, at the same time.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        run()
+    return graph
 
 
 class InputBuffers:
