@@ -34,7 +34,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = TokenCounts(vocab_size, self.device)
-        self._masks = GrammarMasks()
+        self._masks = GrammarMasks(vocab_size)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._batches: list[_SamplingBatch] = []
 
@@ -90,7 +90,7 @@ class Sampler:
 
     def masks(self, states: Sequence[SamplingState | None]) -> Bits:
         """Which tokens may come next [S, B], for such a backend; all of them without a grammar, or for None."""
-        return self._masks.next_of(states, self._vocab_size)
+        return self._masks.next_of(states)
 
     def keys(self, states: Sequence[SamplingState]) -> Tensor:
         """Where the random numbers of each sequence begin [S]."""
