@@ -206,10 +206,13 @@ class Engine:
                 self._restores.wait(RESTORE_WAIT_S)
                 return []
             started = self._executor.start(plan)
+        self._executor.choose(started)
         # The next step is started before this one's tokens are read, so that the device does not wait for the host.
         if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
             self._started = self._executor.start_next(started, next_plan)
         outputs = self._scheduler.update(started.plan, self._executor.finish(started))
+        if self._started is not None:
+            self._executor.prepare(self._started)
         if self._unloaded:
             self._free_adapters()
         return outputs
