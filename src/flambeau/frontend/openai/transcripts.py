@@ -70,7 +70,9 @@ def joined(pieces: Sequence[Transcript], timestamps: Sequence[str]) -> Transcrip
 
 
 def added(before: list[Timed] | None, more: list[Timed] | None) -> list[Timed] | None:
-    return [*before, *more] if before and more else before or more
+    if before is None or more is None:
+        return more if before is None else before
+    return before + more
 
 
 def to_body(found: Transcript, response_format: str, task: str) -> bytes:
