@@ -74,7 +74,8 @@ class PacedBackend(EagerBackend):
         return torch.zeros(len(rows_N), self.model.arch.vocab_size).index_fill_(1, torch.tensor([300]), 1.0)
 
     def decode(self, inputs: StepInputs) -> Tensor:
-        """For steps that have prompts too."""
+        """For steps that have prompts too; they take as long as the others."""
+        time.sleep(self._step_s)
         return self.prefill(inputs, inputs.ids_T)
 
 
