@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -51,7 +52,7 @@ from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
 
-RELEASE_BYTES = 1 << 28  # read between two releases of mapped files
+RELEASE_BYTES = 1 << 30  # read between two releases of mapped files
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -67,10 +68,12 @@ def load_model(
     shard: ShardFunction | None = None,
     arrived: Arrived | None = None,
     arch: Architecture | None = None,
+    keeps_types: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
-    `arch` describes the files if their config.json is not to be read.
+    `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers arrive in the
+    type of the files if the network's represents it exactly; those that `arrived` does not replace are converted.
     """
     path = Path(path)
     files = read_mxfp4(open_files(path))
@@ -95,6 +98,10 @@ def load_model(
     with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
+    own = model.model.embed_tokens.weight.dtype
+    if keeps_types and arrived is not None:
+        keep_types(model, placements)
+        arrived = partial(arrived_or_converted, arrived, own)
     if model.lm_head is None:
         check_tied(files, arch.renames)
     fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
@@ -156,6 +163,22 @@ def check_kind(folder: Path) -> None:
             f"{folder} holds an adapter of {base} (adapter_config.json) and not a model; serve that model, with the "
             f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {folder}}}}}`"
         )
+
+
+def keep_types(model: nn.Module, placements: list[Placement]) -> None:
+    """Give empty linear layers of float32 the type of their tensors, if all have the same of 16 bits."""
+    owners = {placement.owner: model.get_submodule(placement.owner) for placement in placements}
+    stored = {placement.stored.dtype for placement in placements if type(owners[placement.owner]) is nn.Linear}
+    for layer in owners.values():
+        is_wider = type(layer) is nn.Linear and layer.weight.dtype == torch.float32
+        if is_wider and stored in ({torch.bfloat16}, {torch.float16}):
+            layer.to(dtype=next(iter(stored)))
+
+
+def arrived_or_converted(arrived: Arrived, dtype: torch.dtype, name: str, module: nn.Module) -> nn.Module | None:
+    """What `arrived` returns; a linear layer that stays gets the network's type."""
+    other = arrived(name, module)
+    return module.to(dtype) if other is None and type(module) is nn.Linear else other
 
 
 def fill(
