@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -283,6 +286,8 @@ def load_network(
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
     target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
+    if device.type == "cuda" and config.compile and ranks is None:
+        threading.Thread(target=import_gpu_kernels, name="importing", daemon=True).start()
     # 1. A merged adapter, then quantization or the order of the CPU kernels, layer by layer while weights are read.
     make_layer = layer_maker(config, device, ranks)
     arrived = quantize_on_load(config.quantization, arch, make_layer)
@@ -342,6 +347,12 @@ def load_network(
         draft=make_draft(draft, num_blocks, config, device, cached) if draft else heading,
         images=images,
     )
+
+
+def import_gpu_kernels() -> None:
+    """Import what the backend needs, with Triton: that takes a second, and the weights are read meanwhile."""
+    with suppress(ImportError):  # the backend tells
+        importlib.import_module("flambeau.llm.backends.cuda.network")
 
 
 def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:

@@ -21,8 +21,9 @@ import logging
 import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,9 +35,10 @@ from torch import Tensor, nn
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
-from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
-from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
+from flambeau.llm.checkpoints.staged_copies import StagedCopies
+from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
@@ -52,6 +54,7 @@ from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
 
+TENSORS_AHEAD = 16  # of the one that the loader waits for, while threads copy to a GPU
 RELEASE_BYTES = 1 << 30  # read between two releases of mapped files
 
 Build = Callable[[Architecture], Transformer]
@@ -191,9 +194,8 @@ def fill(
     """Copy every tensor to its parameter."""
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
     missing, released_bytes = Counter(placement.owner for placement in placements), 0
-    for placement in placements:
-        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
-            place(model.get_submodule(placement.owner), placement, device)
+    place_all = place_by_threads if device.type == "cuda" else place_one_by_one
+    for placement in place_all(model, placements, device):
         missing[placement.owner] -= 1
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
@@ -216,6 +218,55 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
+def place_one_by_one(model: nn.Module, placements: list[Placement], device: torch.device) -> Iterator[Placement]:
+    """Fill the parameters; a placement is yielded when it is done."""
+    for placement in placements:
+        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
+            place(model.get_submodule(placement.owner), placement, device)
+        yield placement
+
+
+def place_by_threads(model: nn.Module, placements: list[Placement], device: torch.device) -> Iterator[Placement]:
+    """The same, in the same order, but threads copy tensors that need no change to the device."""
+    waiting: deque[tuple[Placement, Future[None] | None]] = deque()
+    with StagedCopies(device) as copies:
+        for placement in placements:
+            waiting.append((placement, start_copy(model, placement, device, copies)))
+            if len(waiting) > TENSORS_AHEAD:
+                yield finished(*waiting.popleft())
+        while waiting:
+            yield finished(*waiting.popleft())
+
+
+def finished(placement: Placement, copied: Future[None] | None) -> Placement:
+    """Wait for a copy."""
+    try:
+        if copied is not None:
+            copied.result()
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+    return placement
+
+
+def start_copy(
+    model: nn.Module, placement: Placement, device: torch.device, copies: StagedCopies
+) -> Future[None] | None:
+    """Allocate a parameter, if it is not there, and start to fill it or a part of it; None: it is filled."""
+    module, leaf = model.get_submodule(placement.owner), placement.parameter.rpartition(".")[2]
+    target: Tensor = getattr(module, leaf)
+    stored = placement.stored
+    if placement.cut is not as_is or stored.dtype != target.dtype or not isinstance(stored.file, SafetensorsFile):
+        place(module, placement, device)
+        return None
+    value = torch.empty(target.shape, dtype=target.dtype, device=device) if target.is_meta else target.detach()
+    part = value[placement.region] if placement.region else value
+    if not part.is_contiguous() or not part.nbytes:
+        place(module, placement, device)
+        return None
+    set_parameter(module, leaf, value)
+    return copies.start(stored.file.path, stored.file.offset(stored.name), part)
+
+
 def place(module: nn.Module, placement: Placement, device: torch.device) -> None:
     """Fill a parameter or a part of it; the first part allocates it."""
     leaf = placement.parameter.rpartition(".")[2]
@@ -227,7 +278,13 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
         is_empty = target.is_meta
         value = torch.empty(target.shape, dtype=target.dtype, device=device) if is_empty else target.detach()
         value[placement.region].copy_(tensor)
-    setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
+    set_parameter(module, leaf, value)
+
+
+def set_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
+    """Replace a parameter, or a buffer."""
+    is_parameter = isinstance(getattr(module, leaf), nn.Parameter)
+    setattr(module, leaf, nn.Parameter(value, requires_grad=False) if is_parameter else value)
 
 
 def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:
