@@ -80,7 +80,7 @@ class StagedCopies:
             for number, start in enumerate(range(0, len(target), CHUNK_BYTES)):
                 turn, num_bytes = number % NUM_CHUNKS, min(CHUNK_BYTES, len(target) - start)
                 stage.wait(turn)
-                read_fully(file, offset + start, memoryview(stage.chunks[turn].numpy())[:num_bytes], path)
+                read_fully(file, offset + start, stage.chunks[turn].numpy().data[:num_bytes], path)
                 stage.copy(turn, num_bytes, target[start : start + num_bytes])
         finally:
             os.close(file)
