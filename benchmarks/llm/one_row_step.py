@@ -3,8 +3,8 @@
     python benchmarks/llm/one_row_step.py [--preset Llama-2-7B] [--kinds none int8 fp8 int4] [--lengths 200] [--profile]
 
 All compute the same step from the same weights and KV cache. Printed are the times of graph replays, the limit that
-memory bandwidth sets, and the relative difference of the logits. With `--profile`, the kernels of one layer follow, with
-the microseconds at which they start and end; they overlap.
+memory bandwidth sets, and the relative difference of the logits. With `--profile`, the kernels of one layer follow,
+with the microseconds at which they start and end; they overlap.
 """
 
 import argparse
