@@ -49,6 +49,14 @@ def print_profile(run: Run, inputs: StepInputs, num_kernels: int) -> None:
         print(f"  {span.start - begin:8.2f} {span.end - begin:8.2f} {span.elapsed_us():7.2f} {event.name[:50]}")
 
 
+def set_shape(shape: str) -> None:
+    """Use another division of the products than the best one."""
+    if shape:
+        warps, chunks = map(int, shape.split("."))
+        for kind in one_row_step.NUM_WARPS:
+            one_row_step.NUM_WARPS[kind], one_row_step.MAX_CHUNKS[kind] = warps, chunks
+
+
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
@@ -59,7 +67,7 @@ def main() -> None:
     parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="weights (default: all)")
     parser.add_argument("--lengths", nargs="*", type=int, default=[200], help="tokens in the KV cache (default 200)")
-    parser.add_argument("--triggers", nargs="*", type=int, default=[one_row_step.TRIGGER], help="when kernels start")
+    parser.add_argument("--shapes", nargs="*", default=[""], help="warps.chunks: at least, at most (default: the best)")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     arch, read = preset(asked.preset), gpu.bandwidth("cuda")
@@ -81,9 +89,9 @@ def main() -> None:
             steps: dict[str, Run] = {"network": network.run}
             if persistent_step.is_faster(model, cache):
                 steps["persistent"] = persistent_step.PersistentStep(model, cache).run
-            for trigger in asked.triggers:
-                one_row_step.TRIGGER = trigger
-                steps[f"one row, start {trigger}"] = one_row_step.OneRowStep(model, cache).run
+            for shape in asked.shapes:
+                set_shape(shape)
+                steps[f"one row {shape}"] = one_row_step.OneRowStep(model, cache).run
             expected = network.run(inputs).clone()
             cached = cache.keys[0].clone()
             limit_ms = gpu.weight_bytes(model) / read * 1e3
@@ -93,7 +101,7 @@ def main() -> None:
                 off_keys = difference(cache.keys[0], cached)
                 print(f"  {name}: {replay_ms(run, inputs):.3f} ms, logits differ {off:.4f}, keys {off_keys:.5f}")
             if asked.profile:
-                print_profile(steps[f"one row, start {asked.triggers[-1]}"], inputs, 11)
+                print_profile(steps[f"one row {asked.shapes[0]}"], inputs, 11)
                 print_profile(network.run, inputs, 8)
             del cache, network, steps
         del model

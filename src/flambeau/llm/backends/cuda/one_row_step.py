@@ -22,30 +22,31 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cuda.few_row_kernel import (
     BFLOAT16,
     CAPABILITY,
+    FP8,
     INT4,
     INT4_PIECE,
+    INT8,
     kernel_scales,
     kind_of,
     launch_early,
+    tied_head,
 )
-from flambeau.llm.backends.cuda.network import tied_head
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.transformer import Transformer
 
 SOURCES = Path(__file__).parent / "csrc"
 CHUNK = 512  # bytes that a warp reads at once
-MAX_CHUNKS = 4  # of a row for one warp: inputs stay in registers
-MAX_WARPS = 16
-WARPS = 8  # at least
-SHARED_BYTES = 110 << 10  # of a block: two kernels fit on a multiprocessor
-SUM_BYTES = 4 * 4 * 64  # of one warp, between two epilogues
+NUM_WARPS = {BFLOAT16: 8, INT8: 8, FP8: 8, INT4: 8}  # of a block, at least
+MIN_WARPS, MAX_WARPS = 6, 16
+MAX_CHUNKS = {BFLOAT16: 4, INT8: 2, FP8: 2, INT4: 2}  # of a row for one warp: inputs stay in registers
+MOST_CHUNKS = 4
+SHARED_BYTES = 112 << 10  # of a block: two kernels fit on a multiprocessor
+ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
-AT_ONCE, AFTER_WAIT, WITH_LAST_COPY = range(3)  # when the next kernel may start
-TRIGGER = WITH_LAST_COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +54,45 @@ class RowShape:
     """How a block multiplies a row."""
 
     warps: int
-    teams: int  # of warps, which have different outputs; the warps of a team divide the inputs
+    team: int  # warps that divide the inputs; teams have different outputs
     chunks: int  # of a row of weights for one warp
-    rows: int  # of weights that a team has under way
+    rows: int = 4  # of weights that a team multiplies at a time
+    ring: int = 4  # rows of weights that a team has under way
 
-    @property
-    def shared_bytes(self) -> int:
-        """Of 4-bit weights; others need less."""
-        ring = self.warps * self.rows * self.chunks * CHUNK
-        scales = self.warps * (-(-self.rows // 4) + 1) * self.chunks * 256
-        return ring + scales + SUM_BYTES * self.warps // self.teams + 8 * self.warps
+    def shared_bytes(self, kind: int) -> int:
+        scales = self.warps * (self.ring // self.rows + 1) * self.chunks * 256 if kind == INT4 else 0
+        sums = ROUND * self.rows * self.team * 4
+        return self.warps * self.ring * self.chunks * CHUNK + scales + sums + 8 * self.warps
 
 
-def row_shape(row_bytes: int) -> RowShape | None:
+def row_shape(kind: int, row_bytes: int) -> RowShape | None:
     """The division with the fewest idle threads; None if a row is too long."""
+    found = shapes(row_bytes, NUM_WARPS[kind], MAX_CHUNKS[kind]) or shapes(row_bytes, MIN_WARPS, MOST_CHUNKS)
+    return with_ring(min(found, key=lambda pair: pair[0])[1], kind) if found else None
+
+
+def shapes(row_bytes: int, min_warps: int, max_chunks: int) -> list[tuple[float, RowShape]]:
+    """Possible divisions with their costs: the share of idle threads, and a little for more warps."""
     num_chunks = -(-row_bytes // CHUNK)
-    found: list[tuple[float, RowShape]] = []
-    for warps in range(WARPS, MAX_WARPS + 1):
-        for teams in range(1, warps + 1):
-            each = -(-num_chunks // (warps // teams))
-            if warps % teams == 0 and each <= MAX_CHUNKS:
-                idle = each * (warps // teams) / num_chunks - 1
-                found.append((idle + 0.01 * warps + 0.02 * each, with_rows(warps, teams, each)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+    found = []
+    for warps in range(min_warps, MAX_WARPS + 1):
+        for chunks in range(1, max_chunks + 1):
+            team = -(-num_chunks // chunks)
+            if warps % team == 0:
+                idle = chunks * team / num_chunks - 1
+                found.append((idle + 0.01 * warps - 0.01 * chunks, RowShape(warps, team, chunks)))
+    return found
 
 
-def with_rows(warps: int, teams: int, chunks: int) -> RowShape:
-    """As many rows under way as fit."""
-    rows = 32
-    while rows > 1 and RowShape(warps, teams, chunks, rows).shared_bytes > SHARED_BYTES:
-        rows -= 1
-    return RowShape(warps, teams, chunks, rows)
+def with_ring(shape: RowShape, kind: int) -> RowShape | None:
+    """With as many rows under way as fit; rows of 4-bit weights share loads of their scales."""
+    fitting = [
+        RowShape(shape.warps, shape.team, shape.chunks, rows, ring)
+        for rows in ((4,) if kind == INT4 else (4, 2))
+        for ring in range(rows, 33, rows)
+        if RowShape(shape.warps, shape.team, shape.chunks, rows, ring).shared_bytes(kind) <= SHARED_BYTES
+    ]
+    return max(fitting, key=lambda each: (each.ring, each.rows), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,7 @@ class RowKernel:
 
     function: Any
     shape: RowShape
+    shared_bytes: int
     num_blocks: int
     weight: Tensor
     scales: Tensor | None
@@ -106,7 +116,7 @@ class RowKernel:
         pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
         numbers = [ctypes.c_int(self.width), ctypes.c_float(self.epsilon), ctypes.c_float(self.factor)]
         threads = 32 * self.shape.warps
-        launch_early(self.function, (self.num_blocks, 1), threads, self.shape.shared_bytes, [*pointers, *numbers])
+        launch_early(self.function, (self.num_blocks, 1), threads, self.shared_bytes, [*pointers, *numbers])
         return out
 
 
@@ -124,18 +134,20 @@ def row_kernel(
     kind, weight = kind_of(linear), linear.weight
     assert kind is not None
     row_bytes = weight.shape[1] * weight.element_size()
-    shape = row_shape(row_bytes)
+    shape = row_shape(kind, row_bytes)
     assert shape is not None
     names = {
         "WT": kind, "K": row_bytes // 2 if kind == BFLOAT16 else row_bytes * 2 if kind == INT4 else row_bytes,
-        "NW": shape.warps, "KW": shape.warps // shape.teams, "S": shape.rows,
+        "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
         "GROUP": getattr(linear, "group_size", INT4_PIECE), "GATED": int(gates), "NORM": int(gain is not None),
-        "RESIDUAL": int(residual), "WIDE": int(wide), "TRIGGER": TRIGGER,
+        "RESIDUAL": int(residual), "WIDE": int(wide),
     }  # fmt: skip
     properties: Any = torch.cuda.get_device_properties(weight.device)
+    shared_bytes = shape.shared_bytes(kind)
     return RowKernel(
-        function=compiled("one_row", tuple(names.items()), shape.shared_bytes, weight.device),
+        function=compiled("one_row", tuple(names.items()), shared_bytes, weight.device),
         shape=shape,
+        shared_bytes=shared_bytes,
         num_blocks=properties.multi_processor_count,
         weight=weight,
         scales=kernel_scales(linear, gates),
@@ -269,7 +281,7 @@ def fits(linear: Any, *, gates: bool) -> bool:
     row_bytes, rows = weight.shape[1] * weight.element_size(), len(weight)
     if kind is None or row_bytes % 32 or rows % 4 or (kind == INT4 and rows % 16):
         return False
-    return row_shape(row_bytes) is not None
+    return row_shape(kind, row_bytes) is not None
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

@@ -1,28 +1,28 @@
 // One row times a matrix, with the norm before it or the residual sum after it, for decode steps of one sequence.
 //
-// There is one block per multiprocessor, with an even share of the outputs. KW warps divide the inputs, whose values stay
-// in registers; weights come through a ring in shared memory, of which each thread reads only what it copied itself. The
-// ring is filled before the kernel waits for its input, so that weights load while the kernel before ends. Sums of all
-// warps are added up at the end: there is no barrier in between.
+// There is one block per multiprocessor. KW warps are a team: they divide the inputs, whose values stay in registers.
+// Teams take R rows of weights at a time, which come through a ring in shared memory; a thread reads only what it copied
+// itself. The ring is filled before the kernel waits for its input, so that weights load while the kernels before end.
+// Sums of all warps are added up at the end: there is no barrier in between.
 //
-// Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of them that divide
-// the inputs, S rows of the ring, GROUP, GATED, NORM (the input is normalized), RESIDUAL (the outputs are added to `out`),
-// WIDE (float32 outputs), TRIGGER (when the next kernel may start: 0 at once, 1 after the wait, 2 with the last copy).
+// Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of a team, C times
+// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), GROUP, GATED, NORM (the input
+// is normalized), RESIDUAL (the outputs are added to `out`), WIDE (float32 outputs).
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
 #define ROW_BYTES (WT == 0 ? K * 2 : WT == 3 ? K / 2 : K)
-#define CHUNK 512                                  // bytes that a warp reads at once
-#define C ((ROW_BYTES + CHUNK * KW - 1) / (CHUNK * KW))  // chunks of a row for one warp
-#define E (WT == 0 ? 8 : WT == 3 ? 32 : 16)        // weights in 16 bytes
+#define CHUNK 512                            // bytes that a warp reads at once
+#define E (WT == 0 ? 8 : WT == 3 ? 32 : 16)  // weights in 16 bytes
 #define TEAMS (NW / KW)
-#define OUTS (GATED ? 2 : 4)  // outputs of a block of four rows
-#define ROUND 64              // blocks of rows between two epilogues
+#define OUTS (GATED ? R / 2 : R)  // outputs of a block of rows
+#define ROUND 64                  // blocks of rows between two epilogues
 #define THREADS (32 * NW)
-#define SCALE_SLOTS ((S + 3) / 4 + 1)
+#define SCALE_SLOTS (S / R + 1)
 #define PIECES (K / 64)
+#define IS_FULL (C * KW * CHUNK == ROW_BYTES)
 #define RING_BYTES (NW * S * C * CHUNK)
 #define SCALE_BYTES (WT == 3 ? NW * SCALE_SLOTS * C * 256 : 0)
 
@@ -54,6 +54,11 @@ __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.laun
 __device__ __forceinline__ uint4 lds128(u32 a) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
+    return v;
+}
+__device__ __forceinline__ u32 lds32(u32 a) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
     return v;
 }
 __device__ __forceinline__ uint4 ld_cg(const void* p) {  // other multiprocessors wrote it: not from the L1 cache
@@ -147,7 +152,7 @@ __device__ __forceinline__ float prepare(const u16* x, const u32 (&gains)[C][E /
     u32 raw[C][E / 2];
 #pragma unroll
     for (int c = 0; c < C; c++) {
-        int byte = (c * KW + kw) * CHUNK + lane * 16;
+        int byte = (kw * C + c) * CHUNK + lane * 16;
         for (int i = 0; i < E / 2; i++) raw[c][i] = 0;
         if (byte < ROW_BYTES) load16<true>(x, raw[c], byte);
     }
@@ -254,134 +259,135 @@ __device__ __forceinline__ float product(uint4 w, const Inputs& in, int c, u32 s
 #endif
 }
 
-__device__ __forceinline__ int row_of(int block, int r, int N) {
-    return GATED ? (r >> 1) * N + block * 2 + (r & 1) : block * 4 + r;
-}
-
+// the team's next row of weights, where it goes, and how many rows are left
 struct Ring {
-    const u8* weight;
+    const u8* weight;  // for this thread
     const u8* scales;
-    u32 at, scales_at;  // shared memory of this thread
-    int N, kw, slot, scale_slot;
+    u32 to, scales_to;
+    int block, left;
 };
 
-// begins to copy one row of a block
-__device__ __forceinline__ void copy_row(Ring& ring, int block, int r) {
+// begins to copy row r of a block; after the last row, moves on to the team's next block
+__device__ __forceinline__ void copy_row(Ring& ring, int r, int N, int kw, u32 ring_at, u32 scales_at) {
     int lane = threadIdx.x & 31;
-    const u8* from = ring.weight + (i64)row_of(block, r, ring.N) * ROW_BYTES;
 #pragma unroll
     for (int c = 0; c < C; c++) {
-        int byte = (c * KW + ring.kw) * CHUNK + lane * 16;
-        bool is_there = C * KW * CHUNK == ROW_BYTES || byte < ROW_BYTES;
-        copy16(ring.at + (ring.slot * C + c) * CHUNK, from + (is_there ? byte : 0), is_there);
-        if (WT == 3 && r == 0 && lane < 16) {
-            int piece = (c * KW + ring.kw) * 16 + lane;
-            bool has_scale = piece < PIECES;
-            u32 to = ring.scales_at + (ring.scale_slot * C + c) * 256;
-            if (!has_scale) piece = 0;
-            if (GATED) {
-                int n = block * 2;
-                const u8* at = ring.scales + (((i64)(n / 8) * PIECES + piece) * 16 + n % 8) * 4;
-                copy8(to, at, has_scale);
-                copy8(to + 8, at + 32, has_scale);
-            } else {
-                int n = block * 4;
-                copy16(to, ring.scales + (((i64)(n / 16) * PIECES + piece) * 16 + n % 16) * 4, has_scale);
-            }
-        }
+        bool is_there = IS_FULL || (kw * C + c) * CHUNK + lane * 16 < ROW_BYTES;
+        copy16(ring.to + c * CHUNK, is_there ? ring.weight + c * CHUNK : ring.weight - kw * C * CHUNK, is_there);
     }
-    if (++ring.slot == S) ring.slot = 0;
-    if (WT == 3 && r == 3 && ++ring.scale_slot == SCALE_SLOTS) ring.scale_slot = 0;
+    if ((ring.to += C * CHUNK) == ring_at + S * C * CHUNK) ring.to = ring_at;
+    if (WT == 3 && r == 0 && lane < 16) {
+        i64 tile = GATED ? ring.block * 2 / 8 : ring.block * 4 / 16;
+        int within = GATED ? ring.block * 2 % 8 : ring.block * 4 % 16;
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            int piece = (kw * C + c) * 16 + lane;
+            bool is_there = IS_FULL || piece < PIECES;
+            const u8* from = ring.scales + ((tile * PIECES + (is_there ? piece : 0)) * 16 + within) * 4;
+            if (GATED) {
+                copy8(ring.scales_to + c * 256, from, is_there);
+                copy8(ring.scales_to + c * 256 + 8, from + 32, is_there);
+            } else
+                copy16(ring.scales_to + c * 256, from, is_there);
+        }
+        if ((ring.scales_to += C * 256) == scales_at + SCALE_SLOTS * C * 256) ring.scales_to = scales_at;
+    }
+    // gated: the rows of a block are R / 2 gates and then the R / 2 values that they gate
+    if (r == R - 1) {
+        int next = gridDim.x * TEAMS;
+        ring.block += next;
+        ring.weight += ((i64)next * OUTS + 1 - OUTS - (GATED ? N : 0)) * ROW_BYTES;
+    } else
+        ring.weight += GATED && r == R / 2 - 1 ? (i64)(N + 1 - OUTS) * ROW_BYTES : ROW_BYTES;
+    ring.left--;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     one_row(const u16* x, const u8* weight, const void* scales, const u16* bias, const u16* gain, void* out, int N,
             float epsilon, float factor) {
     extern __shared__ __align__(128) u8 smem[];
-    float* sums = (float*)(smem + RING_BYTES + SCALE_BYTES);  // [ROUND * 4][KW]
-    float* shared = sums + ROUND * 4 * KW;                    // [2 * NW]
+    float* sums = (float*)(smem + RING_BYTES + SCALE_BYTES);  // [ROUND * R][KW]
+    float* shared = sums + ROUND * R * KW;                    // [2 * NW]
     int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, kw = warp % KW, team = warp / KW;
-    int total = N / OUTS, first = (int)((i64)blockIdx.x * total / gridDim.x),
-        count = (int)((i64)(blockIdx.x + 1) * total / gridDim.x) - first;
-    if (TRIGGER == 0) start_next();
-    Ring ring = {weight,
+    // the multiprocessor has the blocks blockIdx.x + i * gridDim.x, of which a team has every i with i % TEAMS == team
+    int total = N / OUTS, count = (total - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    start_next();
+    u32 ring_at = smem_of(smem) + warp * S * C * CHUNK + lane * 16, ring_end = ring_at + S * C * CHUNK;
+    u32 scales_at = smem_of(smem) + RING_BYTES + warp * SCALE_SLOTS * C * 256 + (lane & 15) * 16;
+    int block = blockIdx.x + team * gridDim.x;
+    Ring ring = {weight + (i64)block * OUTS * ROW_BYTES + kw * C * CHUNK + lane * 16,
                  (const u8*)scales,
-                 smem_of(smem) + warp * S * C * CHUNK + lane * 16,
-                 smem_of(smem) + RING_BYTES + warp * SCALE_SLOTS * C * 256 + (lane & 15) * 16,
-                 N,
-                 kw,
-                 0,
-                 0};
-    // the blocks of a team are team, team + TEAMS, … of `count`
-    int num_rows = count > team ? (count - team + TEAMS - 1) / TEAMS * 4 : 0, begun = 0;
+                 ring_at,
+                 scales_at,
+                 block,
+                 count > team ? (count - team + TEAMS - 1) / TEAMS * R : 0};
 #pragma unroll 1
-    for (int i = 0; i < S; i++) {
-        if (i < num_rows) copy_row(ring, first + team + i / 4 * TEAMS, i & 3);
-        commit();
-    }
-    begun = S;
+    for (int i = 0; i < S; i += R)
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            if (ring.left > 0) copy_row(ring, r, N, kw, ring_at, scales_at);
+            commit();
+        }
     u32 gains[C][E / 2];
     if (NORM) {
 #pragma unroll
         for (int c = 0; c < C; c++) {
-            int byte = (c * KW + kw) * CHUNK + lane * 16;
+            int byte = (kw * C + c) * CHUNK + lane * 16;
             for (int i = 0; i < E / 2; i++) gains[c][i] = 0;
             if (byte < ROW_BYTES) load16<false>(gain, gains[c], byte);
         }
     }
-    if (TRIGGER == 2 && num_rows <= S) start_next();
+    int own = (tid / OUTS * gridDim.x + blockIdx.x) * OUTS + tid % OUTS;  // this thread's first output
     wait_for_previous();
-    if (TRIGGER == 1) start_next();
     Inputs in;
-    float old = 0;  // of the residual stream, for this thread's output
-    if (RESIDUAL && tid < count * OUTS) old = lo2f(ld_cg16((const u16*)out + first * OUTS + tid));
+    float old = 0;  // of the residual stream
+    if (RESIDUAL && tid < count * OUTS) old = lo2f(ld_cg16((const u16*)out + own));
     float back = prepare(x, gains, in, shared, kw, epsilon);
 
-    int slot = 0, scale_slot = 0, done = 0;
+    u32 from = ring_at, scales_from = scales_at - (lane & 15) * 16 + lane / 2 * 16;
+    int done = team, scale_slot = 0;
     for (int base = 0; base < count; base += ROUND) {
         int end = min(count, base + ROUND);
 #pragma unroll 1
-        for (; team + done * TEAMS < end; done++) {
-            float acc[4];
+        for (; done < end; done += TEAMS) {
+            float acc[R];
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
+            for (int r = 0; r < R; r++) {
                 wait_for_oldest();
-                acc[r] = 0;
+                uint4 w[C];
+                u32 scale[C];
 #pragma unroll
                 for (int c = 0; c < C; c++) {
-                    uint4 w = lds128(ring.at + (slot * C + c) * CHUNK);
-                    u32 scale = 0;
-                    if (WT == 3) {
-                        u32 at = smem_of(smem) + RING_BYTES + ((warp * SCALE_SLOTS + scale_slot) * C + c) * 256;
-                        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scale) : "r"(at + lane / 2 * 16 + r * 4));
-                    }
-                    acc[r] += product(w, in, c, scale);
+                    w[c] = lds128(from + c * CHUNK);
+                    if (WT == 3) scale[c] = lds32(scales_from + (scale_slot * C + c) * 256 + r * 4);
                 }
-                if (++slot == S) slot = 0;
-                if (begun < num_rows) {
-                    copy_row(ring, first + team + begun / 4 * TEAMS, begun & 3);
-                    begun++;
-                    if (TRIGGER == 2 && begun == num_rows) start_next();
-                }
+                if ((from += C * CHUNK) == ring_end) from = ring_at;
+                acc[r] = 0;
+#pragma unroll
+                for (int c = 0; c < C; c++) acc[r] += product(w[c], in, c, scale[c]);
+                if (ring.left > 0) copy_row(ring, r, N, kw, ring_at, scales_at);
                 commit();
             }
             if (WT == 3 && ++scale_slot == SCALE_SLOTS) scale_slot = 0;
-            // sums over the warp, a row for 8 lanes each
+            // sums over the warp, with one row for 32 / R lanes
             bool upper = lane & 16, odd = lane & 8;
-            float a = (upper ? acc[2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[2], 16);
-            float b = (upper ? acc[3] : acc[1]) + __shfl_xor_sync(~0u, upper ? acc[1] : acc[3], 16);
-            float y = (odd ? b : a) + __shfl_xor_sync(~0u, odd ? a : b, 8);
-            for (int o = 4; o; o >>= 1) y += __shfl_xor_sync(~0u, y, o);
-            if ((lane & 7) == 0) sums[((team + done * TEAMS - base) * 4 + (lane >> 3)) * KW + kw] = y;
+            float y = (upper ? acc[R / 2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[R / 2], 16);
+            if (R == 4) {
+                float z = (upper ? acc[R - 1] : acc[1]) + __shfl_xor_sync(~0u, upper ? acc[1] : acc[R - 1], 16);
+                y = (odd ? z : y) + __shfl_xor_sync(~0u, odd ? y : z, 8);
+            }
+            for (int o = 16 / R; o; o >>= 1) y += __shfl_xor_sync(~0u, y, o);
+            if (lane % (32 / R) == 0) sums[((done - base) * R + lane / (32 / R)) * KW + kw] = y;
         }
         __syncthreads();
         for (int o = tid; o < (end - base) * OUTS; o += THREADS) {
-            int n = (first + base) * OUTS + o, row = GATED ? (o >> 1) * 4 + (o & 1) : o;
+            int n = ((base + o / OUTS) * gridDim.x + blockIdx.x) * OUTS + o % OUTS;
+            int row = GATED ? o / OUTS * R + o % OUTS : o;
             float y = 0, other = 0;
 #pragma unroll
             for (int i = 0; i < KW; i++) {
                 y += sums[row * KW + i];
-                if (GATED) other += sums[(row + 2) * KW + i];
+                if (GATED) other += sums[(row + R / 2) * KW + i];
             }
             y *= back;
             other *= back;
