@@ -18,6 +18,7 @@ typedef long long i64;
 #define STEP (NW * TPW)
 #define PAIRS (HD / 64)    // that a thread rotates
 #define NONE -1e30f
+#define SLICE (GQ * HD / SPLITS)  // outputs that a block merges
 
 __device__ __forceinline__ u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float lo2f(u32 w) { return __uint_as_float(w << 16); }
@@ -37,15 +38,16 @@ __device__ __forceinline__ float warp_sum(float v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ float ld_remote(const float* p, int rank) {
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void st_remote(float* p, int rank, float v) {
     u32 at;
-    float v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_of(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-    return v;
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
 }
 
 struct Places {
@@ -91,8 +93,9 @@ extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 *
            float epsilon) {
     __shared__ __align__(16) float queries[GQ][HD], new_key[HD], new_value[HD];
     __shared__ float warp_sums[NW][GQ][HD], warp_high[NW][GQ], warp_total[NW][GQ];
-    __shared__ float block_sums[GQ][HD], block_high[GQ], block_total[GQ];
+    __shared__ float parts[SPLITS][3][SLICE];  // of this block's outputs, from all blocks: sums, highs and totals
     int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, rank = blockIdx.x, kv_head = blockIdx.y;
+    cluster_arrive();  // other blocks may write to this one's shared memory
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     int position = (int)*position_at, earliest = WINDOW && position >= WINDOW ? position + 1 - WINDOW : 0;
     int share = (position - earliest + SPLITS - 1) / SPLITS, begin = earliest + rank * share,
@@ -205,40 +208,35 @@ extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 *
         }
     }
     __syncthreads();
+    cluster_wait();
     for (int i = tid; i < GQ * HD; i += 32 * NW) {
         int g = i / HD, d = i % HD;
         float top = NONE, all = 0, y = 0;
+#pragma unroll
         for (int w = 0; w < NW; w++) top = fmaxf(top, warp_high[w][g]);
+#pragma unroll
         for (int w = 0; w < NW; w++) {
             float factor = exp2f(warp_high[w][g] - top);
             all += factor * warp_total[w][g];
             y += factor * warp_sums[w][g][d];
         }
-        block_sums[g][d] = y;
-        if (d == 0) {
-            block_high[g] = top;
-            block_total[g] = all;
-        }
+        float* to = &parts[rank][0][i % SLICE];
+        st_remote(to, i / SLICE, y);
+        st_remote(to + SLICE, i / SLICE, top);
+        st_remote(to + 2 * SLICE, i / SLICE, all);
     }
-    cluster_sync();
-    for (int i = rank * (GQ * HD / SPLITS) + tid; i < (rank + 1) * (GQ * HD / SPLITS); i += 32 * NW) {
-        int g = i / HD, d = i % HD;
-        float highs[SPLITS], totals[SPLITS], parts[SPLITS], top = NONE, all = 0, y = 0;
+    cluster_arrive();
+    cluster_wait();
+    for (int i = tid; i < SLICE; i += 32 * NW) {
+        float top = NONE, all = 0, y = 0;
+#pragma unroll
+        for (int j = 0; j < SPLITS; j++) top = fmaxf(top, parts[j][1][i]);
 #pragma unroll
         for (int j = 0; j < SPLITS; j++) {
-            highs[j] = ld_remote(&block_high[g], j);
-            totals[j] = ld_remote(&block_total[g], j);
-            parts[j] = ld_remote(&block_sums[g][d], j);
+            float factor = exp2f(parts[j][1][i] - top);
+            all += factor * parts[j][2][i];
+            y += factor * parts[j][0][i];
         }
-#pragma unroll
-        for (int j = 0; j < SPLITS; j++) top = fmaxf(top, highs[j]);
-#pragma unroll
-        for (int j = 0; j < SPLITS; j++) {
-            float factor = exp2f(highs[j] - top);
-            all += factor * totals[j];
-            y += factor * parts[j];
-        }
-        out[kv_head * GQ * HD + i] = (u16)pack_bf(y / all, 0.f);
+        out[kv_head * GQ * HD + rank * SLICE + i] = (u16)pack_bf(y / all, 0.f);
     }
-    cluster_sync();  // others may still read this block's results
 }
