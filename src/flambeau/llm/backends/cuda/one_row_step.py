@@ -60,7 +60,7 @@ class RowShape:
     ring: int = 4  # rows of weights that a team has under way
 
     def shared_bytes(self, kind: int) -> int:
-        scales = self.warps * (self.ring // self.rows + 1) * self.chunks * 256 if kind == INT4 else 0
+        scales = self.warps * self.ring // self.rows * self.chunks * 256 if kind == INT4 else 0
         sums = ROUND * self.rows * self.team * 4
         return self.warps * self.ring * self.chunks * CHUNK + scales + sums + 8 * self.warps
 
@@ -148,7 +148,9 @@ def row_kernel(
         function=compiled("one_row", tuple(names.items()), shared_bytes, weight.device),
         shape=shape,
         shared_bytes=shared_bytes,
-        num_blocks=properties.multi_processor_count,
+        num_blocks=properties.multi_processor_count
+        // 4
+        * 4,  # the same place in a tile of scales for all of a team's blocks
         weight=weight,
         scales=kernel_scales(linear, gates),
         bias=getattr(linear, "bias", None),

@@ -20,11 +20,12 @@ typedef long long i64;
 #define OUTS (GATED ? R / 2 : R)  // outputs of a block of rows
 #define ROUND 64                  // blocks of rows between two epilogues
 #define THREADS (32 * NW)
-#define SCALE_SLOTS (S / R + 1)
+#define STAGES (S / R)
+#define STAGE_BYTES (R * C * CHUNK)  // of a warp
 #define PIECES (K / 64)
 #define IS_FULL (C * KW * CHUNK == ROW_BYTES)
 #define RING_BYTES (NW * S * C * CHUNK)
-#define SCALE_BYTES (WT == 3 ? NW * SCALE_SLOTS * C * 256 : 0)
+#define SCALE_BYTES (WT == 3 ? NW * STAGES * C * 256 : 0)
 
 __device__ __forceinline__ u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float lo2f(u32 w) { return __uint_as_float(w << 16); }
@@ -40,12 +41,17 @@ __device__ __forceinline__ u32 pack_h(float lo, float hi) {
     return r;
 }
 __device__ __forceinline__ float round_bf(float x) { return lo2f(pack_bf(x, 0.f)); }
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
-                 : "memory");
+// copies if there is more to do; zeros if there is nothing at that place
+__device__ __forceinline__ void copy16(bool more, u32 to, const void* from, bool is_there) {
+    asm volatile(
+        "{.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;}" ::"r"(to),
+        "l"(from), "r"(is_there ? 16 : 0), "r"((int)more)
+        : "memory");
 }
-__device__ __forceinline__ void copy8(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(is_there ? 8 : 0) : "memory");
+__device__ __forceinline__ void copy8(bool more, u32 to, const void* from, bool is_there) {
+    asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p cp.async.ca.shared.global [%0], [%1], 8, %2;}" ::"r"(to),
+                 "l"(from), "r"(is_there ? 8 : 0), "r"((int)more)
+                 : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1) : "memory"); }
@@ -54,11 +60,6 @@ __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.laun
 __device__ __forceinline__ uint4 lds128(u32 a) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
-    return v;
-}
-__device__ __forceinline__ u32 lds32(u32 a) {
-    u32 v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
     return v;
 }
 __device__ __forceinline__ uint4 ld_cg(const void* p) {  // other multiprocessors wrote it: not from the L1 cache
@@ -259,47 +260,43 @@ __device__ __forceinline__ float product(uint4 w, const Inputs& in, int c, u32 s
 #endif
 }
 
-// the team's next row of weights, where it goes, and how many rows are left
-struct Ring {
+// what the team copies next
+struct Next {
     const u8* weight;  // for this thread
     const u8* scales;
-    u32 to, scales_to;
-    int block, left;
+    int left;  // blocks
 };
 
 // begins to copy row r of a block; after the last row, moves on to the team's next block
-__device__ __forceinline__ void copy_row(Ring& ring, int r, int N, int kw, u32 ring_at, u32 scales_at) {
+__device__ __forceinline__ void copy_row(Next& next, int r, int N, int kw, u32 to, u32 scales_to) {
     int lane = threadIdx.x & 31;
+    bool more = next.left > 0;
 #pragma unroll
     for (int c = 0; c < C; c++) {
         bool is_there = IS_FULL || (kw * C + c) * CHUNK + lane * 16 < ROW_BYTES;
-        copy16(ring.to + c * CHUNK, is_there ? ring.weight + c * CHUNK : ring.weight - kw * C * CHUNK, is_there);
+        const u8* from = is_there ? next.weight + c * CHUNK : next.weight - kw * C * CHUNK;
+        copy16(more, to + (r * C + c) * CHUNK, from, is_there);
     }
-    if ((ring.to += C * CHUNK) == ring_at + S * C * CHUNK) ring.to = ring_at;
     if (WT == 3 && r == 0 && lane < 16) {
-        i64 tile = GATED ? ring.block * 2 / 8 : ring.block * 4 / 16;
-        int within = GATED ? ring.block * 2 % 8 : ring.block * 4 % 16;
 #pragma unroll
         for (int c = 0; c < C; c++) {
-            int piece = (kw * C + c) * 16 + lane;
-            bool is_there = IS_FULL || piece < PIECES;
-            const u8* from = ring.scales + ((tile * PIECES + (is_there ? piece : 0)) * 16 + within) * 4;
+            bool is_there = IS_FULL || (kw * C + c) * 16 + lane < PIECES;
+            const u8* from = is_there ? next.scales + c * 16 * 64 : next.scales - kw * C * 16 * 64;
             if (GATED) {
-                copy8(ring.scales_to + c * 256, from, is_there);
-                copy8(ring.scales_to + c * 256 + 8, from + 32, is_there);
+                copy8(more, scales_to + c * 256, from, is_there);
+                copy8(more, scales_to + c * 256 + 8, from + 32, is_there);
             } else
-                copy16(ring.scales_to + c * 256, from, is_there);
+                copy16(more, scales_to + c * 256, from, is_there);
         }
-        if ((ring.scales_to += C * 256) == scales_at + SCALE_SLOTS * C * 256) ring.scales_to = scales_at;
     }
     // gated: the rows of a block are R / 2 gates and then the R / 2 values that they gate
     if (r == R - 1) {
-        int next = gridDim.x * TEAMS;
-        ring.block += next;
-        ring.weight += ((i64)next * OUTS + 1 - OUTS - (GATED ? N : 0)) * ROW_BYTES;
+        int step = gridDim.x * TEAMS * OUTS;  // a multiple of a tile of scales
+        next.weight += ((i64)step + 1 - OUTS - (GATED ? N : 0)) * ROW_BYTES;
+        if (WT == 3) next.scales += (i64)(step / (GATED ? 8 : 16)) * PIECES * 64;
+        next.left--;
     } else
-        ring.weight += GATED && r == R / 2 - 1 ? (i64)(N + 1 - OUTS) * ROW_BYTES : ROW_BYTES;
-    ring.left--;
+        next.weight += GATED && r == R / 2 - 1 ? (i64)(N + 1 - OUTS) * ROW_BYTES : ROW_BYTES;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -312,20 +309,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     // the multiprocessor has the blocks blockIdx.x + i * gridDim.x, of which a team has every i with i % TEAMS == team
     int total = N / OUTS, count = (total - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     start_next();
-    u32 ring_at = smem_of(smem) + warp * S * C * CHUNK + lane * 16, ring_end = ring_at + S * C * CHUNK;
-    u32 scales_at = smem_of(smem) + RING_BYTES + warp * SCALE_SLOTS * C * 256 + (lane & 15) * 16;
-    int block = blockIdx.x + team * gridDim.x;
-    Ring ring = {weight + (i64)block * OUTS * ROW_BYTES + kw * C * CHUNK + lane * 16,
-                 (const u8*)scales,
-                 ring_at,
-                 scales_at,
-                 block,
-                 count > team ? (count - team + TEAMS - 1) / TEAMS * R : 0};
+    u32 ring = smem_of(smem) + warp * STAGES * STAGE_BYTES + lane * 16;
+    u32 ring_scales = smem_of(smem) + RING_BYTES + warp * STAGES * C * 256;
+    int first = (blockIdx.x + team * gridDim.x) * OUTS, tile = GATED ? 8 : 16;
+    Next next = {weight + (i64)first * ROW_BYTES + kw * C * CHUNK + lane * 16,
+                 (const u8*)scales + ((i64)(first / tile) * PIECES + kw * C * 16 + (lane & 15)) * 64 + first % tile * 4,
+                 count > team ? (count - team + TEAMS - 1) / TEAMS : 0};
 #pragma unroll 1
-    for (int i = 0; i < S; i += R)
+    for (int i = 0; i < STAGES; i++)
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            if (ring.left > 0) copy_row(ring, r, N, kw, ring_at, scales_at);
+            copy_row(next, r, N, kw, ring + i * STAGE_BYTES, ring_scales + i * C * 256 + (lane & 15) * 16);
             commit();
         }
     u32 gains[C][E / 2];
@@ -344,31 +338,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     if (RESIDUAL && tid < count * OUTS) old = lo2f(ld_cg16((const u16*)out + own));
     float back = prepare(x, gains, in, shared, kw, epsilon);
 
-    u32 from = ring_at, scales_from = scales_at - (lane & 15) * 16 + lane / 2 * 16;
-    int done = team, scale_slot = 0;
+    int done = team, stage = 0;
     for (int base = 0; base < count; base += ROUND) {
         int end = min(count, base + ROUND);
 #pragma unroll 1
         for (; done < end; done += TEAMS) {
+            u32 at = ring + stage * STAGE_BYTES, scales_at = ring_scales + stage * C * 256;
             float acc[R];
+            uint4 pairs[C];  // int4: scale and minimum, of up to four rows
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 wait_for_oldest();
-                uint4 w[C];
-                u32 scale[C];
+                if (WT == 3 && r == 0) {
+                    __syncwarp();  // other threads have copied them
 #pragma unroll
-                for (int c = 0; c < C; c++) {
-                    w[c] = lds128(from + c * CHUNK);
-                    if (WT == 3) scale[c] = lds32(scales_from + (scale_slot * C + c) * 256 + r * 4);
+                    for (int c = 0; c < C; c++) pairs[c] = lds128(scales_at + c * 256 + lane / 2 * 16);
+                    __syncwarp();
                 }
-                if ((from += C * CHUNK) == ring_end) from = ring_at;
+                uint4 w[C];
+#pragma unroll
+                for (int c = 0; c < C; c++) w[c] = lds128(at + (r * C + c) * CHUNK);
                 acc[r] = 0;
 #pragma unroll
-                for (int c = 0; c < C; c++) acc[r] += product(w[c], in, c, scale[c]);
-                if (ring.left > 0) copy_row(ring, r, N, kw, ring_at, scales_at);
+                for (int c = 0; c < C; c++) {
+                    u32 scale = r == 0 ? pairs[c].x : r == 1 ? pairs[c].y : r == 2 ? pairs[c].z : pairs[c].w;
+                    acc[r] += product(w[c], in, c, scale);
+                }
+                copy_row(next, r, N, kw, at, scales_at + (lane & 15) * 16);
                 commit();
             }
-            if (WT == 3 && ++scale_slot == SCALE_SLOTS) scale_slot = 0;
+            if (++stage == STAGES) stage = 0;
             // sums over the warp, with one row for 32 / R lanes
             bool upper = lane & 16, odd = lane & 8;
             float y = (upper ? acc[R / 2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[R / 2], 16);
