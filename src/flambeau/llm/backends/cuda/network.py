@@ -25,6 +25,7 @@ from flambeau.llm.backends.cuda.feed_forward import (
     can_compute_experts,
     kernel_experts,
 )
+from flambeau.llm.backends.cuda.few_row_kernel import tied_head
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED, attend_prompts, make_tiles, shape_of
 from flambeau.llm.backends.cuda.rope import rope
@@ -241,13 +242,6 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
     if isinstance(layer, CudaInt4Linear):
         return replace(linear, scale=layer.scales, minimums=layer.minimums, group_size=layer.group_size)
     return linear
-
-
-def tied_head(embedding: nn.Embedding) -> nn.Linear:
-    """A linear layer with the weights of the embedding."""
-    head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
-    head.weight = embedding.weight
-    return head
 
 
 def unknown_parts(arch: Architecture) -> list[str]:
