@@ -49,6 +49,7 @@ ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
+MAX_SIZE = 2048  # hidden
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
 
@@ -158,9 +159,7 @@ def row_kernel(
         function=compiled("one_row", tuple(names.items()), shared_bytes, weight.device),
         shape=shape,
         shared_bytes=shared_bytes,
-        num_blocks=properties.multi_processor_count
-        // 4
-        * 4,  # the same place in a tile of scales for all of a team's blocks
+        num_blocks=properties.multi_processor_count // 4 * 4,  # a team's blocks have the same place in tiles of scales
         weight=weight,
         scales=kernel_scales(linear, gates),
         bias=getattr(linear, "bias", None),
@@ -312,3 +311,18 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     if arch.num_heads // arch.num_kv_heads > MAX_QUERIES or arch.vocab_size % 4:
         return False
     return all(fits(linear, gates=gates) for linear, gates in linear_layers(model))
+
+
+def is_faster(model: Transformer, cache: KVCache) -> bool:
+    """Whether the kernels support a network that `CudaNetwork` supports, and are faster."""
+    return is_measured_faster(model.arch.hidden_size, weight_kinds(model)) and can_compute(model, cache)
+
+
+def weight_kinds(model: Transformer) -> set[int | None]:
+    """The kinds of all layers' weights but the head's."""
+    return {kind_of(linear) for linear, _ in linear_layers(model)[:-1]}
+
+
+def is_measured_faster(hidden_size: int, kinds: set[int | None]) -> bool:
+    """On an H200, with 2,048 and 4,096: in wider networks launches matter less than the rate of the products."""
+    return hidden_size <= MAX_SIZE and kinds <= {BFLOAT16, INT8, FP8}

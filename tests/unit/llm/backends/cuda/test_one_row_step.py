@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY
-from flambeau.llm.backends.cuda.one_row_step import CHUNK, WEIGHT_BITS, OneRowStep, can_compute, num_splits, row_shape
+from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY, FP8, INT4, INT8
+from flambeau.llm.backends.cuda.one_row_step import (
+    CHUNK,
+    WEIGHT_BITS,
+    OneRowStep,
+    can_compute,
+    is_measured_faster,
+    num_splits,
+    row_shape,
+)
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.quantize.packed_layers import use_fast_layers
@@ -43,6 +51,15 @@ def test_a_row_that_is_too_long_is_left_to_the_other_kernels():
 
 def test_attention_has_more_blocks_for_a_head_where_there_are_few_heads():
     assert [num_splits(kv_heads) for kv_heads in (1, 8, 32, 64, 512)] == [8, 8, 8, 4, 1]
+
+
+def test_the_kernels_are_used_where_they_were_measured_to_be_faster():
+    assert is_measured_faster(2048, {BFLOAT16})
+    assert is_measured_faster(2048, {INT8})
+    assert is_measured_faster(1024, {BFLOAT16, FP8})
+    assert not is_measured_faster(4096, {BFLOAT16})
+    assert not is_measured_faster(2048, {INT4})
+    assert not is_measured_faster(2048, {None})
 
 
 # ---- on a GPU ----
