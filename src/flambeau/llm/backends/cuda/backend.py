@@ -244,6 +244,7 @@ class CudaBackend:
             if (chooser := self._chooser(query_len, size)) is not None:
                 logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
                 chooser.run(logits_TV, example.positions_T, example.ids_T)
+                chooser.run_masked(logits_TV, example.positions_T, example.ids_T)
             if self._network is None:
                 with COMPILING:
                     return inductor.compile_step(
