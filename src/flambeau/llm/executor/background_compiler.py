@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -17,6 +21,11 @@ Decode = Callable[[StepInputs], Tensor]  # → the logits [T, V] of every token
 Compile = Callable[[], Decode]
 
 CLOSE_TIMEOUT_S = 1.0
+EXIT_TIMEOUT_S = 30.0  # for the call into PyTorch or a compiler that a thread is in when the process exits
+
+
+class Abandoned(BaseException):
+    """Ends a compilation whose result nobody needs; no handler of errors catches it."""
 
 
 class BackgroundCompiler:
@@ -30,6 +39,7 @@ class BackgroundCompiler:
         self._num_open = 0
         self._has_failed = False
         self._thread: threading.Thread | None = None
+        opened.add(self)
 
     def find(self, key: Hashable, compile_: Compile) -> Decode | None:
         """Return what was compiled under this key; the first call starts it, and None means not ready."""
@@ -45,6 +55,13 @@ class BackgroundCompiler:
         return compiled
 
     def _work(self) -> None:
+        with suppress(Abandoned):
+            self._compile_all()
+        with self._is_idle:
+            self._num_open = 0
+            self._is_idle.notify_all()
+
+    def _compile_all(self) -> None:
         while (job := self._jobs.get()) is not None:
             key, compile_ = job
             try:
@@ -66,11 +83,28 @@ class BackgroundCompiler:
             return self._is_idle.wait_for(lambda: self._num_open == 0, timeout_s)
 
     def close(self) -> None:
-        """Compile nothing more. A long compilation is left to its daemon thread."""
+        """Compile nothing more; a long compilation is abandoned, and may end later."""
+        self._end(CLOSE_TIMEOUT_S)
+
+    def _end(self, timeout_s: float) -> None:
         self._has_failed = True
         self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(CLOSE_TIMEOUT_S)  # exiting while the thread is inside PyTorch crashes the process
+        thread = self._thread
+        if thread is None or not thread.is_alive() or thread.ident is None:
+            return
+        if self._num_open:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
+        thread.join(timeout_s)
+
+
+opened: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()
+
+
+@atexit.register
+def end_compilations() -> None:
+    """A thread that is inside PyTorch when the interpreter ends would abort the process."""
+    for compiler in [*opened]:
+        compiler._end(EXIT_TIMEOUT_S)
 
 
 def summary(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.backends.cuda.graphs import capture
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.hidden_states import HiddenStates
 
@@ -61,11 +62,11 @@ class CapturedPrompts:
         with torch.cuda.stream(stream):  # a warm-up: what is not compiled cannot be captured
             network(*arguments)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": another thread may compile, and allocate, at the same time.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._logits_NV = network(*arguments)
-            self._states_TX = None if states is None else states.take()
+        self._graph = capture(lambda: self._compute(network, *arguments), pool, stream)
+
+    def _compute(self, network: Network, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> None:
+        self._logits_NV = network(inputs, rows_N, tiles)
+        self._states_TX = None if self._states is None else self._states.take()
 
     def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`."""
