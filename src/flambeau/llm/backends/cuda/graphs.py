@@ -8,26 +8,88 @@ Shapes: T tokens of the step · S sequences · B blocks of the longest one · V 
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.executor.background_compiler import Decode
+from flambeau.llm.executor.background_compiler import Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
 
+log = logging.getLogger(__name__)
+
+Captured = TypeVar("Captured")
+COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def size_for(num_sequences: int) -> int | None:
     """The smallest size for this many sequences; None if there are too many."""
     return next((size for size in SIZES if size >= num_sequences), None)
+
+
+class GraphCapture:
+    """Captures graphs that share a pool of memory; what could not be captured once is not tried again."""
+
+    def __init__(self) -> None:
+        self.failed: set[Hashable] = set()
+        self._pool: Any = None
+
+    def capture(self, key: Hashable, what: str, make: Callable[[Any], Captured]) -> Captured | None:
+        """What `make` makes of the pool; None if that is not possible now, or not at all."""
+        if not COMPILING.acquire(blocking=False):
+            return None
+        stream = torch.cuda.current_stream()
+        try:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            return make(self._pool)
+        except RuntimeError as error:  # for example out of memory
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
+            self.failed.add(key)
+            log.warning("%s are not captured and stay slower: %s", what, summary(error))
+            return None
+        finally:
+            COMPILING.release()
+
+
+class SideStream:
+    """A stream of a background thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run on the stream, and wait for it at the end."""
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
+
+
+def capture_graph(run: Callable[[], Captured], pool: Any) -> tuple[Any, Captured]:
+    """A graph of what `run` does, and where its results will be; it runs once before."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": another thread may compile, and allocate, at the same time.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        found = run()
+    return graph, found
 
 
 class TokenChooser(Protocol):
@@ -78,17 +140,14 @@ class CapturedStep:
             for _ in range(2)
         ]
         self._chosen_T = torch.zeros(num_tokens, dtype=torch.int64, device=buffers.ids_T.device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            self._choose(step(self._buffers.inputs))
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": another thread may compile, and allocate, at the same time.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._logits_TV = step(self._buffers.inputs)
-            self._states_TX = None if states is None else states.take()
-            self._choose(self._logits_TV)
+
+        def run() -> tuple[Tensor, Tensor | None]:
+            logits_TV = step(self._buffers.inputs)
+            states_TX = None if states is None else states.take()
+            self._choose(logits_TV)
+            return logits_TV, states_TX
+
+        self._graph, (self._logits_TV, self._states_TX) = capture_graph(run, pool)
 
     def _choose(self, logits_TV: Tensor) -> None:
         if self._chooser is None:
