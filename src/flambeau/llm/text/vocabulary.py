@@ -223,7 +223,8 @@ class TokenizersVocabulary:
         self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
         self.unk_id = t.token_to_id(tokens["unk_token"]) if "unk_token" in tokens else None
         self.pad_id = t.token_to_id(tokens["pad_token"]) if "pad_token" in tokens else None
-        steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
+        # As JSON it is what its pickle has; that of the whole tokenizer takes as long as reading it.
+        steps = decoder_steps(None if t.decoder is None else json.loads(t.decoder.__getstate__()))
         self.has_bytes = steps is not None
         self._is_byte_level = steps == ["ByteLevel"]
         self._has_byte_fallback = steps is not None and "ByteFallback" in steps
