@@ -45,6 +45,7 @@ CLASSES = {  # import strings: a text model needs neither Pillow nor torchvision
     "image-classification": f"{PACKAGE}.image_tasks:ImageClassification",
     "object-detection": f"{PACKAGE}.image_tasks:ObjectDetection",
     "audio-classification": f"{PACKAGE}.audio_tasks:AudioClassification",
+    "text-to-speech": f"{PACKAGE}.text_to_speech:TextToSpeech",
 }
 
 
@@ -94,7 +95,8 @@ class TransformersHandler:
             return [self.describe_handle()]
         refuse_explain(context, "transformers")
         task = self.task
-        requests = [read_task_request(row, task.known, fields=task.fields, is_binary=task.is_binary) for row in data]
+        kind = {"fields": task.fields, "is_binary": task.is_binary, "speaks": "speak" in task.abilities}
+        requests = [read_task_request(row, task.known, **kind) for row in data]
         inputs = [task.prepare(request) for request in requests]
         outputs = task.run([entry for own in inputs for entry in own])
         replies, taken = [], 0
