@@ -8,6 +8,7 @@ with the microseconds at which they start and end; they overlap.
 """
 
 import argparse
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
@@ -52,7 +53,8 @@ def print_profile(run: Run, inputs: StepInputs, num_kernels: int) -> None:
 def set_shape(shape: str) -> None:
     """Use another division of the products than the best one."""
     if shape:
-        warps, chunks = map(int, shape.split("."))
+        warps, chunks, ahead = map(int, shape.split("."))
+        one_row_step.AHEAD_BYTES = ahead << 10
         for kind in one_row_step.NUM_WARPS:
             one_row_step.NUM_WARPS[kind], one_row_step.MAX_CHUNKS[kind] = warps, chunks
 
@@ -67,10 +69,13 @@ def main() -> None:
     parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="weights (default: all)")
     parser.add_argument("--lengths", nargs="*", type=int, default=[200], help="tokens in the KV cache (default 200)")
-    parser.add_argument("--shapes", nargs="*", default=[""], help="warps.chunks: at least, at most (default: the best)")
+    parser.add_argument("--shapes", nargs="*", default=[""], help="warps.chunks.ahead: at least, at most, and KB")
+    parser.add_argument("--layers", type=int, help="fewer than the network has")
+    parser.add_argument("--persistent", action="store_true", help="time the persistent kernel, too")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     arch, read = preset(asked.preset), gpu.bandwidth("cuda")
+    arch = dataclasses.replace(arch, num_layers=asked.layers or arch.num_layers)
     for kind in asked.kinds:
         model = gpu.random_network(arch, "cuda", torch.bfloat16)
         for name, parameter in model.named_parameters():
@@ -87,7 +92,7 @@ def main() -> None:
                 tensor.normal_()
             network = CudaNetwork(model, cache)
             steps: dict[str, Run] = {"network": network.run}
-            if persistent_step.is_faster(model, cache):
+            if asked.persistent and persistent_step.is_faster(model, cache):
                 steps["persistent"] = persistent_step.PersistentStep(model, cache).run
             for shape in asked.shapes:
                 set_shape(shape)

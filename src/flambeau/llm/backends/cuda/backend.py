@@ -255,17 +255,25 @@ class CudaBackend:
             return one_row or self._network.run
 
     def _build_one_row(self, example: StepInputs, expected: Tensor) -> Decode | None:
-        """A step of one sequence by its own kernels; None if they do not support the network, or are wrong here."""
-        from flambeau.llm.backends.cuda.one_row_step import OneRowStep, can_compute
+        """A step of one sequence by its own kernels; None if they are not faster here, or wrong."""
+        from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
-        if self._states is not None or not can_compute(self.model, self.cache):  # it keeps hidden states to itself
+        if self._states is not None:  # they keep hidden states to themselves
+            return None
+        kinds: list[tuple[Any, Any]] = [
+            (one_row_step.is_faster, one_row_step.OneRowStep),
+            (persistent_step.is_faster, persistent_step.PersistentStep),
+        ]
+        build = next((build for is_faster, build in kinds if is_faster(self.model, self.cache)), None)
+        if build is None:
             return None
         try:
             with COMPILING:
-                step = OneRowStep(self.model, self.cache)
+                step = build(self.model, self.cache)
                 difference = float((step.run(example) - expected).norm() / expected.norm())
             if difference <= MAX_DIFFERENCE:
-                return step.run
+                run: Decode = step.run
+                return run
             reason = f"its logits are off by {difference:.0%}"
         except Exception as error:
             reason = summary(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,14 @@ MIN_WARPS, MAX_WARPS = 6, 16
 MAX_CHUNKS = {BFLOAT16: 4, INT8: 2, FP8: 2, INT4: 2}  # of a row for one warp: inputs stay in registers
 MOST_CHUNKS = 4
 SHARED_BYTES = 112 << 10  # of a block: two kernels fit on a multiprocessor
+MAX_RING = 32  # rows
+AHEAD_BYTES = 0  # of weights after those in shared memory that a block loads into the L2 cache
+WEIGHT_BITS = {BFLOAT16: 16, INT8: 8, FP8: 8, INT4: 4}
 ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
+MAX_SIZE = 2048  # hidden
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
 
@@ -59,16 +63,19 @@ class RowShape:
     rows: int = 4  # of weights that a team multiplies at a time
     ring: int = 4  # rows of weights that a team has under way
 
-    def shared_bytes(self, kind: int) -> int:
+    def shared_bytes(self, kind: int, size: int) -> int:
+        """Of a block that multiplies `size` inputs."""
         scales = self.warps * self.ring // self.rows * self.chunks * 256 if kind == INT4 else 0
+        inputs = size * 2 + (size // 2 if kind == INT4 else 0)
         sums = ROUND * self.rows * self.team * 4
-        return self.warps * self.ring * self.chunks * CHUNK + scales + sums + 8 * self.warps
+        return self.warps * self.ring * self.chunks * CHUNK + scales + inputs + sums + 8 * self.warps
 
 
-def row_shape(kind: int, row_bytes: int) -> RowShape | None:
+def row_shape(kind: int, size: int) -> RowShape | None:
     """The division with the fewest idle threads; None if a row is too long."""
+    row_bytes = size * WEIGHT_BITS[kind] // 8
     found = shapes(row_bytes, NUM_WARPS[kind], MAX_CHUNKS[kind]) or shapes(row_bytes, MIN_WARPS, MOST_CHUNKS)
-    return with_ring(min(found, key=lambda pair: pair[0])[1], kind) if found else None
+    return with_ring(min(found, key=lambda pair: pair[0])[1], kind, size) if found else None
 
 
 def shapes(row_bytes: int, min_warps: int, max_chunks: int) -> list[tuple[float, RowShape]]:
@@ -84,13 +91,13 @@ def shapes(row_bytes: int, min_warps: int, max_chunks: int) -> list[tuple[float,
     return found
 
 
-def with_ring(shape: RowShape, kind: int) -> RowShape | None:
+def with_ring(shape: RowShape, kind: int, size: int) -> RowShape | None:
     """With as many rows under way as fit; rows of 4-bit weights share loads of their scales."""
     fitting = [
-        RowShape(shape.warps, shape.team, shape.chunks, rows, ring)
+        each
         for rows in ((4,) if kind == INT4 else (4, 2))
-        for ring in range(rows, 33, rows)
-        if RowShape(shape.warps, shape.team, shape.chunks, rows, ring).shared_bytes(kind) <= SHARED_BYTES
+        for ring in range(rows, MAX_RING + 1, rows)
+        if (each := replace(shape, rows=rows, ring=ring)).shared_bytes(kind, size) <= SHARED_BYTES
     ]
     return max(fitting, key=lambda each: (each.ring, each.rows), default=None)
 
@@ -115,8 +122,11 @@ class RowKernel:
         tensors = x, self.weight, self.scales, self.bias, self.gain, out
         pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
         numbers = [ctypes.c_int(self.width), ctypes.c_float(self.epsilon), ctypes.c_float(self.factor)]
+        nothing = ctypes.c_void_p(None)
         threads = 32 * self.shape.warps
-        launch_early(self.function, (self.num_blocks, 1), threads, self.shared_bytes, [*pointers, *numbers])
+        launch_early(
+            self.function, (self.num_blocks, 1), threads, self.shared_bytes, [*pointers, *numbers, nothing, nothing]
+        )
         return out
 
 
@@ -133,24 +143,23 @@ def row_kernel(
     """`gain`: the input is normalized; `residual`: outputs are added to `out`; `wide`: they are float32."""
     kind, weight = kind_of(linear), linear.weight
     assert kind is not None
-    row_bytes = weight.shape[1] * weight.element_size()
-    shape = row_shape(kind, row_bytes)
+    size = inputs_of(linear)
+    shape = row_shape(kind, size)
     assert shape is not None
+    block_bytes = shape.warps // shape.team * shape.rows * size * WEIGHT_BITS[kind] // 8
     names = {
-        "WT": kind, "K": row_bytes // 2 if kind == BFLOAT16 else row_bytes * 2 if kind == INT4 else row_bytes,
+        "WT": kind, "K": size, "AHEAD": -(-AHEAD_BYTES // block_bytes),
         "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
         "GROUP": getattr(linear, "group_size", INT4_PIECE), "GATED": int(gates), "NORM": int(gain is not None),
-        "RESIDUAL": int(residual), "WIDE": int(wide),
+        "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": 0,
     }  # fmt: skip
     properties: Any = torch.cuda.get_device_properties(weight.device)
-    shared_bytes = shape.shared_bytes(kind)
+    shared_bytes = shape.shared_bytes(kind, size)
     return RowKernel(
         function=compiled("one_row", tuple(names.items()), shared_bytes, weight.device),
         shape=shape,
         shared_bytes=shared_bytes,
-        num_blocks=properties.multi_processor_count
-        // 4
-        * 4,  # the same place in a tile of scales for all of a team's blocks
+        num_blocks=properties.multi_processor_count // 4 * 4,  # a team's blocks have the same place in tiles of scales
         weight=weight,
         scales=kernel_scales(linear, gates),
         bias=getattr(linear, "bias", None),
@@ -159,6 +168,12 @@ def row_kernel(
         epsilon=epsilon,
         factor=factor,
     )
+
+
+def inputs_of(linear: Any) -> int:
+    """The number of inputs of a layer."""
+    size: int = linear.weight.shape[1] * (2 if kind_of(linear) == INT4 else 1)
+    return size
 
 
 @functools.cache
@@ -280,10 +295,9 @@ def linear_layers(model: Transformer) -> list[tuple[Any, bool]]:
 def fits(linear: Any, *, gates: bool) -> bool:
     """Whether the kernel can multiply a layer."""
     kind, weight = kind_of(linear), linear.weight
-    row_bytes, rows = weight.shape[1] * weight.element_size(), len(weight)
-    if kind is None or row_bytes % 32 or rows % 4 or (kind == INT4 and rows % 16):
+    if kind is None or inputs_of(linear) % 64 or len(weight) % (16 if kind == INT4 else 4):
         return False
-    return row_shape(kind, row_bytes) is not None
+    return row_shape(kind, inputs_of(linear)) is not None
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
@@ -297,3 +311,18 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     if arch.num_heads // arch.num_kv_heads > MAX_QUERIES or arch.vocab_size % 4:
         return False
     return all(fits(linear, gates=gates) for linear, gates in linear_layers(model))
+
+
+def is_faster(model: Transformer, cache: KVCache) -> bool:
+    """Whether the kernels support a network that `CudaNetwork` supports, and are faster."""
+    return is_measured_faster(model.arch.hidden_size, weight_kinds(model)) and can_compute(model, cache)
+
+
+def weight_kinds(model: Transformer) -> set[int | None]:
+    """The kinds of all layers' weights but the head's."""
+    return {kind_of(linear) for linear, _ in linear_layers(model)[:-1]}
+
+
+def is_measured_faster(hidden_size: int, kinds: set[int | None]) -> bool:
+    """On an H200, with 2,048 and 4,096: in wider networks launches matter less than the rate of the products."""
+    return hidden_size <= MAX_SIZE and kinds <= {BFLOAT16, INT8, FP8}

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY, FP8, INT4, INT8
-from flambeau.llm.backends.cuda.one_row_step import CHUNK, OneRowStep, can_compute, num_splits, row_shape
+from flambeau.llm.backends.cuda.one_row_step import (
+    CHUNK,
+    WEIGHT_BITS,
+    OneRowStep,
+    can_compute,
+    is_measured_faster,
+    num_splits,
+    row_shape,
+)
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.quantize.packed_layers import use_fast_layers
@@ -16,7 +24,6 @@ from support.llm_steps import random_model
 HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == CAPABILITY
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU of compute capability 9.0")
 SHARED_BYTES, RESERVED_BYTES, REGISTERS = 228 << 10, 1 << 10, 1 << 16  # of a multiprocessor
-WEIGHT_BITS = {BFLOAT16: 16, INT8: 8, FP8: 8, INT4: 4}
 SHAPE = {"vocab_size": 496, "hidden_size": 256, "intermediate_size": 768, "max_length": 512}
 HEADS = {
     "many": {"num_heads": 4, "num_kv_heads": 4, "head_size": 64},
@@ -29,12 +36,12 @@ BLOCK_SIZE = 16
 @pytest.mark.parametrize("kind", WEIGHT_BITS)
 def test_all_warps_have_work_and_two_kernels_fit_on_a_multiprocessor(kind, size):
     row_bytes = size * WEIGHT_BITS[kind] // 8
-    shape = row_shape(kind, row_bytes)
+    shape = row_shape(kind, size)
     assert shape.team * shape.chunks * CHUNK >= row_bytes
     assert (shape.team * shape.chunks - 1) * CHUNK < row_bytes * 1.15
     assert shape.warps % shape.team == 0
     assert shape.ring % shape.rows == 0
-    assert 2 * (shape.shared_bytes(kind) + RESERVED_BYTES) <= SHARED_BYTES
+    assert 2 * (shape.shared_bytes(kind, size) + RESERVED_BYTES) <= SHARED_BYTES
     assert REGISTERS // (2 * 32 * shape.warps) >= 64  # for a thread
 
 
@@ -44,6 +51,15 @@ def test_a_row_that_is_too_long_is_left_to_the_other_kernels():
 
 def test_attention_has_more_blocks_for_a_head_where_there_are_few_heads():
     assert [num_splits(kv_heads) for kv_heads in (1, 8, 32, 64, 512)] == [8, 8, 8, 4, 1]
+
+
+def test_the_kernels_are_used_where_they_were_measured_to_be_faster():
+    assert is_measured_faster(2048, {BFLOAT16})
+    assert is_measured_faster(2048, {INT8})
+    assert is_measured_faster(1024, {BFLOAT16, FP8})
+    assert not is_measured_faster(4096, {BFLOAT16})
+    assert not is_measured_faster(2048, {INT4})
+    assert not is_measured_faster(2048, {None})
 
 
 # ---- on a GPU ----
@@ -112,7 +128,7 @@ class TestOnGpu:
             {"qk_norm": True},
             {"windows": (None, 6)},
             {"unrotated_layers": frozenset({1})},
-            {"hidden_size": 320, "intermediate_size": 1056},
+            {"hidden_size": 320, "intermediate_size": 1088},
             {"vocab_size": 100},
             {"tied_embeddings": True},
         ],

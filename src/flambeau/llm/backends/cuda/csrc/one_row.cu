@@ -6,8 +6,9 @@
 // Sums of all warps are added up at the end: there is no barrier in between.
 //
 // Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of a team, C times
-// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), GROUP, GATED, NORM (the input
-// is normalized), RESIDUAL (the outputs are added to `out`), WIDE (float32 outputs).
+// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), AHEAD blocks after those that
+// go to the L2 cache, GROUP, GATED, NORM (the input is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
+// `out`), WIDE (float32 outputs).
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -26,6 +27,7 @@ typedef long long i64;
 #define IS_FULL (C * KW * CHUNK == ROW_BYTES)
 #define RING_BYTES (NW * S * C * CHUNK)
 #define SCALE_BYTES (WT == 3 ? NW * STAGES * C * 256 : 0)
+#define INPUT_BYTES (K * 2 + (WT == 3 ? K / 2 : 0))  // of the row, and of sums of 8 inputs
 
 __device__ __forceinline__ u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float lo2f(u32 w) { return __uint_as_float(w << 16); }
@@ -52,6 +54,9 @@ __device__ __forceinline__ void copy8(bool more, u32 to, const void* from, bool 
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p cp.async.ca.shared.global [%0], [%1], 8, %2;}" ::"r"(to),
                  "l"(from), "r"(is_there ? 8 : 0), "r"((int)more)
                  : "memory");
+}
+__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1) : "memory"); }
@@ -96,36 +101,7 @@ __device__ __forceinline__ u32 fp8_pair(u32 w) {
     return r;
 }
 
-// ---- inputs in registers ----
-
-struct Inputs {
-#if WT == 0
-    float x[C][8];
-#else
-    u32 x[C][E / 2];  // pairs of float16, in the order in which weights are widened
-    float sum[C];     // int4: of the values in a chunk
-#endif
-};
-
-// where the inputs of 16 bytes of weights begin; int4: those of the upper halves of bytes, the others are `half` further
-__device__ __forceinline__ int input_at(int byte) {
-    if (WT == 0) return byte / 2;
-    if (WT == 3) return byte / (GROUP / 2) * GROUP + byte % (GROUP / 2);
-    return byte;
-}
-template <bool SHARED>
-__device__ __forceinline__ void load16(const u16* from, u32 (&to)[E / 2], int byte) {
-    int k = input_at(byte);
-#pragma unroll
-    for (int i = 0; i < E / 8; i++) {
-        const u16* at = from + k + (WT == 3 && i >= 2 ? GROUP / 2 + (i - 2) * 8 : i * 8);
-        uint4 v = SHARED ? ld_cg(at) : *(const uint4*)at;
-        to[i * 4] = v.x;
-        to[i * 4 + 1] = v.y;
-        to[i * 4 + 2] = v.z;
-        to[i * 4 + 3] = v.w;
-    }
-}
+// ---- inputs ----
 
 // Powers of two that bring the largest input below a limit that float16 sums can bear, and what sums are to be
 // multiplied with. int4: bits of integers are float16 numbers, 2^24 times smaller.
@@ -146,80 +122,137 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// reads the row, normalizes it if NORM, and returns what sums are to be multiplied with
-__device__ __forceinline__ float prepare(const u16* x, const u32 (&gains)[C][E / 2], Inputs& in, float* shared, int kw,
-                                         float epsilon) {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    u32 raw[C][E / 2];
+// Stores 8 inputs as the products read them: bfloat16, or scaled float16. int4: those of 16 bytes of weights together, in
+// the order in which weights are widened, and sums of 8 inputs.
+__device__ __forceinline__ void store_inputs(u32* x, float* input_sums, int k, const float (&v)[8], float scale,
+                                             float back) {
+#if WT == 0
+    *(uint4*)(x + k / 2) = make_uint4(pack_bf(v[0], v[1]), pack_bf(v[2], v[3]), pack_bf(v[4], v[5]), pack_bf(v[6], v[7]));
+#elif WT == 3
+    int within = k % GROUP, upper = within < GROUP / 2, byte = k / GROUP * (GROUP / 2) + within % (GROUP / 2);
+    u32* to = x + byte / 16 * 16 + byte % 16 + upper;
+    float total = 0, factor = upper ? scale * 0.0625f : scale;
+    for (int i = 0; i < 8; i++) total += v[i];
+    to[0] = pack_h(v[0] * factor, v[2] * factor);
+    to[2] = pack_h(v[1] * factor, v[3] * factor);
+    to[4] = pack_h(v[4] * factor, v[6] * factor);
+    to[6] = pack_h(v[5] * factor, v[7] * factor);
+    input_sums[byte / 16 * 4 + byte % 16 / 8 * 2 + upper] = total / back;
+#else
+    *(uint4*)(x + k / 2) = make_uint4(pack_h(v[0] * scale, v[1] * scale), pack_h(v[2] * scale, v[3] * scale),
+                                      pack_h(v[4] * scale, v[5] * scale), pack_h(v[6] * scale, v[7] * scale));
+#endif
+}
+
+#define PER ((K + THREADS * 8 - 1) / (THREADS * 8))
+struct Gains {
+    uint4 of[PER];
+};
+#define WIDEN(TO, FROM)       \
+    {                         \
+        TO[0] = lo2f(FROM.x); \
+        TO[1] = hi2f(FROM.x); \
+        TO[2] = lo2f(FROM.y); \
+        TO[3] = hi2f(FROM.y); \
+        TO[4] = lo2f(FROM.z); \
+        TO[5] = hi2f(FROM.z); \
+        TO[6] = lo2f(FROM.w); \
+        TO[7] = hi2f(FROM.w); \
+    }
+
+// Reads the row, normalizes it if NORM, and stores it; returns what sums are to be multiplied with. `shared` is for sums
+// of warps.
+__device__ __forceinline__ float prepare(const u16* row, const Gains& gains, u32* x, float* input_sums, float* shared,
+                                         float epsilon, float factor, const u16* added, u16* kept) {
+    int tid = threadIdx.x;
+    float v[PER][8];
 #pragma unroll
-    for (int c = 0; c < C; c++) {
-        int byte = (kw * C + c) * CHUNK + lane * 16;
-        for (int i = 0; i < E / 2; i++) raw[c][i] = 0;
-        if (byte < ROW_BYTES) load16<true>(x, raw[c], byte);
+    for (int i = 0; i < PER; i++) {
+        int k = (i * THREADS + tid) * 8;
+        uint4 raw = make_uint4(0, 0, 0, 0);
+        if (k < K) raw = ld_cg(row + k);
+        WIDEN(v[i], raw)
+        if (ADDS && k < K) {
+            float more[8];
+            raw = ld_cg(added + k);
+            WIDEN(more, raw)
+            for (int e = 0; e < 8; e++) v[i][e] = round_bf(v[i][e] + factor * more[e]);
+            if (blockIdx.x == 0)
+                *(uint4*)(kept + k) = make_uint4(pack_bf(v[i][0], v[i][1]), pack_bf(v[i][2], v[i][3]),
+                                                 pack_bf(v[i][4], v[i][5]), pack_bf(v[i][6], v[i][7]));
+        }
     }
     float squares = 0, largest = 0, root = 1.f, back = 1.f, scale = 1.f;
     if (NORM || WT != 0) {
 #pragma unroll
-        for (int c = 0; c < C; c++)
-#pragma unroll
-            for (int i = 0; i < E / 2; i++) {
-                float a = lo2f(raw[c][i]), b = hi2f(raw[c][i]);
-                if (NORM) {
-                    squares += a * a + b * b;
-                    a *= lo2f(gains[c][i]);
-                    b *= hi2f(gains[c][i]);
-                }
-                largest = fmaxf(largest, fmaxf(fabsf(a), fabsf(b)));
+        for (int i = 0; i < PER; i++) {
+            float g[8];
+            if (NORM) WIDEN(g, gains.of[i])
+            for (int e = 0; e < 8; e++) {
+                squares += v[i][e] * v[i][e];
+                if (NORM) v[i][e] *= g[e];
+                largest = fmaxf(largest, fabsf(v[i][e]));
             }
+        }
         if (NORM) squares = warp_sum(squares);
         if (WT != 0) largest = warp_max(largest);
-        if (lane == 0) {
-            shared[warp] = squares;
-            shared[NW + warp] = largest;
+        if (tid % 32 == 0) {
+            shared[tid / 32] = squares;
+            shared[NW + tid / 32] = largest;
         }
         __syncthreads();
         squares = largest = 0;
-#pragma unroll
-        for (int i = 0; i < KW; i++) {
-            squares += shared[warp / KW * KW + i];
-            largest = fmaxf(largest, shared[NW + warp / KW * KW + i]);
+        for (int i = 0; i < NW; i++) {
+            squares += shared[i];
+            largest = fmaxf(largest, shared[NW + i]);
         }
         if (NORM) root = rsqrtf(squares / K + epsilon);
         if (WT != 0) scales_of(largest * root, scale, back);
     }
 #pragma unroll
-    for (int c = 0; c < C; c++) {
-        float v[E];
-        float total = 0;
-#pragma unroll
-        for (int i = 0; i < E / 2; i++) {
-            v[i * 2] = lo2f(raw[c][i]);
-            v[i * 2 + 1] = hi2f(raw[c][i]);
-            if (NORM) {
-                v[i * 2] = round_bf(v[i * 2] * root * lo2f(gains[c][i]));
-                v[i * 2 + 1] = round_bf(v[i * 2 + 1] * root * hi2f(gains[c][i]));
-            }
-            total += v[i * 2] + v[i * 2 + 1];
-        }
+    for (int i = 0; i < PER; i++) {
+        int k = (i * THREADS + tid) * 8;
+        if (NORM)
+            for (int e = 0; e < 8; e++) v[i][e] = round_bf(v[i][e] * root);
+        if (k < K) store_inputs(x, input_sums, k, v[i], scale, back);
+    }
+    __syncthreads();
+    return back;
+}
+
+// the inputs of a thread's weights, in registers
+struct Inputs {
 #if WT == 0
-        for (int i = 0; i < 8; i++) in.x[c][i] = v[i];
-#elif WT == 3
-        in.sum[c] = total / back;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {  // 4 bytes: 4 weights of the upper and 4 of the lower halves
-            float* up = v + i * 4;
-            float* low = v + 16 + i * 4;
-            float less = scale * 0.0625f;
-            in.x[c][i * 4] = pack_h(low[0] * scale, low[2] * scale);
-            in.x[c][i * 4 + 1] = pack_h(up[0] * less, up[2] * less);
-            in.x[c][i * 4 + 2] = pack_h(low[1] * scale, low[3] * scale);
-            in.x[c][i * 4 + 3] = pack_h(up[1] * less, up[3] * less);
-        }
+    float x[C][8];
 #else
-        for (int i = 0; i < 8; i++) in.x[c][i] = pack_h(v[i * 2] * scale, v[i * 2 + 1] * scale);
+    u32 x[C][E / 2];  // pairs of float16
+    float sum[C];     // int4: of the values in a chunk
+#endif
+};
+__device__ __forceinline__ void load_inputs(Inputs& in, const u32* x, const float* input_sums, int kw) {
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        int chunk = (kw * C + c) * 32 + (threadIdx.x & 31);  // of 16 bytes
+        bool is_there = IS_FULL || chunk * 16 < ROW_BYTES;
+#pragma unroll
+        for (int i = 0; i < E / 8; i++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (is_there) v = *(const uint4*)(x + chunk * (E / 2) + i * 4);
+#if WT == 0
+            WIDEN(in.x[c], v)
+#else
+            in.x[c][i * 4] = v.x;
+            in.x[c][i * 4 + 1] = v.y;
+            in.x[c][i * 4 + 2] = v.z;
+            in.x[c][i * 4 + 3] = v.w;
+#endif
+        }
+#if WT == 3
+        in.sum[c] = 0;
+        if (is_there)
+            for (int i = 0; i < 4; i++) in.sum[c] += input_sums[chunk * 4 + i];
 #endif
     }
-    return back;
 }
 
 // ---- weights ----
@@ -300,11 +333,13 @@ __device__ __forceinline__ void copy_row(Next& next, int r, int N, int kw, u32 t
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    one_row(const u16* x, const u8* weight, const void* scales, const u16* bias, const u16* gain, void* out, int N,
-            float epsilon, float factor) {
+    one_row(const u16* row, const u8* weight, const void* scales, const u16* bias, const u16* gain, void* out, int N,
+            float epsilon, float factor, const u16* added, u16* kept) {
     extern __shared__ __align__(128) u8 smem[];
-    float* sums = (float*)(smem + RING_BYTES + SCALE_BYTES);  // [ROUND * R][KW]
-    float* shared = sums + ROUND * R * KW;                    // [2 * NW]
+    u32* x = (u32*)(smem + RING_BYTES + SCALE_BYTES);
+    float* input_sums = (float*)(x + K / 2);
+    float* sums = (float*)((u8*)x + INPUT_BYTES);  // [ROUND * R][KW]
+    float* shared = sums + ROUND * R * KW;         // [2 * NW]
     int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, kw = warp % KW, team = warp / KW;
     // the multiprocessor has the blocks blockIdx.x + i * gridDim.x, of which a team has every i with i % TEAMS == team
     int total = N / OUTS, count = (total - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -322,21 +357,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             copy_row(next, r, N, kw, ring + i * STAGE_BYTES, ring_scales + i * C * 256 + (lane & 15) * 16);
             commit();
         }
-    u32 gains[C][E / 2];
+    if (AHEAD && kw == 0 && lane == 0) {
+        const u8* from = next.weight;
+        for (int i = 0; i < min(AHEAD, next.left); i++, from += (i64)gridDim.x * TEAMS * OUTS * ROW_BYTES) {
+            prefetch(from, OUTS * ROW_BYTES);
+            if (GATED) prefetch(from + (i64)N * ROW_BYTES, OUTS * ROW_BYTES);
+        }
+    }
+    Gains gains;
     if (NORM) {
 #pragma unroll
-        for (int c = 0; c < C; c++) {
-            int byte = (kw * C + c) * CHUNK + lane * 16;
-            for (int i = 0; i < E / 2; i++) gains[c][i] = 0;
-            if (byte < ROW_BYTES) load16<false>(gain, gains[c], byte);
+        for (int i = 0; i < PER; i++) {
+            int k = (i * THREADS + tid) * 8;
+            gains.of[i] = k < K ? *(const uint4*)(gain + k) : make_uint4(0, 0, 0, 0);
         }
     }
     int own = (tid / OUTS * gridDim.x + blockIdx.x) * OUTS + tid % OUTS;  // this thread's first output
     wait_for_previous();
-    Inputs in;
     float old = 0;  // of the residual stream
     if (RESIDUAL && tid < count * OUTS) old = lo2f(ld_cg16((const u16*)out + own));
-    float back = prepare(x, gains, in, shared, kw, epsilon);
+    float back = prepare(row, gains, x, input_sums, shared, epsilon, factor, added, kept);
+    Inputs in;
+    load_inputs(in, x, input_sums, kw);
 
     int done = team, stage = 0;
     for (int base = 0; base < count; base += ROUND) {
@@ -381,12 +423,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         for (int o = tid; o < (end - base) * OUTS; o += THREADS) {
             int n = ((base + o / OUTS) * gridDim.x + blockIdx.x) * OUTS + o % OUTS;
-            int row = GATED ? o / OUTS * R + o % OUTS : o;
+            int r = GATED ? o / OUTS * R + o % OUTS : o;
             float y = 0, other = 0;
 #pragma unroll
             for (int i = 0; i < KW; i++) {
-                y += sums[row * KW + i];
-                if (GATED) other += sums[(row + R / 2) * KW + i];
+                y += sums[r * KW + i];
+                if (GATED) other += sums[(r + R / 2) * KW + i];
             }
             y *= back;
             other *= back;
