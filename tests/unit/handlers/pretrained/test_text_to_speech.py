@@ -54,6 +54,12 @@ def samples_of(file):
         return np.frombuffer(reader.readframes(reader.getnframes()), "<i2")
 
 
+def same(first, second):
+    """Whether two sounds are the same, but for rounding: it depends on how the work is shared among threads."""
+    one, other = (np.concatenate([*map(samples_of, files)]).astype(int) for files in (first, second))
+    return len(one) == len(other) and np.abs(one - other).max() <= 64
+
+
 def test_speech_is_that_of_the_library(task):
     from transformers import VitsModel, VitsTokenizer
 
@@ -72,22 +78,24 @@ def test_sentences_are_pieces_and_a_prediction_is_one_file(task):
     assert len(pieces) == 3
     body = {"inputs": "Hello there. How are you?\nFine."}
     whole = reply_to(task, {"body": body})
-    assert samples_of(whole).tolist() == np.concatenate([*map(samples_of, pieces)]).tolist()
+    assert same([whole], pieces)
 
 
 def test_speed_shortens_the_sound(task):
     [slow], [plain], [fast] = (say(task, "hello there my dear", speed=speed) for speed in (0.5, 1, 2))
     assert len(slow) > len(plain) > len(fast)
-    assert say(task, "hello there my dear") == [plain]
+    assert same(say(task, "hello there my dear"), [plain])
 
 
 def test_voices_are_numbers(load, task):
     several = load(save_many_voices)
-    assert say(several, "hello") == say(several, "hello", voice="0") == say(several, "hello", voice="default")
-    assert say(several, "hello", voice="2") != say(several, "hello")
+    first = say(several, "hello")
+    assert same(first, say(several, "hello", voice="0"))
+    assert same(first, say(several, "hello", voice="default"))
+    assert not same(first, say(several, "hello", voice="2"))
     with pytest.raises(BadRequest, match="0 … 2"):
         say(several, "hello", voice="3")
-    assert say(task, "hello", voice="default") == say(task, "hello")
+    assert same(say(task, "hello", voice="default"), say(task, "hello"))
 
 
 @pytest.mark.parametrize(
