@@ -54,7 +54,8 @@ def set_shape(shape: str) -> None:
     """Use another division of the products than the best one."""
     if shape:
         warps, chunks, ahead = map(int, shape.split("."))
-        one_row_step.AHEAD_BYTES = ahead << 10
+        one_row_step.UNROLLED = ahead == 1
+        one_row_step.AHEAD_BYTES = ahead >> 3 << 13
         for kind in one_row_step.NUM_WARPS:
             one_row_step.NUM_WARPS[kind], one_row_step.MAX_CHUNKS[kind] = warps, chunks
 

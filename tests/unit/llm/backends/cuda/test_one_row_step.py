@@ -40,7 +40,6 @@ def test_all_warps_have_work_and_two_kernels_fit_on_a_multiprocessor(kind, size)
     assert shape.team * shape.chunks * CHUNK >= row_bytes
     assert (shape.team * shape.chunks - 1) * CHUNK < row_bytes * 1.15
     assert shape.warps % shape.team == 0
-    assert shape.ring % shape.rows == 0
     assert 2 * (shape.shared_bytes(kind, size) + RESERVED_BYTES) <= SHARED_BYTES
     assert REGISTERS // (2 * 32 * shape.warps) >= 64  # for a thread
 
