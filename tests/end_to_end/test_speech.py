@@ -28,6 +28,9 @@ SECONDS = 1.0
 SPEECH = ROOT / "tests/support/audio/speech.wav"
 HANDLERS = [code for code in snippets("docs/handlers.md", "python") if "abilities" in code]
 CARELESS = """# careless.py
+import json
+
+
 class Careless:
     abilities = ("transcribe", "speak")
 
@@ -35,10 +38,10 @@ class Careless:
         pass
 
     def handle(self, data, context):
-        return [{"text": "a"} if "file" in row else self.speak(row["body"]["input"]) for row in data]
+        return [{"text": "a"} if "file" in row else self.speak(row["speech"]) for row in data]
 
     def speak(self, text):
-        for word in text.split():
+        for word in json.loads(text)["input"].split():
             if word == "fall":
                 raise RuntimeError("it fell")
             yield RIFF if word == "good" else b"no sound"

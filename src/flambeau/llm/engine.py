@@ -25,7 +25,7 @@ from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
-from flambeau.llm.executor.head import HeadModel
+from flambeau.llm.executor.head import HeadModel, HeadRounds
 from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.executor.speculators import make_speculator, num_recomputed_blocks
 from flambeau.llm.images.image_encoder import ImageEncoder
@@ -361,18 +361,21 @@ class Engine:
 
     def wait_until_compiled(self) -> None:
         """Wait for background compilation, for measurements."""
-        for backend in self._backends():
-            backend.wait_until_compiled()
+        for each in self._compiling():
+            each.wait_until_compiled()
 
     def close(self) -> None:
         """Stop background work; what leaves the cache with the engine is written to disk if that is configured."""
         if self._store is not None:
             self._store.close()
-        for backend in self._backends():
-            backend.close()
+        for each in self._compiling():
+            each.close()
 
-    def _backends(self) -> list[Backend]:
-        return [self._backend, self._draft.backend] if isinstance(self._draft, DraftModel) else [self._backend]
+    def _compiling(self) -> list[Backend | HeadRounds]:
+        """What compiles in the background."""
+        draft = self._draft
+        others = [draft.backend if isinstance(draft, DraftModel) else draft.rounds] if draft is not None else []
+        return [self._backend, *(each for each in others if each is not None)]
 
 
 def without_rollback(config: EngineConfig) -> EngineConfig:

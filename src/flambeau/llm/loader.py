@@ -24,6 +24,7 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
+from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
@@ -100,17 +101,21 @@ def cuda_backend(
     adapters: AdapterStore | None,
     states: HiddenStates | None,
 ) -> Backend:
-    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
-    max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
     return CudaBackend(
         model,
         cache,
         max_num_seqs=config.max_num_seqs,
-        max_blocks=max_blocks,
+        max_blocks=max_blocks(model, config),
         name=name,
         adapters=adapters,
         states=states,
     )
+
+
+def max_blocks(model: Transformer, config: EngineConfig) -> int:
+    """Blocks of the longest sequence; padding may go beyond its end."""
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    return -(-(length + config.speculate_k) // config.block_size)
 
 
 FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
@@ -326,7 +331,7 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
-    heading = make_head_model(head, cache, config) if head else None
+    heading = make_head_model(head, model, cache, config) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -498,7 +503,6 @@ def load_head(
     use_faster_layers(head, config, device, dtype)
     if device.type == "cpu" and config.compile and kernels.load(builds=False):
         pack_layers(head, (nn.Linear,))  # most weights need 16 bits
-    logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
     return head
 
 
@@ -509,12 +513,18 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 
-def make_head_model(head: DraftHead, cache: KVCache, config: EngineConfig) -> HeadModel:
+def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig) -> HeadModel:
     """A head with a cache in the target's blocks."""
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention)
+    rounds = None
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
+        blocks = max_blocks(model, config)
+        rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
+    else:
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:

@@ -12,7 +12,6 @@ import msgspec
 from flambeau.config.server import ErrorStyle
 from flambeau.errors import FlambeauError, InvalidField, JobFailed
 from flambeau.frontend.http.bodies import take_bytes
-from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.inference import submit
 from flambeau.frontend.openai.event_replies import EventReply, to_event
@@ -78,13 +77,14 @@ def create_speech(server: Server, exchange: Exchange) -> None:
     check_format(request.response_format or FORMATS[0])
     model, version = choose_model(server.registry, request.model, "speak")
     check_envelope(model)
-    reply = SpeechReply(exchange, model, server.config.error_style, request)
+    reply, order = SpeechReply(exchange, model, server.config.error_style, request), order_of(request)
     job = Job(
         reply,
         request_id=exchange.request_id,
-        headers=[*(one for one in exchange.headers if one[0].lower() != "content-type"), JSON_TYPE],
-        body=RequestBody(order_of(request)),
+        headers=exchange.headers,
+        body=RequestBody(order),
         arrived=exchange.arrived,
+        fields=[("speech", len(order))],
     )
     submit(reply, job, version)
 

@@ -55,7 +55,8 @@ from flambeau.llm.quantize.quantizer import build as build_network
 logger = logging.getLogger(__name__)
 
 TENSORS_AHEAD = 16  # of the one that the loader waits for, while threads copy to a GPU
-RELEASE_BYTES = 1 << 30  # read between two releases of mapped files
+RELEASE_BYTES = 1 << 28  # read between two releases of mapped files …
+SMALL_BYTES = 1 << 30  # … which take a moment, and of smaller checkpoints come after the last tensor
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -200,7 +201,8 @@ def fill(
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
         done_bytes += placement.num_bytes
-        if arrived is not None and done_bytes - released_bytes >= RELEASE_BYTES:
+        is_due = total_bytes > SMALL_BYTES and done_bytes - released_bytes >= RELEASE_BYTES
+        if arrived is not None and is_due:
             release_weight_files()  # most of what was read has been replaced
             released_bytes = done_bytes
         if progress is not None:

@@ -100,16 +100,22 @@ class DraftHead(nn.Module):
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Logits [T, V] of the target's tokens; those that the head does not know are never proposed."""
-        logits_TD = self.draft_logits(hidden_TE)
+        return self.to_target_tokens(self.draft_logits(hidden_TE))
+
+    def to_target_tokens(self, logits: Tensor) -> Tensor:
+        """Logits […, D] of the head's own tokens to […, V] of the target's."""
         if self.target_ids_D is None:
-            return logits_TD
-        logits_TV = logits_TD.new_full((len(logits_TD), self.arch.vocab_size), -torch.inf)
-        return logits_TV.index_copy_(1, self.target_ids_D, logits_TD)
+            return logits
+        found = logits.new_full((*logits.shape[:-1], self.arch.vocab_size), -torch.inf)
+        return found.index_copy_(-1, self.target_ids_D, logits)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Of all tokens [V, E]; the target's where the head has none."""
+        return self._embedding() if self.model.embed_tokens is None else self.model.embed_tokens.weight
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        if self.model.embed_tokens is not None:
-            return self.model.embed_tokens(ids_T)  # type: ignore[no-any-return]
-        return F.embedding(ids_T, self._embedding())
+        return F.embedding(ids_T, self.embedding)
 
 
 class Eagle3Layer(DecoderLayer):

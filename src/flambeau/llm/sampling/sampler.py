@@ -92,6 +92,10 @@ class Sampler:
         """Which tokens may come next [S, B], for such a backend; all of them without a grammar, or for None."""
         return self._masks.next_of(states)
 
+    def draw_settings(self, states: Sequence[SamplingState]) -> RowSettings:
+        """The settings for tokens that are only proposed: without what changes logits before."""
+        return self._batch(states).settings
+
     def keys(self, states: Sequence[SamplingState]) -> Tensor:
         """Where the random numbers of each sequence begin [S]."""
         return self._batch(states).keys_S
@@ -119,8 +123,8 @@ class Sampler:
         groups = group_states(states, self._vocab_size, self.device)
         keys_S = torch.tensor([state.key for state in states], device=self.device)
         processors = LogitsProcessors(states, self._counts, self._masks, self._eos_ids, self.device)
-        row_settings = RowSettings.of(states, self._vocab_size) if processors.are_masks else None
-        batch = _SamplingBatch(states, groups, processors, keys_S, row_settings)
+        settings = RowSettings.of(states, self._vocab_size)
+        batch = _SamplingBatch(states, groups, processors, keys_S, settings)
         self._batches = [batch, *self._batches[: MAX_BATCHES - 1]]
         return batch
 
@@ -133,7 +137,11 @@ class _SamplingBatch:
     groups: list[SamplingGroup]
     processors: LogitsProcessors
     keys_S: Tensor
-    row_settings: RowSettings | None
+    settings: RowSettings
+
+    @property
+    def row_settings(self) -> RowSettings | None:
+        return self.settings if self.processors.are_masks else None
 
     @property
     def is_greedy(self) -> bool:

@@ -82,7 +82,7 @@ class SentencePieceVocabulary:
         strips: Mapping[str, Strips] = MappingProxyType({}),
     ) -> None:
         self._processor = p = processor
-        self.strips = {**strips, **{text: token.strips for text, token in added.items()}}
+        self.strips: Mapping[str, Strips] = {**strips, **{text: token.strips for text, token in added.items()}}
         self._pieces = self.num_base = p.vocab_size()
         declared = {text: token.token_id for text, token in added.items() if token.is_special}
         own = {text: i for text, i in declared.items() if i < self._pieces and is_user_defined(p, i, text)}
@@ -213,7 +213,7 @@ class TokenizersVocabulary:
         }
         self._special = frozenset(self.special_ids.values())
         self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
-        self.strips = {
+        self.strips: Mapping[str, Strips] = {
             token.content: Strips(token.lstrip, token.rstrip) for token in t.get_added_tokens_decoder().values()
         }
         self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)

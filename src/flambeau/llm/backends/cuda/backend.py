@@ -11,10 +11,8 @@ Shapes: T tokens of the step · N rows of them · S sequences · J further token
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +20,16 @@ from torch import Tensor
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cuda import prompt_graphs
-from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
+from flambeau.llm.backends.cuda.graphs import (
+    COMPILING,
+    SIZES,
+    CapturedStep,
+    GraphCapture,
+    InputBuffers,
+    SideStream,
+    TokenChooser,
+    size_for,
+)
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
@@ -41,8 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
-Captured = TypeVar("Captured")
-COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
 EXPERT_LENGTHS = (128, 256, 512, 1024, 2048)  # these too, if there are experts
@@ -69,15 +74,14 @@ class CudaBackend:
         self._has_adapters = adapters is not None
         self._states = states
         self._eager = EagerBackend(model, cache, adapters=adapters, states=states)
-        self._compiler = BackgroundCompiler()
+        self._compiler = BackgroundCompiler[Decode]()
         self._max_blocks = max_blocks
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
         self._network: CudaNetwork | None = None
         self._captured: dict[tuple[int, int], CapturedStep] = {}  # (query_len, batch size) → graph
         self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
-        self._not_capturable: set[tuple[int, int] | int] = set()
-        self._pool: Any = None  # of memory, shared by the graphs
-        self._side_stream: Any = None  # of the background thread
+        self._graphs = GraphCapture()
+        self._side_stream = SideStream(self.device)
         self._compiler.find(KERNELS, self._build_kernels)
 
     @property
@@ -145,7 +149,7 @@ class CudaBackend:
             return None
         key = (inputs.query_len, size)
         graph = self._captured.get(key)
-        if graph is None and key not in self._not_capturable:
+        if graph is None and key not in self._graphs.failed:
             step = self._compiler.find(key, lambda: self._compile(*key))
             graph = None if step is None else self._capture(key, step)
         if graph is None:  # use a larger one meanwhile
@@ -155,11 +159,11 @@ class CudaBackend:
     def _find_prompts(self, network: CudaNetwork, inputs: StepInputs, rows_N: Tensor) -> CapturedPrompts | None:
         """The graph for such prompts, captured here if it is the first of its size; None if there is none."""
         size = prompt_graphs.size_for(inputs, rows_N)
-        if size is None or size in self._not_capturable or inputs.block_tables_SB.shape[1] > self._max_blocks:
+        if size is None or size in self._graphs.failed or inputs.block_tables_SB.shape[1] > self._max_blocks:
             return None
         if size not in self._captured_prompts:
             num_tiles = network.max_tiles(size, prompt_graphs.MAX_SEQUENCES)
-            captured = self._try_capture(
+            captured = self._graphs.capture(
                 size,
                 f"prompts of {size} tokens",
                 lambda pool: CapturedPrompts(
@@ -171,7 +175,7 @@ class CudaBackend:
         return self._captured_prompts.get(size)
 
     def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
-        captured = self._try_capture(
+        captured = self._graphs.capture(
             key,
             f"steps of {key[1]} sequences",
             lambda pool: CapturedStep(step, self._dummy_inputs(*key), pool, self._chooser(*key), self._states),
@@ -180,24 +184,6 @@ class CudaBackend:
             self._captured[key] = captured
             self._switch()
         return captured
-
-    def _try_capture(
-        self, key: tuple[int, int] | int, what: str, capture: Callable[[Any], Captured]
-    ) -> Captured | None:
-        """Capture a graph with the pool of all graphs; None if that is not possible now, or not at all."""
-        if not COMPILING.acquire(blocking=False):
-            return None
-        stream = torch.cuda.current_stream()
-        try:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            return capture(self._pool)
-        except RuntimeError as error:  # for example out of memory
-            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
-            self._not_capturable.add(key)
-            log.warning("%s are not captured and stay slower: %s", what, summary(error))
-            return None
-        finally:
-            COMPILING.release()
 
     def _sizes_of(self, query_len: int, min_size: int) -> list[int]:
         """The batch sizes of captured graphs with this query length."""
@@ -291,13 +277,8 @@ class CudaBackend:
             return None
         return TokenChoice(size, self.model.arch.vocab_size, self.device)
 
-    @contextmanager
-    def _on_side_stream(self) -> Iterator[None]:
-        """Run on a stream of its own, and wait for it at the end."""
-        self._side_stream = self._side_stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self.device), torch.cuda.stream(self._side_stream):
-            yield
-            self._side_stream.synchronize()
+    def _on_side_stream(self) -> AbstractContextManager[None]:
+        return self._side_stream.running()
 
     def _dummy_inputs(self, query_len: int, size: int) -> StepInputs:
         has_states = self.cache.states.has_layers

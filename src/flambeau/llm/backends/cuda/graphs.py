@@ -11,28 +11,89 @@ Shapes: T tokens of the step · S sequences · V vocabulary · B blocks of the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.executor.background_compiler import Decode
+from flambeau.llm.executor.background_compiler import Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
 
+log = logging.getLogger(__name__)
+
+Captured = TypeVar("Captured")
+COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def size_for(num_sequences: int) -> int | None:
     """The smallest size for this many sequences; None if there are too many."""
     return next((size for size in SIZES if size >= num_sequences), None)
+
+
+class GraphCapture:
+    """Captures graphs that share a pool of memory; what could not be captured once is not tried again."""
+
+    def __init__(self) -> None:
+        self.failed: set[Hashable] = set()
+        self._pool: Any = None
+
+    def capture(self, key: Hashable, what: str, make: Callable[[Any], Captured]) -> Captured | None:
+        """What `make` makes of the pool; None if that is not possible now, or not at all."""
+        if not COMPILING.acquire(blocking=False):
+            return None
+        stream = torch.cuda.current_stream()
+        try:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            return make(self._pool)
+        except RuntimeError as error:  # for example out of memory
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
+            self.failed.add(key)
+            log.warning("%s are not captured and stay slower: %s", what, summary(error))
+            return None
+        finally:
+            COMPILING.release()
+
+
+class SideStream:
+    """A stream of a background thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run on the stream, and wait for it at the end."""
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
+
+
+def capture_graph(run: Callable[[], Captured], pool: Any) -> tuple[Any, Captured]:
+    """A graph of what `run` does, and where its results will be; it runs once before."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": another thread may compile, and allocate, at the same time.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        found = run()
+    return graph, found
 
 
 class TokenChooser(Protocol):
@@ -97,26 +158,20 @@ class CapturedStep:
             for _ in range(2)
         ]
         self._chosen_T = torch.zeros(num_tokens, dtype=torch.int64, device=buffers.ids_T.device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            self._compute(step)
-            if chooser is not None:
-                self._choose_masked(chooser)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = capture(lambda: self._compute(step), pool, stream)
+        self._graph, (self._logits_TV, self._states_TX) = capture_graph(lambda: self._compute(step), pool)
         self._masked_graph = None
         if chooser is not None:
-            self._masked_graph = capture(lambda: self._choose_masked(chooser), pool, stream)
+            self._masked_graph, _ = capture_graph(lambda: self._choose_masked(chooser), pool)
 
-    def _compute(self, step: Decode) -> None:
+    def _compute(self, step: Decode) -> tuple[Tensor, Tensor | None]:
         inputs = self._buffers.inputs
-        self._logits_TV = step(inputs)
-        self._states_TX = None if self._states is None else self._states.take()
+        logits_TV = step(inputs)
+        states_TX = None if self._states is None else self._states.take()
         if self._chooser is None:
-            self._chosen_T.copy_(argmax_tokens(self._logits_TV))
+            self._chosen_T.copy_(argmax_tokens(logits_TV))
         else:
-            self._chooser.run(self._logits_TV, inputs.positions_T, inputs.ids_T)
+            self._chooser.run(logits_TV, inputs.positions_T, inputs.ids_T)
+        return logits_TV, states_TX
 
     def _choose_masked(self, chooser: TokenChooser) -> None:
         inputs = self._buffers.inputs
@@ -171,15 +226,6 @@ class CapturedStep:
         chosen_T = self._chosen_T if self._chooser is None else self._chooser.chosen_T
         tokens.host_S.copy_(chosen_T[: len(tokens.host_S)], non_blocking=True)
         tokens.is_copied.record()
-
-
-def capture(run: Callable[[], None], pool: Any, stream: Any) -> torch.cuda.CUDAGraph:
-    """What `run` launches, as a graph; it must have run before."""
-    graph = torch.cuda.CUDAGraph()
-    # "thread_local": another thread may compile, and allocate, at the same time.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
-    return graph
 
 
 class InputBuffers:

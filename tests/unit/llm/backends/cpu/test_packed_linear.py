@@ -201,7 +201,7 @@ def test_kinds_without_a_kernel_are_left_alone():
     assert packed(nn.Identity()) is None
 
 
-VARIANTS = {"x86-64": set(), "haswell": {"avx2", "fma"}, "skylake-avx512": {"avx512f", "avx512bw"}}
+VARIANTS = {"skylake-avx512": {"avx512f", "avx512bw"}}  # test_other_processors.py has those without AVX-512
 
 
 @pytest.mark.slow
