@@ -47,9 +47,7 @@ MAX_CHUNKS = {BFLOAT16: 2, INT8: 2, FP8: 2, INT4: 2}  # of a row for one warp: i
 MOST_CHUNKS = 4
 SHARED_BYTES = 112 << 10  # of a block: two kernels fit on a multiprocessor
 MAX_RING = 32  # rows
-AHEAD_BYTES = 0  # of weights after those in shared memory that a block loads into the L2 cache
 WEIGHT_BITS = {BFLOAT16: 16, INT8: 8, FP8: 8, INT4: 4}
-UNROLLED = True
 ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
@@ -65,22 +63,22 @@ class RowShape:
     warps: int
     team: int  # warps that divide the inputs; teams have different outputs
     chunks: int  # of a row of weights for one warp
-    rows: int = 1  # of weights that a team takes at a time
-    ring: int = 1  # rows of weights that a team has under way
+    rows: int = 4  # of weights that a team takes at a time
+    ring: int = 4  # rows of weights that a team has under way
 
     def shared_bytes(self, kind: int, size: int) -> int:
         """Of a block that multiplies `size` inputs."""
-        scales = self.warps * (self.ring // self.rows + 2) * self.chunks * 256 if kind == INT4 else 0
+        scales = self.warps * (self.ring // self.rows) * self.chunks * 256 if kind == INT4 else 0
         inputs = size * 2 + (size // 2 if kind == INT4 else 0)
         sums = ROUND * self.rows * self.team * 4
         return self.warps * self.ring * self.chunks * CHUNK + scales + inputs + sums + 8 * self.warps
 
 
-def row_shape(kind: int, size: int, *, gates: bool = False) -> RowShape | None:
+def row_shape(kind: int, size: int) -> RowShape | None:
     """The division with the fewest idle threads; None if a row is too long."""
     row_bytes = size * WEIGHT_BITS[kind] // 8
     found = shapes(row_bytes, NUM_WARPS[kind], MAX_CHUNKS[kind]) or shapes(row_bytes, MIN_WARPS, MOST_CHUNKS)
-    return with_ring(min(found, key=lambda pair: pair[0])[1], kind, size, gates=gates) if found else None
+    return with_ring(min(found, key=lambda pair: pair[0])[1], kind, size) if found else None
 
 
 def shapes(row_bytes: int, min_warps: int, max_chunks: int) -> list[tuple[float, RowShape]]:
@@ -96,15 +94,13 @@ def shapes(row_bytes: int, min_warps: int, max_chunks: int) -> list[tuple[float,
     return found
 
 
-def with_ring(shape: RowShape, kind: int, size: int, *, gates: bool) -> RowShape | None:
+def with_ring(shape: RowShape, kind: int, size: int) -> RowShape | None:
     """With as many rows under way as fit; rows of 4-bit weights share loads of their scales."""
-    sizes = (4,) if kind == INT4 else (4, 2) if UNROLLED else (2,) if gates else (1,)
     fitting = [
         each
-        for rows in sizes
-        for ring in range(1, MAX_RING + 1)
+        for rows in ((4,) if kind == INT4 else (4, 2))
+        for ring in range(rows, MAX_RING + 1, rows)
         if (each := replace(shape, rows=rows, ring=ring)).shared_bytes(kind, size) <= SHARED_BYTES
-        and (not UNROLLED or ring % rows == 0)
     ]
     return max(fitting, key=lambda each: (each.ring, each.rows), default=None)
 
@@ -156,12 +152,10 @@ def row_kernel(
     kind, weight = kind_of(linear), linear.weight
     assert kind is not None
     size = inputs_of(linear)
-    shape = row_shape(kind, size, gates=gates)
+    shape = row_shape(kind, size)
     assert shape is not None
-    block_bytes = shape.warps // shape.team * shape.rows * size * WEIGHT_BITS[kind] // 8
     names = {
-        "WT": kind, "K": size, "AHEAD": -(-AHEAD_BYTES // block_bytes),
-        "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
+        "WT": kind, "K": size, "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
         "GROUP": getattr(linear, "group_size", INT4_PIECE), "GATED": int(gates), "NORM": int(gain is not None),
         "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": int(adds),
     }  # fmt: skip
@@ -191,10 +185,7 @@ def inputs_of(linear: Any) -> int:
 @functools.cache
 def compiled(name: str, numbers: tuple[tuple[str, Any], ...], shared_bytes: int, device: torch.device) -> Any:
     """The function of a kernel on a device."""
-    text = (
-        SOURCES
-        / (("one_row_unrolled.cu" if UNROLLED else "one_row.cu") if name == "one_row" else "one_token_attention.cu")
-    ).read_text()
+    text = (SOURCES / ("one_row.cu" if name == "one_row" else "one_token_attention.cu")).read_text()
     source = "".join(f"#define {key} {value}\n" for key, value in numbers) + text
     compile_kernel = torch.cuda._compile_kernel
     kernel = compile_kernel(source, name, compute_capability="90", nvcc_options=["-std=c++17"])
@@ -361,7 +352,7 @@ def fits(linear: Any, *, gates: bool) -> bool:
     kind, weight = kind_of(linear), linear.weight
     if kind is None or inputs_of(linear) % 64 or len(weight) % (16 if kind == INT4 else 4):
         return False
-    return row_shape(kind, inputs_of(linear), gates=gates) is not None
+    return row_shape(kind, inputs_of(linear)) is not None
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

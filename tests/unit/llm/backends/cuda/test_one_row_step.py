@@ -40,6 +40,7 @@ def test_all_warps_have_work_and_two_kernels_fit_on_a_multiprocessor(kind, size)
     assert shape.team * shape.chunks * CHUNK >= row_bytes
     assert (shape.team * shape.chunks - 1) * CHUNK < row_bytes * 1.15
     assert shape.warps % shape.team == 0
+    assert shape.ring % shape.rows == 0
     assert 2 * (shape.shared_bytes(kind, size) + RESERVED_BYTES) <= SHARED_BYTES
     assert REGISTERS // (2 * 32 * shape.warps) >= 64  # for a thread
 
@@ -130,10 +131,12 @@ class TestOnGpu:
             {"hidden_size": 320, "intermediate_size": 1088},
             {"vocab_size": 100},
             {"tied_embeddings": True},
+            {"num_experts": 8, "expert_size": 64, "qk_norm": True},
+            {"num_experts": 8, "expert_size": 64, "dense_layers": frozenset({1})},
         ],
         ids=str,
     )
-    def test_biases_norms_windows_and_odd_sizes_are_supported(self, changes):
+    def test_biases_norms_windows_odd_sizes_and_experts_are_supported(self, changes):
         check(network("bfloat16", **changes))
 
     @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 // One row times a matrix, with the norm before it or the residual sum after it, for decode steps of one sequence.
 //
 // There is one block per multiprocessor. KW warps are a team: they divide the inputs, whose values stay in registers.
-// Teams take blocks of R rows of weights, which come through a ring in shared memory; a thread reads only what it copied
+// Teams take R rows of weights at a time, which come through a ring in shared memory; a thread reads only what it copied
 // itself. The ring is filled before the kernel waits for its input, so that weights load while the kernels before end.
 // Sums of all warps are added up at the end: there is no barrier in between.
 //
 // Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of a team, C times
-// 512 bytes of a row for one warp, R rows of a block, S rows of the ring, AHEAD blocks after those that
-// go to the L2 cache, GROUP, GATED, NORM (the input is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
+// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), GROUP, GATED, NORM (the input
+// is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
 // `out`), WIDE (float32 outputs).
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -21,11 +21,12 @@ typedef long long i64;
 #define OUTS (GATED ? R / 2 : R)  // outputs of a block of rows
 #define ROUND 64                  // blocks of rows between two epilogues
 #define THREADS (32 * NW)
-#define SCALE_SLOTS (S / R + 2)
+#define STAGES (S / R)
+#define STAGE_BYTES (R * C * CHUNK)  // of a warp
 #define PIECES (K / 64)
 #define IS_FULL (C * KW * CHUNK == ROW_BYTES)
 #define RING_BYTES (NW * S * C * CHUNK)
-#define SCALE_BYTES (WT == 3 ? NW * SCALE_SLOTS * C * 256 : 0)
+#define SCALE_BYTES (WT == 3 ? NW * STAGES * C * 256 : 0)
 #define INPUT_BYTES (K * 2 + (WT == 3 ? K / 2 : 0))  // of the row, and of sums of 8 inputs
 
 __device__ __forceinline__ u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -54,9 +55,6 @@ __device__ __forceinline__ void copy8(bool more, u32 to, const void* from, bool 
                  "l"(from), "r"(is_there ? 8 : 0), "r"((int)more)
                  : "memory");
 }
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1) : "memory"); }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -64,11 +62,6 @@ __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.laun
 __device__ __forceinline__ uint4 lds128(u32 a) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
-    return v;
-}
-__device__ __forceinline__ u32 lds32(u32 a) {
-    u32 v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
     return v;
 }
 __device__ __forceinline__ uint4 ld_cg(const void* p) {  // other multiprocessors wrote it: not from the L1 cache
@@ -297,54 +290,43 @@ __device__ __forceinline__ float product(uint4 w, const Inputs& in, int c, u32 s
 #endif
 }
 
-// the row that the team copies next
+// what the team copies next
 struct Next {
     const u8* weight;  // for this thread
     const u8* scales;
-    u32 to, scales_to;
-    int r, left;  // which row of its block, and how many rows are left
+    int left;  // blocks
 };
-__device__ __forceinline__ u32 following(u32 at, u32 size, u32 first, u32 end) {
-    at += size;
-    return at == end ? first : at;
-}
 
-// begins to copy a row, and with the first of a block its scales
-__device__ __forceinline__ void copy_row(Next& next, int N, int kw, u32 ring, u32 ring_scales) {
+// begins to copy row r of a block; after the last row, moves on to the team's next block
+__device__ __forceinline__ void copy_row(Next& next, int r, int N, int kw, u32 to, u32 scales_to) {
     int lane = threadIdx.x & 31;
     bool more = next.left > 0;
 #pragma unroll
     for (int c = 0; c < C; c++) {
         bool is_there = IS_FULL || (kw * C + c) * CHUNK + lane * 16 < ROW_BYTES;
         const u8* from = is_there ? next.weight + c * CHUNK : next.weight - kw * C * CHUNK;
-        copy16(more, next.to + c * CHUNK, from, is_there);
+        copy16(more, to + (r * C + c) * CHUNK, from, is_there);
     }
-    next.to = following(next.to, C * CHUNK, ring, ring + S * C * CHUNK);
-    if (WT == 3 && next.r == 0) {
-        if (lane < 16)
+    if (WT == 3 && r == 0 && lane < 16) {
 #pragma unroll
-            for (int c = 0; c < C; c++) {
-                bool is_there = IS_FULL || (kw * C + c) * 16 + lane < PIECES;
-                const u8* from = is_there ? next.scales + c * 16 * 64 : next.scales - kw * C * 16 * 64;
-                u32 to = next.scales_to + c * 256 + lane * 16;
-                if (GATED) {
-                    copy8(more, to, from, is_there);
-                    copy8(more, to + 8, from + 32, is_there);
-                } else
-                    copy16(more, to, from, is_there);
-            }
-        next.scales_to = following(next.scales_to, C * 256, ring_scales, ring_scales + SCALE_SLOTS * C * 256);
+        for (int c = 0; c < C; c++) {
+            bool is_there = IS_FULL || (kw * C + c) * 16 + lane < PIECES;
+            const u8* from = is_there ? next.scales + c * 16 * 64 : next.scales - kw * C * 16 * 64;
+            if (GATED) {
+                copy8(more, scales_to + c * 256, from, is_there);
+                copy8(more, scales_to + c * 256 + 8, from + 32, is_there);
+            } else
+                copy16(more, scales_to + c * 256, from, is_there);
+        }
     }
     // gated: the rows of a block are R / 2 gates and then the R / 2 values that they gate
-    next.left--;
-    next.r++;
-    if (next.r == R) {
-        int step = gridDim.x * TEAMS * OUTS;  // int4: a multiple of a tile of scales
+    if (r == R - 1) {
+        int step = gridDim.x * TEAMS * OUTS;  // a multiple of a tile of scales
         next.weight += ((i64)step + 1 - OUTS - (GATED ? N : 0)) * ROW_BYTES;
         if (WT == 3) next.scales += (i64)(step / (GATED ? 8 : 16)) * PIECES * 64;
-        next.r = 0;
+        next.left--;
     } else
-        next.weight += GATED && next.r == R / 2 ? (i64)(N + 1 - OUTS) * ROW_BYTES : ROW_BYTES;
+        next.weight += GATED && r == R / 2 - 1 ? (i64)(N + 1 - OUTS) * ROW_BYTES : ROW_BYTES;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -359,27 +341,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     // the multiprocessor has the blocks blockIdx.x + i * gridDim.x, of which a team has every i with i % TEAMS == team
     int total = N / OUTS, count = (total - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     start_next();
-    u32 ring = smem_of(smem) + warp * S * C * CHUNK + lane * 16, ring_end = ring + S * C * CHUNK;
-    u32 ring_scales = smem_of(smem) + RING_BYTES + warp * SCALE_SLOTS * C * 256;
+    u32 ring = smem_of(smem) + warp * STAGES * STAGE_BYTES + lane * 16;
+    u32 ring_scales = smem_of(smem) + RING_BYTES + warp * STAGES * C * 256;
     int first = (blockIdx.x + team * gridDim.x) * OUTS, tile = GATED ? 8 : 16;
     Next next = {weight + (i64)first * ROW_BYTES + kw * C * CHUNK + lane * 16,
                  (const u8*)scales + ((i64)(first / tile) * PIECES + kw * C * 16 + (lane & 15)) * 64 + first % tile * 4,
-                 ring,
-                 ring_scales,
-                 0,
-                 count > team ? (count - team + TEAMS - 1) / TEAMS * R : 0};
+                 count > team ? (count - team + TEAMS - 1) / TEAMS : 0};
 #pragma unroll 1
-    for (int i = 0; i < S; i++) {
-        copy_row(next, N, kw, ring, ring_scales);
-        commit();
-    }
-    if (AHEAD && kw == 0 && lane == 0) {
-        const u8* from = next.weight;
-        for (int i = 0; i < min(AHEAD, next.left / R); i++, from += (i64)gridDim.x * TEAMS * OUTS * ROW_BYTES) {
-            prefetch(from, OUTS * ROW_BYTES);
-            if (GATED) prefetch(from + (i64)N * ROW_BYTES, OUTS * ROW_BYTES);
+    for (int i = 0; i < STAGES; i++)
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            copy_row(next, r, N, kw, ring + i * STAGE_BYTES, ring_scales + i * C * 256 + (lane & 15) * 16);
+            commit();
         }
-    }
     Gains gains;
     if (NORM) {
 #pragma unroll
@@ -396,34 +370,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     Inputs in;
     load_inputs(in, x, input_sums, kw);
 
-    u32 from = ring, scales_from = ring_scales + lane / 2 * 16, scales_end = scales_from + SCALE_SLOTS * C * 256;
-    int block = team, r = 0;
+    int done = team, stage = 0;
     for (int base = 0; base < count; base += ROUND) {
         int end = min(count, base + ROUND);
 #pragma unroll 1
-        while (block < end) {  // a row at a time: long code does not fit into the instruction cache
-            wait_for_oldest();
-            if (WT == 3) __syncwarp();  // other threads have copied the scales
-            uint4 w[C];
-            u32 scale[C];
+        for (; done < end; done += TEAMS) {
+            u32 at = ring + stage * STAGE_BYTES, scales_at = ring_scales + stage * C * 256;
+            float acc[R];
+            uint4 pairs[C];  // int4: scale and minimum, of up to four rows
 #pragma unroll
-            for (int c = 0; c < C; c++) {
-                w[c] = lds128(from + c * CHUNK);
-                scale[c] = WT == 3 ? lds32(scales_from + c * 256 + r * 4) : 0;
-            }
-            from = following(from, C * CHUNK, ring, ring_end);
-            float y = 0;
+            for (int r = 0; r < R; r++) {
+                wait_for_oldest();
+                if (WT == 3 && r == 0) {
+                    __syncwarp();  // other threads have copied them
 #pragma unroll
-            for (int c = 0; c < C; c++) y += product(w[c], in, c, scale[c]);
-            copy_row(next, N, kw, ring, ring_scales);
-            commit();
-            y = warp_sum(y);
-            if (lane == 0) sums[((block - base) * R + r) * KW + kw] = y;
-            if (++r == R) {
-                r = 0;
-                block += TEAMS;
-                if (WT == 3) scales_from = following(scales_from, C * 256, ring_scales + lane / 2 * 16, scales_end);
+                    for (int c = 0; c < C; c++) pairs[c] = lds128(scales_at + c * 256 + lane / 2 * 16);
+                    __syncwarp();
+                }
+                uint4 w[C];
+#pragma unroll
+                for (int c = 0; c < C; c++) w[c] = lds128(at + (r * C + c) * CHUNK);
+                acc[r] = 0;
+#pragma unroll
+                for (int c = 0; c < C; c++) {
+                    u32 scale = r == 0 ? pairs[c].x : r == 1 ? pairs[c].y : r == 2 ? pairs[c].z : pairs[c].w;
+                    acc[r] += product(w[c], in, c, scale);
+                }
+                copy_row(next, r, N, kw, at, scales_at + (lane & 15) * 16);
+                commit();
             }
+            if (++stage == STAGES) stage = 0;
+            // sums over the warp, with one row for 32 / R lanes
+            bool upper = lane & 16, odd = lane & 8;
+            float y = (upper ? acc[R / 2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[R / 2], 16);
+            if (R == 4) {
+                float z = (upper ? acc[R - 1] : acc[1]) + __shfl_xor_sync(~0u, upper ? acc[1] : acc[R - 1], 16);
+                y = (odd ? z : y) + __shfl_xor_sync(~0u, odd ? y : z, 8);
+            }
+            for (int o = 16 / R; o; o >>= 1) y += __shfl_xor_sync(~0u, y, o);
+            if (lane % (32 / R) == 0) sums[((done - base) * R + lane / (32 / R)) * KW + kw] = y;
         }
         __syncthreads();
         for (int o = tid; o < (end - base) * OUTS; o += THREADS) {
