@@ -1,12 +1,13 @@
-"""Measures what a head that proposes tokens costs on a GPU, and how many of them must be accepted for it to pay.
+"""Measures what a head that proposes tokens costs, and how many of them must be accepted for it to pay.
 
     python benchmarks/llm/heads.py [--preset Llama-3-8B] [--kind eagle3] [--tokens 5] [--streams 1,8,32]
 
 Model and head have random weights: none of the proposed tokens is accepted, and costs are those of a trained head of
-this shape. Engines with the same prompts: without a head (`none`), with one as plain PyTorch (`plain`) and with one on
-CUDA graphs (`graphs`). The head proposes in every step. The durations of steps tell how many tokens a step must accept
-on average for the same speed, and which share of tokens that is if each is accepted with the same probability. Speeds
-for shares of 0.6 to 0.9 are computed from them, not measured. The result is a dated JSON file.
+this shape. Engines with the same prompts: without a head (`none`), with one as plain PyTorch (`plain`), and with one
+by the kernels (`kernels`; on a GPU they are captured as CUDA graphs). The head proposes in every step. The durations of
+steps tell how many tokens a step must accept on average for the same speed, and which share of tokens that is if each
+is accepted with the same probability. Speeds for shares of 0.6 to 0.9 are computed from them, not measured. The result
+is a dated JSON file.
 """
 
 import argparse
@@ -29,6 +30,8 @@ import results  # noqa: E402
 import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
+from flambeau.llm.backends.cpu.bindings import kernels  # noqa: E402
+from flambeau.llm.backends.cpu.packed_linear import pack_layers  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.head import HeadModel, HeadProposer  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
@@ -51,7 +54,7 @@ SETTINGS = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_k": 50},  # without a seed: p/q
 }
-WAYS = ("none", "plain", "graphs")
+WAYS = ("none", "plain", "kernels")
 
 
 def arguments() -> argparse.Namespace:
@@ -63,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=5, help="proposed in a step (default %(default)s)")
     parser.add_argument("--streams", default="1,8,32", help="default: %(default)s")
     parser.add_argument("--settings", default="greedy,sampled", help="default: %(default)s")
-    parser.add_argument("--ways", default=",".join(WAYS), help="default: %(default)s; on a CPU there are no graphs")
+    parser.add_argument("--ways", default=",".join(WAYS), help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=60, help="measured of each case (default %(default)s)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
@@ -91,6 +94,8 @@ def random_head(kind: str, target: Transformer) -> DraftHead:
     if 0 < settings.draft_vocab_size < arch.vocab_size:
         head.target_ids_D = torch.arange(settings.draft_vocab_size, device=weight.device)
     head.share(target)
+    if weight.device.type == "cpu" and kernels.load():
+        pack_layers(head, (torch.nn.Linear,))
     return head
 
 
@@ -110,9 +115,8 @@ def new_engine(model: Transformer, head: DraftHead | None, way: str, asked: argp
     drafting: HeadModel | None = None
     if head is not None:
         drafting = make_head_model(head, model, cache, config)
-        if way == "plain" and drafting.rounds is not None:
-            drafting.rounds.close()
-            drafting = replace(drafting, rounds=None)
+        if way == "plain":
+            drafting = replace(drafting, rounds=None, kernels=None)
     backend = make_backend(model, cache, config, states=drafting.states if drafting else None)
     device = str(weight.device)
     return Engine(model.arch, backend, num_blocks=cache.num_blocks, config=config, device=device, draft=drafting)
@@ -218,6 +222,8 @@ def main() -> None:
     model = gpu.random_network(
         architecture(asked), asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32
     )
+    if asked.device == "cpu" and kernels.load():
+        pack_layers(model, (torch.nn.Linear,))
     if asked.quantization:
         quantize(model, asked.quantization)
         use_fast_layers(model, model.model.embed_tokens.weight.dtype)
