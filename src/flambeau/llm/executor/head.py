@@ -195,7 +195,7 @@ class HeadProposer:
         ones that could have been proposed, which is exact for tokens from anywhere.
         """
         _, loose = split_by_exactness(states)
-        if not loose or self._sampler.row_settings(states) is None:
+        if not loose or self._sampler.changes_logits(states):
             return None
         logits_RKV = self._head.to_target_tokens(gather_rows(drawn.logits_SKD, loose).float())
         return self._sampler.scores(logits_RKV, [states[i] for i in loose]).softmax(-1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -230,32 +230,41 @@ class CudaBackend:
             if (chooser := self._chooser(query_len, size)) is not None:
                 logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
                 chooser.run(logits_TV, example.positions_T, example.ids_T)
+                chooser.run_masked(logits_TV, example.positions_T, example.ids_T)
             if self._network is None:
                 with COMPILING:
                     return inductor.compile_step(
                         self.model, self.cache, query_len, triton_attention, example, self._states
                     )
             expected = self._network.run(example)
-            persistent = self._build_persistent(example, expected) if len(example.ids_T) == 1 else None
-            return persistent or self._network.run
+            one_row = self._build_one_row(example, expected) if len(example.ids_T) == 1 else None
+            return one_row or self._network.run
 
-    def _build_persistent(self, example: StepInputs, expected: Tensor) -> Decode | None:
-        """A step of one sequence in one kernel; None if that is not faster here, or wrong."""
-        from flambeau.llm.backends.cuda.persistent_step import PersistentStep, is_faster
+    def _build_one_row(self, example: StepInputs, expected: Tensor) -> Decode | None:
+        """A step of one sequence by its own kernels; None if they are not faster here, or wrong."""
+        from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
-        if self._states is not None or not is_faster(self.model, self.cache):  # it keeps hidden states to itself
+        if self._states is not None:  # they keep hidden states to themselves
+            return None
+        kinds: list[tuple[Any, Any]] = [
+            (one_row_step.is_faster, one_row_step.OneRowStep),
+            (persistent_step.is_faster, persistent_step.PersistentStep),
+        ]
+        build = next((build for is_faster, build in kinds if is_faster(self.model, self.cache)), None)
+        if build is None:
             return None
         try:
             with COMPILING:
-                step = PersistentStep(self.model, self.cache)
+                step = build(self.model, self.cache)
                 difference = float((step.run(example) - expected).norm() / expected.norm())
             if difference <= MAX_DIFFERENCE:
-                return step.run
+                run: Decode = step.run
+                return run
             reason = f"its logits are off by {difference:.0%}"
         except Exception as error:
             reason = summary(error)
-            log.debug("the kernel for one sequence failed", exc_info=True)
-        log.warning("the kernel for one sequence cannot be used here, its steps are slower: %s", reason)
+            log.debug("the kernels for one sequence failed", exc_info=True)
+        log.warning("the kernels for one sequence cannot be used here, its steps are slower: %s", reason)
         return None
 
     def _chooser(self, query_len: int, size: int) -> TokenChooser | None:

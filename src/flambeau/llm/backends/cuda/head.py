@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cuda.attention import TILE_ROWS
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts
+from flambeau.llm.backends.cuda.few_row_kernel import tied_head
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.network import (
     QUANTIZED,
@@ -22,10 +22,10 @@ from flambeau.llm.backends.cuda.network import (
     have_type,
     kernel_linear,
     norm_parameters,
-    tied_head,
     unknown_parts,
 )
 from flambeau.llm.backends.cuda.norm import normalize
+from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, Eagle3Layer, HeadBody, MtpHead
@@ -142,7 +142,7 @@ def unknown_reason(head: DraftHead, target: Transformer, cache: KVCache) -> str 
     parts = {*unknown_parts(arch), *(unknown_parts(target.arch) if head.lm_head is None else ())}
     if parts:
         return f"the kernels do not know {', '.join(sorted(parts))}"
-    if arch.num_heads // arch.num_kv_heads > TILE_ROWS or not head.rotation.has_tables:
+    if arch.num_heads // arch.num_kv_heads > MAX_SHARED or not head.rotation.has_tables:
         return "the kernels do not know its attention"
     if not all(can_compute_experts(module) for module in head.modules() if isinstance(module, Experts)):
         return "the kernels do not know its experts"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda import few_row_kernel
-from flambeau.llm.backends.cuda.attention import TILE_ROWS, attend, make_tiles
+from flambeau.llm.backends.cuda.attention import attend_uniform
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
@@ -25,7 +25,9 @@ from flambeau.llm.backends.cuda.feed_forward import (
     can_compute_experts,
     kernel_experts,
 )
+from flambeau.llm.backends.cuda.few_row_kernel import tied_head
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED, attend_prompts, make_tiles, shape_of
 from flambeau.llm.backends.cuda.rope import rope
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -81,17 +83,17 @@ class CudaLayers:
         """`gain` is any of a norm: its type and device are those of all."""
         self._layers = layers
         self._epsilon, self._num_heads, self._num_kv_heads = arch.norm_epsilon, arch.num_heads, arch.num_kv_heads
-        self._num_shared = arch.num_heads // arch.num_kv_heads  # heads that share keys and values
         self._tables = rotation.cos, rotation.sin
         self._device, self._dtype = gain.device, gain.dtype
+        self._tile_size = shape_of(self._dtype)[0] // (arch.num_heads // arch.num_kv_heads)  # tokens
 
     def tiles(self, inputs: StepInputs) -> Tensor:
         """The tiles [M, 3] of the sequences' tokens."""
-        return make_tiles(inputs.query_starts, self._num_shared)
+        return make_tiles(inputs.query_starts, self._tile_size)
 
     def max_tiles(self, num_tokens: int, num_sequences: int) -> int:
         """How many tiles so many tokens have at most."""
-        return -(-num_tokens // (TILE_ROWS // self._num_shared)) + num_sequences
+        return -(-num_tokens // self._tile_size) + num_sequences
 
     def _counters(self, num_rows: int, *, has_prompts: bool) -> Sequence[Tensor]:
         """Zeros [C, T] for each layer: one of a row for its router, and for decode steps one of each key-value head.
@@ -140,7 +142,10 @@ class CudaLayers:
             self._num_heads,
             self._dtype,
         )
-        return attend(q_THD, layer.keys, layer.values, inputs, attention.scale, window, tiles).flatten(1)
+        cached = layer.keys, layer.values, inputs.positions_T, inputs.block_tables_SB
+        if tiles is None:
+            return attend_uniform(q_THD, *cached, inputs.query_len, attention.scale, window).flatten(1)
+        return attend_prompts(q_THD, *cached, tiles, attention.scale, window).flatten(1)
 
 
 class CudaNetwork(CudaLayers):
@@ -249,13 +254,6 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
     return linear
 
 
-def tied_head(embedding: nn.Embedding) -> nn.Linear:
-    """A linear layer with the weights of the embedding."""
-    head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
-    head.weight = embedding.weight
-    return head
-
-
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
     return sorted(set(arch.extras) - EXTRAS)
@@ -266,7 +264,7 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     arch = model.arch
     if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
-    if arch.num_heads // arch.num_kv_heads > TILE_ROWS or not model.rotation.has_tables:
+    if arch.num_heads // arch.num_kv_heads > MAX_SHARED or not model.rotation.has_tables:
         return False
     dtype, cached = model.model.norm.weight.dtype, cache.keys[0].dtype
     if cached not in (dtype, torch.float8_e4m3fn):
