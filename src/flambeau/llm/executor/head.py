@@ -195,7 +195,8 @@ class HeadProposer:
         ones that could have been proposed, which is exact for tokens from anywhere.
         """
         _, loose = split_by_exactness(states)
-        if not loose or self._sampler.changes_logits(states):
+        settings = self._sampler.row_settings(states)
+        if not loose or settings is None or settings.is_constrained:
             return None
         logits_RKV = self._head.to_target_tokens(gather_rows(drawn.logits_SKD, loose).float())
         return self._sampler.scores(logits_RKV, [states[i] for i in loose]).softmax(-1)

@@ -81,10 +81,6 @@ class Sampler:
         """Whether `sample` gives every sequence the argmax of its unchanged logits."""
         return self._batch(states).takes_argmax
 
-    def changes_logits(self, states: Sequence[SamplingState]) -> bool:
-        """Whether penalties, biases, minimum lengths or grammars change the logits of some sequence."""
-        return not self._batch(states).processors.are_none
-
     def row_settings(self, states: Sequence[SamplingState]) -> RowSettings | None:
         """The settings for a backend that samples by itself; None if logits are changed before, but by masks.
 
@@ -92,13 +88,13 @@ class Sampler:
         """
         return self._batch(states).row_settings
 
-    def draw_settings(self, states: Sequence[SamplingState]) -> RowSettings:
-        """The same for tokens that are only proposed, whatever changes logits before."""
-        return self._batch(states).settings
-
     def masks(self, states: Sequence[SamplingState | None]) -> Bits:
         """Which tokens may come next [S, B], for such a backend; all of them without a grammar, or for None."""
         return self._masks.next_of(states)
+
+    def draw_settings(self, states: Sequence[SamplingState]) -> RowSettings:
+        """The settings for tokens that are only proposed: without what changes logits before."""
+        return self._batch(states).settings
 
     def keys(self, states: Sequence[SamplingState]) -> Tensor:
         """Where the random numbers of each sequence begin [S]."""

@@ -82,6 +82,20 @@ class SideStream:
             self._stream.synchronize()
 
 
+def capture_graph(run: Callable[[], Captured], pool: Any) -> tuple[Any, Captured]:
+    """A graph of what `run` does, and where its results will be; it runs once before."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": another thread may compile, and allocate, at the same time.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        found = run()
+    return graph, found
+
+
 class TokenChooser(Protocol):
     """Sampling that can be captured (`sampling_kernel.TokenChoice`)."""
 
@@ -144,26 +158,20 @@ class CapturedStep:
             for _ in range(2)
         ]
         self._chosen_T = torch.zeros(num_tokens, dtype=torch.int64, device=buffers.ids_T.device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            self._compute(step)
-            if chooser is not None:
-                self._choose_masked(chooser)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = capture(lambda: self._compute(step), pool, stream)
+        self._graph, (self._logits_TV, self._states_TX) = capture_graph(lambda: self._compute(step), pool)
         self._masked_graph = None
         if chooser is not None:
-            self._masked_graph = capture(lambda: self._choose_masked(chooser), pool, stream)
+            self._masked_graph, _ = capture_graph(lambda: self._choose_masked(chooser), pool)
 
-    def _compute(self, step: Decode) -> None:
+    def _compute(self, step: Decode) -> tuple[Tensor, Tensor | None]:
         inputs = self._buffers.inputs
-        self._logits_TV = step(inputs)
-        self._states_TX = None if self._states is None else self._states.take()
+        logits_TV = step(inputs)
+        states_TX = None if self._states is None else self._states.take()
         if self._chooser is None:
-            self._chosen_T.copy_(argmax_tokens(self._logits_TV))
+            self._chosen_T.copy_(argmax_tokens(logits_TV))
         else:
-            self._chooser.run(self._logits_TV, inputs.positions_T, inputs.ids_T)
+            self._chooser.run(logits_TV, inputs.positions_T, inputs.ids_T)
+        return logits_TV, states_TX
 
     def _choose_masked(self, chooser: TokenChooser) -> None:
         inputs = self._buffers.inputs
@@ -218,15 +226,6 @@ class CapturedStep:
         chosen_T = self._chosen_T if self._chooser is None else self._chooser.chosen_T
         tokens.host_S.copy_(chosen_T[: len(tokens.host_S)], non_blocking=True)
         tokens.is_copied.record()
-
-
-def capture(run: Callable[[], None], pool: Any, stream: Any) -> torch.cuda.CUDAGraph:
-    """What `run` launches, as a graph; it must have run before."""
-    graph = torch.cuda.CUDAGraph()
-    # "thread_local": another thread may compile, and allocate, at the same time.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
-    return graph
 
 
 class InputBuffers:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.graphs import GraphCapture, SideStream, TokenChooser, capture, size_for
+from flambeau.llm.backends.cuda.graphs import GraphCapture, SideStream, TokenChooser, capture_graph, size_for
 from flambeau.llm.executor.background_compiler import BackgroundCompiler
 from flambeau.llm.executor.head import DrawnRound, RoundPlan, last_places, real_places
 from flambeau.llm.executor.inputs import StepInputs
@@ -127,12 +127,7 @@ class CapturedRound:
         self._graph: Any = None
 
     def capture(self, pool: Any) -> CapturedRound:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a warm-up on this thread; the background thread has compiled the kernels
-            self.compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = capture(self.compute, pool, stream)
+        self._graph, _ = capture_graph(self.compute, pool)
         return self
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from flambeau.llm.backends.cuda.graphs import COMPILING
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs, RoundBuffers
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.head import HeadModel, HeadProposer, RoundPlan
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import tiny_head, twin_proposals
@@ -221,3 +224,17 @@ def test_a_round_without_kernels_is_left_to_plain_pytorch(monkeypatch, caplog):
     assert made.find(1, K) is None
     assert "the kernels do not know logit_softcap" in caplog.text
     made.close()
+
+
+def test_tokens_that_were_drawn_without_a_grammar_are_not_given_the_probabilities_of_one(monkeypatch):
+    proposer, params = HeadProposer.__new__(HeadProposer), SamplingParams()
+    proposer._sampler = Sampler(SMALL.vocab_size, eos_ids=[0], device="cpu")
+    monkeypatch.setattr(proposer._sampler, "scores", lambda logits, states: logits)
+    proposer._head = SimpleNamespace(to_target_tokens=lambda logits: logits)
+    drawn = SimpleNamespace(logits_SKD=torch.zeros(1, K, SMALL.vocab_size))
+    free, constrained = (
+        SamplingState(params, 1, [1], 1),
+        SamplingState(params, 1, [1], 1, grammar=SimpleNamespace(error="")),
+    )
+    assert proposer._probabilities(drawn, [free]) is not None
+    assert proposer._probabilities(drawn, [constrained]) is None
