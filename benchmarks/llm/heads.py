@@ -122,13 +122,22 @@ def new_engine(model: Transformer, head: DraftHead | None, way: str, asked: argp
     return Engine(model.arch, backend, num_blocks=cache.num_blocks, config=config, device=device, draft=drafting)
 
 
+def measure_both(engine: Engine, streams: int, settings: str, num_steps: int) -> dict[str, float]:
+    """The median durations of a step, and in other steps of what the head does in them, in milliseconds."""
+    found = measure(engine, streams, settings, num_steps)
+    proposals.clear()
+    HeadProposer.propose = timed_propose  # type: ignore[method-assign]
+    measure(engine, streams, settings, num_steps // 2)
+    HeadProposer.propose = propose  # type: ignore[method-assign]
+    return found | ({"proposal_ms": statistics.median(proposals[8:])} if proposals else {})
+
+
 def measure(engine: Engine, streams: int, settings: str, num_steps: int) -> dict[str, float]:
-    """The median duration of a step, and of what the head does in it, in milliseconds."""
+    """The median duration of a step in milliseconds, and its tokens."""
     rng = random.Random(streams)
     params = SamplingParams(max_tokens=4 * num_steps, ignore_eos=True, **SETTINGS[settings])
     for i in range(streams):
         engine.add(str(i), [rng.randrange(engine.arch.vocab_size) for _ in range(PROMPT)], params)
-    proposals.clear()
     steps, num_tokens = [], []
     while len(steps) < num_steps + 8:
         began = time.perf_counter()
@@ -140,27 +149,24 @@ def measure(engine: Engine, streams: int, settings: str, num_steps: int) -> dict
         engine.cancel(str(i))
     while engine.has_work:
         engine.step()
-    found = {"step_ms": statistics.median(steps[8:]), "tokens_of_a_step": statistics.mean(num_tokens[8:]) / streams}
-    if proposals:
-        found["proposal_ms"] = statistics.median(proposals[8:])
-    return found
+    return {"step_ms": statistics.median(steps[8:]), "tokens_of_a_step": statistics.mean(num_tokens[8:]) / streams}
 
 
 proposals: list[float] = []
+propose = HeadProposer.propose
 
 
-def time_proposals(device: str) -> None:
-    """Note how long each proposal takes, to its end on the device: a step reads its tokens afterwards anyway."""
-    propose = HeadProposer.propose
+def timed_propose(self, sequences, limits, num_ahead):  # type: ignore[no-untyped-def]
+    """Note how long a proposal takes to its end on the device; otherwise the host goes on before."""
+    began = time.perf_counter()
+    found = propose(self, sequences, limits, num_ahead)
+    gpu.synchronize(str(self._device))
+    proposals.append(1000 * (time.perf_counter() - began))
+    return found
 
-    def timed(self, sequences, limits, num_ahead):  # type: ignore[no-untyped-def]
-        began = time.perf_counter()
-        found = propose(self, sequences, limits, num_ahead)
-        gpu.synchronize(device)
-        proposals.append(1000 * (time.perf_counter() - began))
-        return found
 
-    HeadProposer.propose = timed  # type: ignore[method-assign]
+def always_propose() -> None:
+    """Have the head propose in every step, and nothing else."""
     AdaptiveK.num_ahead = lambda self, _: max(self._numbers)  # type: ignore[method-assign]
     NgramProposer.propose = lambda *_: None  # type: ignore[method-assign]  # random networks repeat themselves
 
@@ -205,7 +211,7 @@ def run_way(model: Transformer, head: DraftHead, way: str, asked: argparse.Names
         for _ in range(2):  # asks for what is to be compiled
             measure(engine, streams, "greedy", 6)
             engine.wait_until_compiled()
-    found = {f"{streams} streams, {name}": measure(engine, streams, name, asked.steps) for streams, name in cases}
+    found = {f"{streams} streams, {name}": measure_both(engine, streams, name, asked.steps) for streams, name in cases}
     engine.close()
     for name, figures in found.items():
         print(f"{way:7} {name:22} " + "  ".join(f"{key} {value:.3f}" for key, value in figures.items()), flush=True)
@@ -228,7 +234,7 @@ def main() -> None:
         quantize(model, asked.quantization)
         use_fast_layers(model, model.model.embed_tokens.weight.dtype)
     head = random_head(asked.kind, model)
-    time_proposals(asked.device)
+    always_propose()
     found = {}
     for way in asked.ways.split(","):
         found[way] = run_way(model, head, way, asked)
