@@ -328,9 +328,11 @@ def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
 
 
 def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
-    from flambeau.llm.backends.cuda import network  # with Triton
+    from flambeau.llm.backends.cuda import feed_forward, network  # with Triton
 
-    norm = network.NormParameters(gain=gain, epsilon=model.arch.norm_epsilon, residual_scale=model.arch.residual_scale)
+    norm = feed_forward.NormParameters(
+        gain=gain, epsilon=model.arch.norm_epsilon, residual_scale=model.arch.residual_scale
+    )
     return network.sparse_layer(norm, mlp)
 
 
