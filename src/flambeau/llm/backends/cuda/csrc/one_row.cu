@@ -6,8 +6,8 @@
 // Sums of all warps are added up at the end: there is no barrier in between.
 //
 // Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of a team, C times
-// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), AHEAD blocks after those that
-// go to the L2 cache, GROUP, GATED, NORM (the input is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
+// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), GROUP, GATED, NORM (the input
+// is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
 // `out`), WIDE (float32 outputs).
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -54,9 +54,6 @@ __device__ __forceinline__ void copy8(bool more, u32 to, const void* from, bool 
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p cp.async.ca.shared.global [%0], [%1], 8, %2;}" ::"r"(to),
                  "l"(from), "r"(is_there ? 8 : 0), "r"((int)more)
                  : "memory");
-}
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1) : "memory"); }
@@ -357,13 +354,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             copy_row(next, r, N, kw, ring + i * STAGE_BYTES, ring_scales + i * C * 256 + (lane & 15) * 16);
             commit();
         }
-    if (AHEAD && kw == 0 && lane == 0) {
-        const u8* from = next.weight;
-        for (int i = 0; i < min(AHEAD, next.left); i++, from += (i64)gridDim.x * TEAMS * OUTS * ROW_BYTES) {
-            prefetch(from, OUTS * ROW_BYTES);
-            if (GATED) prefetch(from + (i64)N * ROW_BYTES, OUTS * ROW_BYTES);
-        }
-    }
     Gains gains;
     if (NORM) {
 #pragma unroll
