@@ -139,7 +139,7 @@ def measure(engine: Engine, streams: int, settings: str, num_steps: int) -> dict
     for i in range(streams):
         engine.add(str(i), [rng.randrange(engine.arch.vocab_size) for _ in range(PROMPT)], params)
     steps, num_tokens = [], []
-    while len(steps) < num_steps + 8:
+    while len(steps) < num_steps + 8 and engine.has_work:
         began = time.perf_counter()
         outputs = engine.step()
         if len(outputs) == streams:
