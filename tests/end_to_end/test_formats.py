@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,12 @@ class Case:
 
 SERVED = {
     "state_dict": Case("net.pth", has_model_file=True),
-    "safetensors": Case("net.safetensors", has_model_file=True),
     "torchscript": Case("net.pt"),
     "exported": Case("net.pt2"),
+}
+# Loaded one after the other by one process, as a worker loads them: the rest of the way does not depend on the format.
+LOADED = {
+    "safetensors": Case("net.safetensors", has_model_file=True),
     "package": Case("package.pt2"),
     "library": Case("net.so", config="pt2:\n  export:\n    aot_compile: true\n"),
     "onnx": Case("net.onnx"),
@@ -55,7 +59,9 @@ VARIANTS = {
     "torchscript_renamed": Case("net.pt", renamed="model.bin"),
     "exported_renamed": Case("net.pt2", renamed="model.pth"),
 }
-CASES = {**SERVED, **VARIANTS}
+CASES = {**SERVED, **LOADED, **VARIANTS}
+WHOLE, WRONG_SHAPE = [1, 2, 3, 4], [1.0, 2.0]
+BATCHES = [[ROWS[0]], ROWS[:3], [WHOLE], [[float(number) for number in WHOLE]], [*ROWS[:3], WRONG_SHAPE]]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +121,7 @@ def test_one_request(server, expected, name):
 
 @pytest.mark.parametrize("name", SERVED)
 def test_batch_equals_a_plain_script_and_a_bad_neighbor_fails_alone(server, expected, name):
-    bodies = [*ROWS[:3], [1.0, 2.0]]  # four make a batch; the last has the wrong shape
+    bodies = [*ROWS[:3], WRONG_SHAPE]  # four make a batch
     replies = [future.result() for future in server.at_once(lambda body: server.predict(name, body), bodies)]
     for reply, row in zip(replies[:3], expected[:3], strict=True):
         assert reply.status == 200, reply.body
@@ -149,12 +155,13 @@ def is_missing(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def outcomes(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def outcomes(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What a worker answers, or says of an archive that it cannot load."""
     folder = tmp_path_factory.mktemp("loaded")
     archives = [make(name, files, folder) for name in CASES for make in (break_file, leave_out_file)]
-    archives += [pack_case(name, case, files / case.file, folder, folder / name) for name, case in VARIANTS.items()]
-    command = [sys.executable, "-m", "support.load_archives", json.dumps(ROWS[0]), *map(str, archives)]
+    whole = {**LOADED, **VARIANTS}
+    archives += [pack_case(name, case, files / case.file, folder, folder / name) for name, case in whole.items()]
+    command = [sys.executable, "-m", "support.load_archives", json.dumps(BATCHES), *map(str, archives)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
@@ -162,7 +169,17 @@ def outcomes(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_content_decides_and_not_the_suffix(outcomes, expected, name):
-    assert json.loads(outcomes[name]["reply"]) == pytest.approx(expected[0], rel=1e-5)
+    assert outcomes[name]["replies"][0] == [pytest.approx(expected[0], rel=1e-5)]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_loaded_model_answers_as_a_plain_script_and_refuses_a_wrong_shape(outcomes, expected, name):
+    one, several, whole, floats, wrong = outcomes[name]["replies"]
+    assert one == [pytest.approx(expected[0], rel=1e-5)]
+    assert several == [pytest.approx(row, rel=1e-5) for row in expected[:3]]
+    assert whole == floats
+    assert wrong.startswith("refused: ")
+    assert "shape" in wrong or "dim" in wrong
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -215,7 +232,7 @@ def test_bad_input_is_told_why(server, case):
     assert reason in reply.message
 
 
-@pytest.mark.parametrize("name", ["state_dict", "torchscript", "exported", "package", "onnx"])
+@pytest.mark.parametrize("name", SERVED)
 def test_whole_numbers_stand_for_floats(server, name):
     whole, floats = server.predict(name, [1, 2, 3, 4]), server.predict(name, [1.0, 2.0, 3.0, 4.0])
     assert whole.status == 200, whole.body

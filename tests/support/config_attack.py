@@ -26,7 +26,7 @@ from flambeau.llm.errors import LLMError
 from support.checkpoints import KINDS_OF_ALL, LENGTH, VOCAB_SIZE, read_checkpoint, reference
 
 Verdict = Literal["same", "refused", "warned", "not possible", "DIFFERENT", "CRASHED"]
-TOLERANCE = 2e-4  # recurrent layers magnify rounding
+TOLERANCE = 1e-4
 REMOVED = "(removed)"
 BESIDE = "rope_scaling beside rope_parameters"
 DEFECTS = ("DIFFERENT", "CRASHED")

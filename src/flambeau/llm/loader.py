@@ -21,9 +21,11 @@ from flambeau.llm.adapters.merge import check_merge, merge_on_load
 from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
+from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
@@ -41,7 +43,7 @@ from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.head import HeadModel
+from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
@@ -100,17 +102,21 @@ def cuda_backend(
     adapters: AdapterStore | None,
     states: HiddenStates | None,
 ) -> Backend:
-    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
-    max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
     return CudaBackend(
         model,
         cache,
         max_num_seqs=config.max_num_seqs,
-        max_blocks=max_blocks,
+        max_blocks=max_blocks(model, config),
         name=name,
         adapters=adapters,
         states=states,
     )
+
+
+def max_blocks(model: Transformer, config: EngineConfig) -> int:
+    """Blocks of the longest sequence; padding may go beyond its end."""
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    return -(-(length + config.speculate_k) // config.block_size)
 
 
 FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
@@ -326,7 +332,7 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
-    heading = make_head_model(head, cache, config) if head else None
+    heading = make_head_model(head, model, cache, config) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -498,7 +504,6 @@ def load_head(
     use_faster_layers(head, config, device, dtype)
     if device.type == "cpu" and config.compile and kernels.load(builds=False):
         pack_layers(head, (nn.Linear,))  # most weights need 16 bits
-    logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
     return head
 
 
@@ -509,12 +514,21 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 
-def make_head_model(head: DraftHead, cache: KVCache, config: EngineConfig) -> HeadModel:
+def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig) -> HeadModel:
     """A head with a cache in the target's blocks."""
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention)
+    rounds: HeadRounds | None = None
+    by_kernels: HeadKernels | None = None
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
+        blocks = max_blocks(model, config)
+        rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
+    elif config.compile and can_compute_head(head, own):
+        by_kernels = CpuHead(head, own)
+    else:
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:

@@ -31,8 +31,12 @@ class LocalWorker:
         self._loop = asyncio.new_event_loop()
         self._observer = observer or StageObserver()
         self.largest_part_bytes = 0
-        loaded = load_handler(load.handler, Path(load.folder), self.context, self._loop)
-        self.loaded = in_envelope(loaded, load.envelope, Path(load.folder))
+        try:
+            loaded = load_handler(load.handler, Path(load.folder), self.context, self._loop)
+            self.loaded = in_envelope(loaded, load.envelope, Path(load.folder))
+        except BaseException:
+            self._loop.close()
+            raise
         self._handle = self._observer.observe(self.loaded).handle if observer else self.loaded.handle
         self._running: list[Any] = []
         self._monitor: BlockingCallMonitor | None = None

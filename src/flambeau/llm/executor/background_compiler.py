@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from flambeau.llm.executor.inputs import StepInputs
 log = logging.getLogger(__name__)
 
 Decode = Callable[[StepInputs], Tensor]  # → the logits [T, V] of every token
-Compile = Callable[[], Decode]
+Compiled = TypeVar("Compiled")
 
 CLOSE_TIMEOUT_S = 1.0
 EXIT_TIMEOUT_S = 30.0  # for the call into PyTorch or a compiler that a thread is in when the process exits
@@ -28,20 +29,20 @@ class Abandoned(BaseException):
     """Ends a compilation whose result nobody needs; no handler of errors catches it."""
 
 
-class BackgroundCompiler:
-    """One thread that compiles decode functions in the order in which they are first requested."""
+class BackgroundCompiler(Generic[Compiled]):
+    """One thread that compiles, for example decode functions, in the order in which they are first requested."""
 
     def __init__(self) -> None:
         self._requested: set[Hashable] = set()
-        self._compiled: dict[Hashable, Decode] = {}
-        self._jobs: queue.SimpleQueue[tuple[Hashable, Compile] | None] = queue.SimpleQueue()
+        self._compiled: dict[Hashable, Compiled] = {}
+        self._jobs: queue.SimpleQueue[tuple[Hashable, Callable[[], Compiled]] | None] = queue.SimpleQueue()
         self._is_idle = threading.Condition()
         self._num_open = 0
         self._has_failed = False
         self._thread: threading.Thread | None = None
         opened.add(self)
 
-    def find(self, key: Hashable, compile_: Compile) -> Decode | None:
+    def find(self, key: Hashable, compile_: Callable[[], Compiled]) -> Compiled | None:
         """Return what was compiled under this key; the first call starts it, and None means not ready."""
         compiled = self._compiled.get(key)
         if compiled is None and key not in self._requested and not self._has_failed:
@@ -97,7 +98,7 @@ class BackgroundCompiler:
         thread.join(timeout_s)
 
 
-opened: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()
+opened: weakref.WeakSet[BackgroundCompiler[Any]] = weakref.WeakSet()
 
 
 @atexit.register

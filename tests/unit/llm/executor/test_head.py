@@ -13,7 +13,8 @@ from scipy import stats
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
+from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.head import HeadModel, HeadProposer
@@ -150,9 +151,13 @@ def test_steps_with_and_without_it_take_turns(model, plain, proposals, monkeypat
     check_proposals(proposals, head, model)
 
 
+def no_attention(cache, inputs):
+    pytest.fail("the head ran as plain PyTorch")
+
+
 @pytest.mark.timeout(300)  # the kernels may have to be built
-@pytest.mark.parametrize("name", ["eagle3", "mtp"])
-def test_the_kernels_hand_over_hidden_states_too(name, proposals):
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kernels_hand_over_hidden_states_and_compute_heads(name, proposals):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
@@ -163,13 +168,15 @@ def test_the_kernels_hand_over_hidden_states_too(name, proposals):
     backend = CpuBackend(model, cache, states=states)
     assert backend.wait_until_compiled()
     assert backend.greedy is not None
-    proposing = HeadModel(head, KVCache(head.arch, 200, 4), states, PagedAttention)
+    own = KVCache(head.arch, 200, 4)
+    assert can_compute_head(head, own)
+    proposing = HeadModel(head, own, states, no_attention, kernels=CpuHead(head, own))
     engine = Engine(model.arch, backend, num_blocks=200, config=EngineConfig(block_size=4), draft=proposing)
     made, _ = run(engine, some_prompts(8), params)
     greedy = [engine.generate([prompt], params[0])[0].token_ids for prompt in some_prompts(8)[::2]]
     assert made == expected
     assert greedy == expected[::2]
-    check_proposals(proposals, head, model)
+    check_proposals(proposals, head_of(name, model), model)  # its layers are packed by now
 
 
 def test_without_a_seed_the_distribution_is_the_targets(model):

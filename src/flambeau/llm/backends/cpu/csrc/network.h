@@ -44,6 +44,8 @@ struct Tokens {
   const int64_t* adapters = nullptr;  // [T], or none has one
   const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
   float* states = nullptr;  // [T, M, E], or nobody reads them
+  const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
+  const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
 };
 
 inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
@@ -145,6 +147,7 @@ class Pass {
       feed_forward(net_.layers[i]);
     }
     record(net_.num_layers);
+    if (!num_rows) return;
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t row = rows ? rows[i] : i;
       normalize(x_ + row * net_.hidden, net_.last_norm, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
@@ -168,8 +171,13 @@ class Pass {
   }
 
   void embed(int64_t t) {
-    const int64_t size = net_.hidden, at = tokens_.ids[t] * size;
+    const int64_t size = net_.hidden;
     float* to = x_ + t * size;
+    if (tokens_.hidden) {
+      std::copy_n(tokens_.hidden + t * size, size, to);
+      return;
+    }
+    const int64_t at = tokens_.ids[t] * size;
     switch (net_.embedding_kind) {
       case kBfloat16: widen(static_cast<const bfloat*>(net_.embedding) + at, to, size); break;
       case kFloat16: widen(static_cast<const half*>(net_.embedding) + at, to, size); break;
@@ -227,7 +235,8 @@ class Pass {
   }
 
   void attend(const Layer& layer) {
-    multiply(layer, 0, layer.qkv, normalized(layer.attention_norm), qkv_);
+    const bool is_given = tokens_.attention_input && &layer == net_.layers;
+    multiply(layer, 0, layer.qkv, is_given ? tokens_.attention_input : normalized(layer.attention_norm), qkv_);
     each_token([&](int64_t t) { position(layer, t); });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
