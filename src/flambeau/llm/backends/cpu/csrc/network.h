@@ -99,15 +99,13 @@ inline void activate(int64_t kind, const float* gate, const float* up, float* ou
 template <typename stored>
 inline void widen(const stored* from, float* to, int64_t size) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Floats x = load(from + i);
-    std::memcpy(to + i, &x, sizeof x);
-  }
+  for (; i + kLanes <= size; i += kLanes) write(load(from + i), to + i);
   stored rest[kLanes] = {};
   if (i == size) return;
   std::copy(from + i, from + size, rest);
-  const Floats x = load(rest);
-  std::memcpy(to + i, &x, (size - i) * sizeof(float));
+  float wide[kLanes];
+  write(load(rest), wide);
+  std::copy_n(wide, size - i, to + i);
 }
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
@@ -278,16 +276,15 @@ class Pass {
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.
 inline int64_t argmax(const float* logits, int64_t size) {
   Floats high = Floats{} - INFINITY;
-  auto is_nan = high != high;
+  Words nans{};
   const int64_t whole = size / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     const Floats x = load(logits + i);
-    high = x > high ? x : high;
-    is_nan |= x != x;
+    high = larger(x, high);
+    nans = nans | as<Words>(x != x);
   }
-  float highest = -INFINITY;
-  bool has_nan = false;
-  for (int lane = 0; lane < kLanes; ++lane) highest = std::max(highest, high[lane]), has_nan |= is_nan[lane] != 0;
+  float highest = largest(high);
+  bool has_nan = sum(nans & 1) != 0;
   for (int64_t i = whole; i < size; ++i) highest = std::max(highest, logits[i]), has_nan |= logits[i] != logits[i];
   return has_nan || !std::isfinite(highest) ? -1 : std::find(logits, logits + size, highest) - logits;
 }
