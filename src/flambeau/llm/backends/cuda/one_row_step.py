@@ -1,4 +1,4 @@
-"""OneRowStep: a decode step of one sequence as five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
+"""OneRowStep: a decode step of one sequence in five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
 
 Norms are computed by the products after them, residual sums by the products before. Each kernel starts while the one
 before it ends, and loads its first weights, or keys and values, before it waits. NVRTC compiles the kernels for the
@@ -329,9 +329,10 @@ def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
 
 
 def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
-    from flambeau.llm.backends.cuda import network  # with Triton
+    from flambeau.llm.backends.cuda import feed_forward, network  # with Triton
 
-    norm = network.NormParameters(gain=gain, epsilon=model.arch.norm_epsilon, residual_scale=model.arch.residual_scale)
+    arch = model.arch
+    norm = feed_forward.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
     return network.sparse_layer(norm, mlp)
 
 
