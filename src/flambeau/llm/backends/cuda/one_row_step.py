@@ -1,4 +1,4 @@
-"""OneRowStep: a decode step of one sequence as five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
+"""OneRowStep: a decode step of one sequence in five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
 
 Norms are computed by the products after them, residual sums by the products before. Each kernel starts while the one
 before it ends, and loads its first weights, or keys and values, before it waits. NVRTC compiles the kernels for the
@@ -48,6 +48,7 @@ MOST_CHUNKS = 4
 SHARED_BYTES = 112 << 10  # of a block: two kernels fit on a multiprocessor
 MAX_RING = 32  # rows
 WEIGHT_BITS = {BFLOAT16: 16, INT8: 8, FP8: 8, INT4: 4}
+REHEARSES = False  # whether kernels run once without results while they wait, so that their instructions are cached
 ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
@@ -157,7 +158,7 @@ def row_kernel(
     names = {
         "WT": kind, "K": size, "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
         "GROUP": getattr(linear, "group_size", INT4_PIECE), "GATED": int(gates), "NORM": int(gain is not None),
-        "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": int(adds),
+        "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": int(adds), "REHEARSES": int(REHEARSES),
     }  # fmt: skip
     properties: Any = torch.cuda.get_device_properties(weight.device)
     shared_bytes = shape.shared_bytes(kind, size)
@@ -224,7 +225,7 @@ def token_attention(attention: Any, keys: Tensor, values: Tensor, model: Transfo
     names = {
         "NH": arch.num_heads, "NKV": arch.num_kv_heads, "HD": arch.head_size, "SPLITS": splits,
         "KVBLOCK": keys.shape[1], "WINDOW": attention.window or 0, "ROTATES": int(attention.is_rotated),
-        "NORMALIZES": int(q_norm is not None), "NW": ATTENTION_WARPS,
+        "NORMALIZES": int(q_norm is not None), "NW": ATTENTION_WARPS, "REHEARSES": int(REHEARSES),
     }  # fmt: skip
     return TokenAttention(
         function=compiled("attend", tuple(names.items()), 0, keys.device),
@@ -330,9 +331,8 @@ def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
 def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
     from flambeau.llm.backends.cuda import feed_forward, network  # with Triton
 
-    norm = feed_forward.NormParameters(
-        gain=gain, epsilon=model.arch.norm_epsilon, residual_scale=model.arch.residual_scale
-    )
+    arch = model.arch
+    norm = feed_forward.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
     return network.sparse_layer(norm, mlp)
 
 
