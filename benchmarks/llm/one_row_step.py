@@ -53,8 +53,8 @@ def print_profile(run: Run, inputs: StepInputs, num_kernels: int) -> None:
 def set_shape(shape: str) -> None:
     """Use another division of the products than the best one."""
     if shape:
-        warps, chunks, ahead = map(int, shape.split("."))
-        one_row_step.AHEAD_BYTES = ahead << 10
+        warps, chunks, rehearses = map(int, shape.split("."))
+        one_row_step.REHEARSES = bool(rehearses)
         for kind in one_row_step.NUM_WARPS:
             one_row_step.NUM_WARPS[kind], one_row_step.MAX_CHUNKS[kind] = warps, chunks
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="weights (default: all)")
     parser.add_argument("--lengths", nargs="*", type=int, default=[200], help="tokens in the KV cache (default 200)")
-    parser.add_argument("--shapes", nargs="*", default=[""], help="warps.chunks.ahead: at least, at most, and KB")
+    parser.add_argument("--shapes", nargs="*", default=[""], help="warps.chunks.rehearses: at least, at most, 0 or 1")
     parser.add_argument("--layers", type=int, help="fewer than the network has")
     parser.add_argument("--persistent", action="store_true", help="time the persistent kernel, too")
     parser.add_argument("--profile", action="store_true")

@@ -1,4 +1,4 @@
-"""OneRowStep: a decode step of one sequence as five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
+"""OneRowStep: a decode step of one sequence in five launches per layer (csrc/one_row.cu, csrc/one_token_attention.cu).
 
 Norms are computed by the products after them, residual sums by the products before. Each kernel starts while the one
 before it ends, and loads its first weights, or keys and values, before it waits. NVRTC compiles the kernels for the
@@ -13,7 +13,7 @@ import ctypes
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,18 +33,22 @@ from flambeau.llm.backends.cuda.few_row_kernel import (
 )
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from flambeau.llm.backends.cuda.feed_forward import SparseLayer
 
 SOURCES = Path(__file__).parent / "csrc"
 CHUNK = 512  # bytes that a warp reads at once
 NUM_WARPS = {BFLOAT16: 8, INT8: 8, FP8: 8, INT4: 8}  # of a block, at least
 MIN_WARPS, MAX_WARPS = 6, 16
-MAX_CHUNKS = {BFLOAT16: 4, INT8: 2, FP8: 2, INT4: 2}  # of a row for one warp: inputs stay in registers
+MAX_CHUNKS = {BFLOAT16: 2, INT8: 2, FP8: 2, INT4: 2}  # of a row for one warp: inputs stay in registers
 MOST_CHUNKS = 4
 SHARED_BYTES = 112 << 10  # of a block: two kernels fit on a multiprocessor
 MAX_RING = 32  # rows
-AHEAD_BYTES = 0  # of weights after those in shared memory that a block loads into the L2 cache
 WEIGHT_BITS = {BFLOAT16: 16, INT8: 8, FP8: 8, INT4: 4}
+REHEARSES = False  # whether kernels run once without results while they wait, so that their instructions are cached
 ROUND = 64  # blocks of rows between two epilogues, as in the kernel
 ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
@@ -60,12 +64,12 @@ class RowShape:
     warps: int
     team: int  # warps that divide the inputs; teams have different outputs
     chunks: int  # of a row of weights for one warp
-    rows: int = 4  # of weights that a team multiplies at a time
+    rows: int = 4  # of weights that a team takes at a time
     ring: int = 4  # rows of weights that a team has under way
 
     def shared_bytes(self, kind: int, size: int) -> int:
         """Of a block that multiplies `size` inputs."""
-        scales = self.warps * self.ring // self.rows * self.chunks * 256 if kind == INT4 else 0
+        scales = self.warps * (self.ring // self.rows) * self.chunks * 256 if kind == INT4 else 0
         inputs = size * 2 + (size // 2 if kind == INT4 else 0)
         sums = ROUND * self.rows * self.team * 4
         return self.warps * self.ring * self.chunks * CHUNK + scales + inputs + sums + 8 * self.warps
@@ -118,40 +122,43 @@ class RowKernel:
     epsilon: float
     factor: float  # of what is added to the residual stream
 
-    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        tensors = x, self.weight, self.scales, self.bias, self.gain, out
-        pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+    def __call__(self, x: Tensor, out: Tensor, added: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+        """Into `out`. A kernel that adds to the residual stream reads `x` and `added`, and stores the sum in `kept`."""
+        tensors = pointers_of(x, self.weight, self.scales, self.bias, self.gain, out)
         numbers = [ctypes.c_int(self.width), ctypes.c_float(self.epsilon), ctypes.c_float(self.factor)]
-        nothing = ctypes.c_void_p(None)
-        threads = 32 * self.shape.warps
-        launch_early(
-            self.function, (self.num_blocks, 1), threads, self.shared_bytes, [*pointers, *numbers, nothing, nothing]
-        )
+        arguments = [*tensors, *numbers, *pointers_of(added, kept)]
+        launch_early(self.function, (self.num_blocks, 1), 32 * self.shape.warps, self.shared_bytes, arguments)
         return out
+
+
+def pointers_of(*tensors: Tensor | None) -> list[Any]:
+    return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
 
 
 def row_kernel(
     linear: Any,
     *,
     gain: Tensor | None = None,
+    adds: bool = False,
     gates: bool = False,
     residual: bool = False,
     wide: bool = False,
     epsilon: float = 0.0,
     factor: float = 1.0,
 ) -> RowKernel:
-    """`gain`: the input is normalized; `residual`: outputs are added to `out`; `wide`: they are float32."""
+    """`gain`: inputs are normalized; `adds`: another row is added before; `residual`: outputs are added to `out`.
+
+    `wide`: outputs are float32.
+    """
     kind, weight = kind_of(linear), linear.weight
     assert kind is not None
     size = inputs_of(linear)
     shape = row_shape(kind, size)
     assert shape is not None
-    block_bytes = shape.warps // shape.team * shape.rows * size * WEIGHT_BITS[kind] // 8
     names = {
-        "WT": kind, "K": size, "AHEAD": -(-AHEAD_BYTES // block_bytes),
-        "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
+        "WT": kind, "K": size, "NW": shape.warps, "KW": shape.team, "C": shape.chunks, "R": shape.rows, "S": shape.ring,
         "GROUP": getattr(linear, "group_size", INT4_PIECE), "GATED": int(gates), "NORM": int(gain is not None),
-        "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": 0,
+        "RESIDUAL": int(residual), "WIDE": int(wide), "ADDS": int(adds), "REHEARSES": int(REHEARSES),
     }  # fmt: skip
     properties: Any = torch.cuda.get_device_properties(weight.device)
     shared_bytes = shape.shared_bytes(kind, size)
@@ -204,8 +211,7 @@ class TokenAttention:
 
     def __call__(self, qkv: Tensor, inputs: StepInputs, out: Tensor) -> Tensor:
         places = inputs.positions_T, inputs.slots_T, inputs.block_tables_SB
-        tensors = qkv, self.keys, self.values, *self.tables, *places, *self.gains, out
-        pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+        pointers = pointers_of(qkv, self.keys, self.values, *self.tables, *places, *self.gains, out)
         numbers = [ctypes.c_float(self.scale), ctypes.c_float(self.epsilon)]
         grid = self.num_splits, self.num_kv_heads
         launch_early(self.function, grid, 32 * ATTENTION_WARPS, 0, [*pointers, *numbers])
@@ -219,7 +225,7 @@ def token_attention(attention: Any, keys: Tensor, values: Tensor, model: Transfo
     names = {
         "NH": arch.num_heads, "NKV": arch.num_kv_heads, "HD": arch.head_size, "SPLITS": splits,
         "KVBLOCK": keys.shape[1], "WINDOW": attention.window or 0, "ROTATES": int(attention.is_rotated),
-        "NORMALIZES": int(q_norm is not None), "NW": ATTENTION_WARPS,
+        "NORMALIZES": int(q_norm is not None), "NW": ATTENTION_WARPS, "REHEARSES": int(REHEARSES),
     }  # fmt: skip
     return TokenAttention(
         function=compiled("attend", tuple(names.items()), 0, keys.device),
@@ -242,6 +248,16 @@ def num_splits(num_kv_heads: int) -> int:
     return splits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayer:
+    """The kernels of one layer."""
+
+    project: RowKernel
+    attend: TokenAttention
+    add_attended: RowKernel
+    mlp: tuple[RowKernel, RowKernel] | SparseLayer  # dense: gates, and the sum with the residual stream
+
+
 class OneRowStep:
     """The kernels for one network and its cache."""
 
@@ -252,42 +268,83 @@ class OneRowStep:
         self._logit_scale, self._vocab_size = arch.logit_scale, arch.vocab_size
         self._sizes = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_size, arch.num_heads * arch.head_size
         self._mlp_size = arch.intermediate_size
-        layers: list[Any] = [*body.layers]
-        shared: dict[str, Any] = {"epsilon": arch.norm_epsilon, "factor": arch.residual_scale}
-        self._layers = [
-            (
-                row_kernel(layer.self_attn.qkv_proj, gain=layer.input_layernorm.weight, **shared),
-                token_attention(layer.self_attn, cache.keys[number], cache.values[number], model),
-                row_kernel(layer.self_attn.o_proj, residual=True, **shared),
-                row_kernel(layer.mlp.gate_up_proj, gain=layer.post_attention_layernorm.weight, gates=True, **shared),
-                row_kernel(layer.mlp.down_proj, residual=True, **shared),
-            )
-            for number, layer in enumerate(layers)
-        ]
+        self._layers = [row_layer(model, cache, number) for number in range(arch.num_layers)]
         head = tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head
-        self._head = row_kernel(head, gain=body.norm.weight, wide=True, **shared)
+        adds = is_sparse(body.layers[-1])
+        self._head = row_kernel(head, gain=body.norm.weight, adds=adds, wide=True, **norm_options(model))
 
     def run(self, inputs: StepInputs) -> Tensor:
         """The logits [1, V] of a step of one token."""
         x = F.embedding(inputs.ids_T, self._embedding)
         x = x if self._embedding_scale == 1.0 else x * self._embedding_scale
         qkv, attended, gated = (x.new_empty(size) for size in (*self._sizes, self._mlp_size))
-        for project, attend, add_attended, gate, add_gated in self._layers:
-            attend(project(x, qkv), inputs, attended)
-            add_attended(attended, x)
-            add_gated(gate(x, gated), x)
-        logits = self._head(x, torch.empty(1, self._vocab_size, device=x.device))
+        counters = torch.zeros(len(self._layers), 4, dtype=torch.int32, device=x.device)  # of routers
+        added: Tensor | None = None  # by experts
+        for layer, counters_T in zip(self._layers, counters, strict=True):
+            x = multiply_sum(layer.project, x, added, qkv)
+            layer.attend(qkv, inputs, attended)
+            layer.add_attended(attended, x)
+            if isinstance(layer.mlp, tuple):
+                gate, add_gated = layer.mlp
+                add_gated(gate(x, gated), x)
+                added = None
+            else:
+                x, added = layer.mlp(x, None, counters_T)
+        logits = torch.empty(1, self._vocab_size, device=x.device)
+        multiply_sum(self._head, x, added, logits)
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
 
+def multiply_sum(kernel: RowKernel, x: Tensor, added: Tensor | None, out: Tensor) -> Tensor:
+    """The residual stream after `added` was added to it; its product is in `out`."""
+    kept = x if added is None else torch.empty_like(x)
+    kernel(x, out, added, None if added is None else kept)
+    return kept
+
+
+def norm_options(model: Transformer) -> dict[str, Any]:
+    return {"epsilon": model.arch.norm_epsilon, "factor": model.arch.residual_scale}
+
+
+def is_sparse(layer: Any) -> bool:
+    return isinstance(layer.mlp, SparseMLP)
+
+
+def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
+    layers: list[Any] = [*model.model.layers]
+    layer, options = layers[number], norm_options(model)
+    attention, mlp, mlp_gain = layer.self_attn, layer.mlp, layer.post_attention_layernorm.weight
+    adds = number > 0 and is_sparse(layers[number - 1])
+    if is_sparse(layer):
+        kernels: Any = sparse_layer(mlp, mlp_gain, model)
+    else:
+        gate = row_kernel(mlp.gate_up_proj, gain=mlp_gain, gates=True, **options)
+        kernels = gate, row_kernel(mlp.down_proj, residual=True, **options)
+    return RowLayer(
+        project=row_kernel(attention.qkv_proj, gain=layer.input_layernorm.weight, adds=adds, **options),
+        attend=token_attention(attention, cache.keys[number], cache.values[number], model),
+        add_attended=row_kernel(attention.o_proj, residual=True, **options),
+        mlp=kernels,
+    )
+
+
+def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
+    from flambeau.llm.backends.cuda import feed_forward, network  # with Triton
+
+    arch = model.arch
+    norm = feed_forward.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+    return network.sparse_layer(norm, mlp)
+
+
 def linear_layers(model: Transformer) -> list[tuple[Any, bool]]:
-    """All linear layers of a dense network, and whether half of the outputs are gates."""
+    """All linear layers but those of experts, and whether half of the outputs are gates."""
     found: list[tuple[Any, bool]] = []
     layers: list[Any] = [*model.model.layers]
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
         found += [(attention.qkv_proj, False), (attention.o_proj, False)]
-        found += [(mlp.gate_up_proj, True), (mlp.down_proj, False)]
+        if not is_sparse(layer):
+            found += [(mlp.gate_up_proj, True), (mlp.down_proj, False)]
     head = tied_head(model.model.embed_tokens) if model.lm_head is None else model.lm_head
     return [*found, (head, False)]
 
@@ -306,7 +363,10 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     if torch.cuda.get_device_capability(device) != CAPABILITY or cache.keys[0].dtype != torch.bfloat16:
         return False
     is_wide = arch.qk_norm and any(layer.self_attn.is_wide for layer in model.model.layers)  # type: ignore[union-attr]
-    if arch.num_experts or is_wide or arch.head_size not in (64, 128):
+    sparse: list[Any] = [layer for layer in model.model.layers if is_sparse(layer)]
+    if any(layer.mlp.shared_expert is not None for layer in sparse):
+        return False
+    if is_wide or arch.head_size not in (64, 128):
         return False
     if arch.num_heads // arch.num_kv_heads > MAX_QUERIES or arch.vocab_size % 4:
         return False

@@ -131,10 +131,12 @@ class TestOnGpu:
             {"hidden_size": 320, "intermediate_size": 1088},
             {"vocab_size": 100},
             {"tied_embeddings": True},
+            {"num_experts": 8, "expert_size": 64, "qk_norm": True},
+            {"num_experts": 8, "expert_size": 64, "dense_layers": frozenset({1})},
         ],
         ids=str,
     )
-    def test_biases_norms_windows_and_odd_sizes_are_supported(self, changes):
+    def test_biases_norms_windows_odd_sizes_and_experts_are_supported(self, changes):
         check(network("bfloat16", **changes))
 
     @pytest.mark.parametrize(

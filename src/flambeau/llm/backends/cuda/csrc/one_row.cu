@@ -6,9 +6,9 @@
 // Sums of all warps are added up at the end: there is no barrier in between.
 //
 // Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4 in groups), K inputs, NW warps, KW of a team, C times
-// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), AHEAD blocks after those that
-// go to the L2 cache, GROUP, GATED, NORM (the input is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
-// `out`), WIDE (float32 outputs).
+// 512 bytes of a row for one warp, R rows of a block, S rows of the ring (a multiple of R), GROUP, GATED, NORM (the input
+// is normalized), ADDS (`added` is added to it before, and the sum stored as `kept`), RESIDUAL (the outputs are added to
+// `out`), WIDE (float32 outputs), REHEARSES (there is a first pass without results).
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -55,11 +55,8 @@ __device__ __forceinline__ void copy8(bool more, u32 to, const void* from, bool 
                  "l"(from), "r"(is_there ? 8 : 0), "r"((int)more)
                  : "memory");
 }
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1) : "memory"); }
+__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(S - 1 + (REHEARSES ? R : 0)) : "memory"); }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ uint4 lds128(u32 a) {
@@ -177,7 +174,7 @@ __device__ __forceinline__ float prepare(const u16* row, const Gains& gains, u32
             raw = ld_cg(added + k);
             WIDEN(more, raw)
             for (int e = 0; e < 8; e++) v[i][e] = round_bf(v[i][e] + factor * more[e]);
-            if (blockIdx.x == 0)
+            if (kept != nullptr && blockIdx.x == 0)
                 *(uint4*)(kept + k) = make_uint4(pack_bf(v[i][0], v[i][1]), pack_bf(v[i][2], v[i][3]),
                                                  pack_bf(v[i][4], v[i][5]), pack_bf(v[i][6], v[i][7]));
         }
@@ -357,13 +354,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             copy_row(next, r, N, kw, ring + i * STAGE_BYTES, ring_scales + i * C * 256 + (lane & 15) * 16);
             commit();
         }
-    if (AHEAD && kw == 0 && lane == 0) {
-        const u8* from = next.weight;
-        for (int i = 0; i < min(AHEAD, next.left); i++, from += (i64)gridDim.x * TEAMS * OUTS * ROW_BYTES) {
-            prefetch(from, OUTS * ROW_BYTES);
-            if (GATED) prefetch(from + (i64)N * ROW_BYTES, OUTS * ROW_BYTES);
-        }
-    }
     Gains gains;
     if (NORM) {
 #pragma unroll
@@ -372,85 +362,98 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             gains.of[i] = k < K ? *(const uint4*)(gain + k) : make_uint4(0, 0, 0, 0);
         }
     }
+    // A rehearsal has one block for each team and comes before the input is there: the second pass finds its instructions
+    // in the cache. It commits R empty groups of copies.
     int own = (tid / OUTS * gridDim.x + blockIdx.x) * OUTS + tid % OUTS;  // this thread's first output
-    wait_for_previous();
-    float old = 0;  // of the residual stream
-    if (RESIDUAL && tid < count * OUTS) old = lo2f(ld_cg16((const u16*)out + own));
-    float back = prepare(row, gains, x, input_sums, shared, epsilon, factor, added, kept);
-    Inputs in;
-    load_inputs(in, x, input_sums, kw);
-
-    int done = team, stage = 0;
-    for (int base = 0; base < count; base += ROUND) {
-        int end = min(count, base + ROUND);
+    float own_scale = 1.f, own_other = 1.f;
+    if ((WT == 1 || WT == 2) && tid < count * OUTS) {
+        own_scale = ((const float*)scales)[own];
+        if (GATED) own_other = ((const float*)scales)[N + own];
+    }
+    const Next kept_next = next;
 #pragma unroll 1
-        for (; done < end; done += TEAMS) {
-            u32 at = ring + stage * STAGE_BYTES, scales_at = ring_scales + stage * C * 256;
-            float acc[R];
-            uint4 pairs[C];  // int4: scale and minimum, of up to four rows
+    for (int pass = REHEARSES ? 0 : 1; pass < 2; pass++) {
+        bool is_real = pass == 1;
+        int todo = is_real ? count : min(count, TEAMS);
+        next = kept_next;
+        if (!is_real) next.left = 0;
+        if (is_real) wait_for_previous();
+        float old = 0;  // of the residual stream
+        if (RESIDUAL && tid < todo * OUTS) old = lo2f(ld_cg16((const u16*)out + own));
+        float back = prepare(row, gains, x, input_sums, shared, epsilon, factor, added, is_real ? kept : nullptr);
+        Inputs in;
+        load_inputs(in, x, input_sums, kw);
+        int done = team, stage = 0;
+        for (int base = 0; base < todo; base += ROUND) {
+            int end = min(todo, base + ROUND);
+#pragma unroll 1
+            for (; done < end; done += TEAMS) {
+                u32 at = ring + stage * STAGE_BYTES, scales_at = ring_scales + stage * C * 256;
+                float acc[R];
+                uint4 pairs[C];  // int4: scale and minimum, of up to four rows
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                wait_for_oldest();
-                if (WT == 3 && r == 0) {
-                    __syncwarp();  // other threads have copied them
+                for (int r = 0; r < R; r++) {
+                    wait_for_oldest();
+                    if (WT == 3 && r == 0) {
+                        __syncwarp();  // other threads have copied them
 #pragma unroll
-                    for (int c = 0; c < C; c++) pairs[c] = lds128(scales_at + c * 256 + lane / 2 * 16);
-                    __syncwarp();
+                        for (int c = 0; c < C; c++) pairs[c] = lds128(scales_at + c * 256 + lane / 2 * 16);
+                        __syncwarp();
+                    }
+                    uint4 w[C];
+#pragma unroll
+                    for (int c = 0; c < C; c++) w[c] = lds128(at + (r * C + c) * CHUNK);
+                    acc[r] = 0;
+#pragma unroll
+                    for (int c = 0; c < C; c++) {
+                        u32 scale = r == 0 ? pairs[c].x : r == 1 ? pairs[c].y : r == 2 ? pairs[c].z : pairs[c].w;
+                        acc[r] += product(w[c], in, c, scale);
+                    }
+                    copy_row(next, r, N, kw, at, scales_at + (lane & 15) * 16);
+                    commit();
                 }
-                uint4 w[C];
-#pragma unroll
-                for (int c = 0; c < C; c++) w[c] = lds128(at + (r * C + c) * CHUNK);
-                acc[r] = 0;
-#pragma unroll
-                for (int c = 0; c < C; c++) {
-                    u32 scale = r == 0 ? pairs[c].x : r == 1 ? pairs[c].y : r == 2 ? pairs[c].z : pairs[c].w;
-                    acc[r] += product(w[c], in, c, scale);
+                if (++stage == STAGES) stage = 0;
+                // sums over the warp, with one row for 32 / R lanes
+                bool upper = lane & 16, odd = lane & 8;
+                float y = (upper ? acc[R / 2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[R / 2], 16);
+                if (R == 4) {
+                    float z = (upper ? acc[R - 1] : acc[1]) + __shfl_xor_sync(~0u, upper ? acc[1] : acc[R - 1], 16);
+                    y = (odd ? z : y) + __shfl_xor_sync(~0u, odd ? y : z, 8);
                 }
-                copy_row(next, r, N, kw, at, scales_at + (lane & 15) * 16);
-                commit();
+                for (int o = 16 / R; o; o >>= 1) y += __shfl_xor_sync(~0u, y, o);
+                if (lane % (32 / R) == 0) sums[((done - base) * R + lane / (32 / R)) * KW + kw] = y;
             }
-            if (++stage == STAGES) stage = 0;
-            // sums over the warp, with one row for 32 / R lanes
-            bool upper = lane & 16, odd = lane & 8;
-            float y = (upper ? acc[R / 2] : acc[0]) + __shfl_xor_sync(~0u, upper ? acc[0] : acc[R / 2], 16);
-            if (R == 4) {
-                float z = (upper ? acc[R - 1] : acc[1]) + __shfl_xor_sync(~0u, upper ? acc[1] : acc[R - 1], 16);
-                y = (odd ? z : y) + __shfl_xor_sync(~0u, odd ? y : z, 8);
+            __syncthreads();
+            for (int o = tid; o < (end - base) * OUTS; o += THREADS) {
+                int n = ((base + o / OUTS) * gridDim.x + blockIdx.x) * OUTS + o % OUTS;
+                int r = GATED ? o / OUTS * R + o % OUTS : o;
+                float y = 0, other = 0;
+#pragma unroll
+                for (int i = 0; i < KW; i++) {
+                    y += sums[r * KW + i];
+                    if (GATED) other += sums[(r + R / 2) * KW + i];
+                }
+                y *= back;
+                other *= back;
+                bool is_own = base == 0 && o < THREADS;  // its scale and residual value are loaded
+                if (WT == 1 || WT == 2) {
+                    y *= is_own ? own_scale : ((const float*)scales)[n];
+                    if (GATED) other *= is_own ? own_other : ((const float*)scales)[N + n];
+                }
+                if (bias) {
+                    y += lo2f(bias[n]);
+                    if (GATED) other += lo2f(bias[N + n]);
+                }
+                if (GATED) y = y / (1.f + __expf(-y)) * other;
+                if (RESIDUAL) y = (is_own ? old : lo2f(ld_cg16((const u16*)out + n))) + round_bf(y) * factor;
+                if (is_real) {
+                    if (WIDE)
+                        ((float*)out)[n] = round_bf(y);
+                    else
+                        ((u16*)out)[n] = (u16)pack_bf(y, 0.f);
+                }
             }
-            for (int o = 16 / R; o; o >>= 1) y += __shfl_xor_sync(~0u, y, o);
-            if (lane % (32 / R) == 0) sums[((done - base) * R + lane / (32 / R)) * KW + kw] = y;
+            if (base + ROUND < todo) __syncthreads();
         }
-        __syncthreads();
-        for (int o = tid; o < (end - base) * OUTS; o += THREADS) {
-            int n = ((base + o / OUTS) * gridDim.x + blockIdx.x) * OUTS + o % OUTS;
-            int r = GATED ? o / OUTS * R + o % OUTS : o;
-            float y = 0, other = 0;
-#pragma unroll
-            for (int i = 0; i < KW; i++) {
-                y += sums[r * KW + i];
-                if (GATED) other += sums[(r + R / 2) * KW + i];
-            }
-            y *= back;
-            other *= back;
-            if (WT == 1 || WT == 2) {
-                y *= ((const float*)scales)[n];
-                if (GATED) other *= ((const float*)scales)[N + n];
-            }
-            if (bias) {
-                y += lo2f(bias[n]);
-                if (GATED) other += lo2f(bias[N + n]);
-            }
-            if (GATED) y = y / (1.f + __expf(-y)) * other;
-            if (WIDE) {
-                ((float*)out)[n] = round_bf(y);
-            } else {
-                if (RESIDUAL) {
-                    if (base || o >= THREADS) old = lo2f(ld_cg16((const u16*)out + n));
-                    y = old + round_bf(y) * factor;
-                }
-                ((u16*)out)[n] = (u16)pack_bf(y, 0.f);
-            }
-        }
-        if (base + ROUND < count) __syncthreads();
     }
 }
