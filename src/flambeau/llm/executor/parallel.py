@@ -116,6 +116,11 @@ class Shard:
                 return tensor if self.rank == 0 else torch.zeros_like(tensor)
             if kind == "scale":  # of quantized weights, one for each output
                 return tensor
+            if tensor.shape[1] % self.size:  # groups of quantized weights
+                raise LLMError(
+                    f"{module} has {tensor.shape[1]} groups of quantized inputs, which {self.size} ranks cannot share "
+                    "evenly; use a number of ranks that divides it, or one rank"
+                )
             return tensor.chunk(self.size, dim=1)[self.rank]
         return tensor
 
