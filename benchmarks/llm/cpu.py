@@ -1,6 +1,6 @@
 """Measures generation on a CPU beside llama.cpp: one, 8 and 32 streams and a long prompt, for each kind of weights.
 
-    python benchmarks/llm/cpu.py --llama-python PYTHON [--shape smollm-135m] [--rounds 5] [--threads 2]
+    python benchmarks/llm/cpu.py --llama-python PYTHON [--openvino-python PYTHON] [--shape smollm-135m] [--rounds 5]
 
     python benchmarks/llm/cpu.py --llama-python PYTHON --perplexity
 
@@ -14,8 +14,8 @@ Memory is what each process has resident after its last job. The result is a dat
 generated itself, after its prompt, with the weights of the storyteller, and the divergence from its distributions in
 float32.
 
-OpenVINO is not compared: the network would have to be converted for it, with the KV cache as its state, and its own
-tools round weights in another way, so that the programs would not compute the same.
+With --openvino-python, an interpreter with `openvino`, that takes its turn too: openvino_network.py builds the network
+for it from the same checkpoint. Its int8 and int4 weights are rounded as its own tools do; its cache is its default.
 """
 
 import argparse
@@ -51,6 +51,7 @@ JOBS = {  # what is measured → job, lap that counts, tokens in it
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama_cpp and gguf")
+    parser.add_argument("--openvino-python", help="an interpreter with openvino; without, it is not compared")
     parser.add_argument("--shape", default="smollm-135m", help="of cpu_checkpoints.py (default %(default)s)")
     parser.add_argument("--kinds", default=",".join(PAIRS), help="default: %(default)s")
     parser.add_argument("--jobs", default=",".join(JOBS), help="default: %(default)s")
@@ -95,34 +96,46 @@ def progress(text: str) -> None:
 
 
 def compare(kind: str, asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """All rounds of one kind of weights, and the memory of both programs after them."""
+    """All rounds of one kind of weights, and the memory of the programs after them."""
     checkpoint, theirs = PAIRS[kind]
-    progress(f"{kind}: loading both programs")
-    ours = Subject(sys.executable, "flambeau", folder / checkpoint, kind, asked.threads)
-    other = Subject(asked.llama_python, "llama.cpp", folder / f"{theirs}.gguf", theirs, asked.threads)
+    progress(f"{kind}: loading the programs")
+    subjects = {
+        "flambeau": Subject(sys.executable, "flambeau", folder / checkpoint, kind, asked.threads),
+        "llama.cpp": Subject(asked.llama_python, "llama.cpp", folder / f"{theirs}.gguf", theirs, asked.threads),
+    }
+    if asked.openvino_python:
+        subjects["openvino"] = Subject(asked.openvino_python, "openvino", folder / checkpoint, kind, asked.threads)
     records = []
     for round_ in range(-1, asked.rounds):  # the first one warms up
         for name in asked.jobs.split(","):
             job, lap, count = JOBS[name]
-            replies = {
-                "flambeau": ours.run({**job, "seed": round_ + 1}),
-                "llama.cpp": other.run({**job, "seed": round_ + 1}),
-            }
+            replies = {program: each.run({**job, "seed": round_ + 1}) for program, each in subjects.items()}
             if round_ < 0:
                 progress(f"{kind}, {name}: warmed up")
                 continue
             record: dict[str, Any] = {"kind": kind, "job": name, "round": round_}
             for program, reply in replies.items():
                 record[program] = {"wall": count / reply[f"{lap}_s"], "cpu": count / reply[f"{lap}_cpu_s"]}
-            same = sum(a == b for a, b in zip(replies["flambeau"]["ids"], replies["llama.cpp"]["ids"], strict=True))
-            record["same_tokens"] = same / len(replies["flambeau"]["ids"])
+            own = replies["flambeau"]["ids"]
+            for program in replies.keys() - {"flambeau"}:
+                same = sum(a == b for a, b in zip(own, replies[program]["ids"], strict=True)) / len(own)
+                record[SAME.get(program, f"same_tokens {program}")] = same
             records.append(record)
             rates = " and ".join(f"{program} {record[program]['wall']:.0f}" for program in replies)
             progress(f"{kind}, {name}, round {round_ + 1} of {asked.rounds}: {rates} tokens/s")
-    memory = {"kind": kind, "flambeau": ours.run({"memory": True}), "llama.cpp": other.run({"memory": True})}
-    ours.close()
-    other.close()
+    memory: dict[str, Any] = {"kind": kind}
+    for program, subject in subjects.items():
+        memory[program] = subject.run({"memory": True})
+        subject.close()
     return records, memory
+
+
+def programs_in(records: list[dict[str, Any]]) -> list[str]:
+    return [program for program in PROGRAMS if program in records[0]]
+
+
+PROGRAMS = ("flambeau", "llama.cpp", "openvino")
+RATIO, SAME = {"llama.cpp": "ratio"}, {"llama.cpp": "same_tokens"}  # the names that older results have
 
 
 def summarize(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,38 +145,48 @@ def summarize(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         some = [record for record in records if (record["kind"], record["job"]) == (kind, job)]
         row: dict[str, Any] = {"kind": kind, "job": job}
         for clock in ("wall", "cpu"):
-            for program in ("flambeau", "llama.cpp"):
+            for program in programs_in(some):
                 rates = [record[program][clock] for record in some]
                 row[f"{program} {clock}"] = round(statistics.median(rates), 1)
                 row[f"{program} {clock} best"] = round(max(rates), 1)
-            ratios = [record["flambeau"][clock] / record["llama.cpp"][clock] for record in some]
-            row[f"ratio {clock}"] = round(statistics.median(ratios), 2)
-            row[f"ratio {clock} best"] = round(row[f"flambeau {clock} best"] / row[f"llama.cpp {clock} best"], 2)
-        row["same_tokens"] = round(statistics.mean(record["same_tokens"] for record in some), 2)
+            for program in programs_in(some)[1:]:
+                ratios = [record["flambeau"][clock] / record[program][clock] for record in some]
+                name = RATIO.get(program, f"ratio {program}")
+                best = row[f"flambeau {clock} best"] / row[f"{program} {clock} best"]
+                row[f"{name} {clock}"], row[f"{name} {clock} best"] = (
+                    round(statistics.median(ratios), 2),
+                    round(best, 2),
+                )
+        for name in (name for name in some[0] if name.startswith("same_tokens")):
+            row[name] = round(statistics.mean(record[name] for record in some), 2)
         rows.append(row)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The summary as Markdown: tokens/s on the clock, and the ratios on both clocks."""
-    lines = [
-        "| weights | | flambeau tokens/s | llama.cpp tokens/s | ratio | ratio of best rounds | ratio of CPU time |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        rates = (f"{row[f'{p} wall']:.0f} (best {row[f'{p} wall best']:.0f})" for p in ("flambeau", "llama.cpp"))
-        ratios = (f"{row[name]:.2f}" for name in ("ratio wall", "ratio wall best", "ratio cpu"))
-        lines.append(f"| {row['kind']} | {row['job']} | {' | '.join((*rates, *ratios))} |")
-    return "\n".join(lines)
+    found = []
+    for other in (program for program in PROGRAMS[1:] if f"{program} wall" in rows[0]):
+        lines = [
+            f"| weights | | flambeau tokens/s | {other} tokens/s | ratio | ratio of best rounds | ratio of CPU time |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        name = RATIO.get(other, f"ratio {other}")
+        for row in rows:
+            rates = (f"{row[f'{p} wall']:.0f} (best {row[f'{p} wall best']:.0f})" for p in ("flambeau", other))
+            ratios = (f"{row[f'{name} {clock}']:.2f}" for clock in ("wall", "wall best", "cpu"))
+            lines.append(f"| {row['kind']} | {row['job']} | {' | '.join((*rates, *ratios))} |")
+        found.append("\n".join(lines))
+    return "\n\n".join(found)
 
 
 def memory_table(memories: list[dict[str, Any]]) -> str:
     """Resident memory beside what a model needs: its weights and the KV cache."""
     lines = ["| weights | | weights, GB | KV cache, GB | resident, GB | of both |", "|---|---|---|---|---|---|"]
     for memory in memories:
-        for program in ("flambeau", "llama.cpp"):
+        for program in programs_in([memory]):
             weights, cache, resident = (memory[program][f"{name}_bytes"] for name in ("weights", "cache", "resident"))
-            share = f"{resident / (weights + cache):.2f} ×"
+            share = f"{resident / (weights + cache):.2f} ×" if cache else "–"  # OpenVINO does not tell
             sizes = (f"{each / 1e9:.3f}" for each in (weights, cache, resident))
             lines.append(f"| {memory['kind']} | {program} | {' | '.join(sizes)} | {share} |")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
     python cpu_subject.py flambeau FOLDER KIND THREADS
     python cpu_subject.py llama.cpp FILE KIND THREADS
+    python cpu_subject.py openvino FOLDER KIND THREADS
 
 A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens.
 The reply has the seconds until the first tokens, those of all later ones, and the tokens of the first sequence.
@@ -165,6 +166,30 @@ def llama_cpp(path: str, kind: str, threads: int) -> Program:
     return vocab_size, run, score, sizes
 
 
+def open_vino(path: str, kind: str, threads: int) -> Program:
+    from openvino_network import OpenVinoNetwork
+
+    network = OpenVinoNetwork(Path(path), kind, threads)
+
+    def run(prompts: Prompts, num_tokens: int) -> Reply:
+        network.reset()
+        clock = Clock()
+        tokens = network.logits(np.array(prompts)).argmax(axis=1)
+        first, ids = clock.lap("first"), [int(tokens[0])]
+        for _ in range(num_tokens - 1):
+            tokens = network.logits(tokens[:, None]).argmax(axis=1)
+            ids.append(int(tokens[0]))
+        return {**first, **clock.lap("rest"), "ids": ids}
+
+    def score(ids: list[int]) -> np.ndarray:
+        raise NotImplementedError("it gives the logits of the last token only")
+
+    return network.vocab_size, run, score, lambda: (network.weight_bytes, 0)
+
+
+PROGRAMS = {"flambeau": flambeau, "llama.cpp": llama_cpp, "openvino": open_vino}
+
+
 def resident_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
@@ -192,7 +217,7 @@ def compare_rows(rows: Prompts, num_skipped: int, score: Score, reference: Path)
 
 
 def main(program: str, path: str, kind: str, threads: int) -> None:
-    vocab_size, run, score, sizes = {"flambeau": flambeau, "llama.cpp": llama_cpp}[program](path, kind, threads)
+    vocab_size, run, score, sizes = PROGRAMS[program](path, kind, threads)
     print(json.dumps({"vocab_size": vocab_size}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)

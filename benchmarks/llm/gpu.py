@@ -471,6 +471,7 @@ def main() -> None:
         "read_gb_per_s": read / 1e9,
         "kinds": {},
     }
+    asked.out.mkdir(parents=True, exist_ok=True)
     file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu.json"
     for number, kind in enumerate(asked.quantization.split(",")):
         found, model = run_kind(asked, arch, kind, read)

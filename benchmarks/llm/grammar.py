@@ -1,11 +1,13 @@
 """Measures what a grammar costs: 32 streams with a JSON schema beside 32 plain ones, and the first token of one.
 
-    python benchmarks/llm/grammar.py [--rounds 5] [--tokens 32] [--layers 10] [--device cuda --dtype bfloat16]
+    python benchmarks/llm/grammar.py [--rounds 5] [--tokens 32] [--layers 10] [--paced-ms 5]
+    python benchmarks/llm/grammar.py --device cuda --dtype bfloat16 --tokens 200 [--preset Llama-2-7B]
 
-The network has random weights, the shape of SmolLM 135M with fewer layers, and a byte-level vocabulary trained on this
-repository's own files. The subjects take turns in one process, and a result is the median of the ratios of each turn,
-so that other load on the machine counts little. The ratio of CPU time, of all threads, counts it even less. The result
-is a dated JSON file.
+The network has random weights, the shape of SmolLM 135M with fewer layers or that of a preset, and a byte-level
+vocabulary trained on this repository's own files, or that of --tokenizer. With --paced-ms, steps compute nothing and
+take this long: what is left is the work of the host, which a GPU would have to wait for. The subjects take turns in one
+process, and a result is the median of the ratios of each turn, so that other load on the machine counts little. The
+ratio of CPU time, of all threads, counts it even less. The result is a dated JSON file.
 """
 
 import argparse
@@ -21,17 +23,20 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "serving"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "serving")]
 
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from gpu import random_network  # noqa: E402
+from paced_backend import use_paced_backend  # noqa: E402
 
 from flambeau.llm.config import EngineConfig  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.loader import DTYPES, make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
+from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
@@ -70,6 +75,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="of each stream (default %(default)s)")
     parser.add_argument("--layers", type=int, default=10, help="of the network (default %(default)s)")
+    parser.add_argument("--preset", default="", help="a known shape with all its layers, for example Llama-2-7B")
+    parser.add_argument("--tokenizer", type=Path, help="a folder; by default, one is trained")
+    parser.add_argument("--paced-ms", type=float, help="steps compute nothing and take this long")
     parser.add_argument("--device", default="cpu", help="(default %(default)s)")
     parser.add_argument("--dtype", default="float32", help="(default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default %(default)s)")
@@ -105,9 +113,16 @@ def make_engine(asked: argparse.Namespace, tokenizer: Tokenizer) -> Engine:
     config = EngineConfig(device=asked.device, max_num_seqs=NUM_STREAMS, num_blocks=num_blocks - 1)
     torch.manual_seed(0)
     device, dtype = torch.device(asked.device), DTYPES[asked.dtype]
-    arch = replace(ARCH, num_layers=asked.layers, vocab_size=tokenizer.vocab_size)
-    with device:
-        model = Transformer(arch).eval().requires_grad_(False).to(dtype)
+    if asked.preset:
+        arch = preset(asked.preset)
+        arch = replace(arch, max_length=CONTEXT, vocab_size=max(arch.vocab_size, tokenizer.vocab_size))
+        model = random_network(arch, asked.device, dtype)
+    else:
+        arch = replace(ARCH, num_layers=asked.layers, vocab_size=tokenizer.vocab_size)
+        with device:
+            model = Transformer(arch).eval().requires_grad_(False).to(dtype)
+    if asked.paced_ms:
+        use_paced_backend(asked.paced_ms / 1000)
     cache = KVCache(arch, num_blocks, config.block_size, device=device, dtype=dtype)
     backend = make_backend(model, cache, config)
     return Engine(arch, backend, num_blocks=num_blocks, config=config, device=asked.device, tokenizer=tokenizer)
@@ -143,12 +158,15 @@ def compare(engine: Engine, asked: argparse.Namespace, temperature: float) -> di
     plain = SamplingParams(temperature=temperature, max_tokens=asked.tokens, ignore_eos=True)
     subjects = {"plain": plain, "grammar": replace(plain, structured_outputs=STRUCTURE)}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in subjects}
+    for params in subjects.values():
+        run_streams(engine, prompt, replace(params, max_tokens=16))  # asks for what is compiled
+    engine.wait_until_compiled()
     for i in range(asked.rounds + 1):
         for name, params in subjects.items():
             found = run_streams(engine, prompt, params)
             firsts = [first_token_s(engine, prompt, params) for _ in range(5)]
             found |= {key: statistics.median(first[key] for first in firsts) for key in firsts[0]}
-            if i:  # the first round compiles and warms up
+            if i:  # the first round warms up
                 taken[name].append(found)
     pairs = [*zip(taken["grammar"], taken["plain"], strict=True)]
 
@@ -174,7 +192,9 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     before = machine.Usage.now({})
     with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(asked, train_tokenizer(Path(folder)))
+        engine = make_engine(
+            asked, load_tokenizer(asked.tokenizer) if asked.tokenizer else train_tokenizer(Path(folder))
+        )
     engine.generate(["warm up"], max_tokens=4)
     engine.wait_until_compiled()
     figures = {}
@@ -192,7 +212,10 @@ def main() -> None:
         "versions": results.versions(Path(sys.executable), Path("none")),
         "threads": asked.threads,
         "streams": NUM_STREAMS,
-        "layers": asked.layers,
+        "preset": asked.preset,
+        "layers": engine.arch.num_layers,
+        "paced_ms": asked.paced_ms,
+        "device": torch.cuda.get_device_name(asked.device) if asked.device.startswith("cuda") else "cpu",
         "vocabulary": engine.arch.vocab_size,
         "schema": SCHEMA,
         "decode": engine.info.decode,

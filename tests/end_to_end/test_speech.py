@@ -1,7 +1,9 @@
-"""OpenAI's own client has speech written down, by Whisper and by the handler of the documentation."""
+"""OpenAI's own client has speech written down and texts spoken, by Whisper and by handlers of the documentation."""
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import io
 import json
 import shutil
@@ -24,6 +26,30 @@ from support.pretrained_models import save_multilingual_whisper, tone  # noqa: E
 pytestmark = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's translations
 SECONDS = 1.0
 SPEECH = ROOT / "tests/support/audio/speech.wav"
+HANDLERS = [code for code in snippets("docs/handlers.md", "python") if "abilities" in code]
+CARELESS = """# careless.py
+import json
+
+
+class Careless:
+    abilities = ("transcribe", "speak")
+
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return [{"text": "a"} if "file" in row else self.speak(row["speech"]) for row in data]
+
+    def speak(self, text):
+        for word in json.loads(text)["input"].split():
+            if word == "fall":
+                raise RuntimeError("it fell")
+            yield RIFF if word == "good" else b"no sound"
+
+
+RIFF = b"RIFF" + bytes(4) + b"WAVEfmt " + bytes((16, 0, 0, 0, 1, 0, 1, 0, 128, 62, 0, 0, 0, 125, 0, 0, 2, 0, 16, 0))
+RIFF += b"data" + bytes((2, 0, 0, 0, 1, 2))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +61,10 @@ def server(tmp_path_factory):
     settings.write_text(f"handler:\n  model_path: {save_multilingual_whisper(folder / 'whisper')}\n")
     recipe = Recipe(model_name="whisper", handler="transformers", config_file=settings)
     pack(recipe, store, format="no-archive")
-    handler = folder / "clock.py"
-    handler.write_text(snippets("docs/openai.md", "python")[-1])
-    pack(Recipe(model_name="clock", handler=str(handler)), store)
-    careless = folder / "careless.py"
-    careless.write_text(
-        "class Careless:\n    abilities = ('transcribe',)\n    def initialize(self, context): pass\n"
-        "    def handle(self, data, context): return [{'text': 'a'} for row in data]\n"
-    )
-    pack(Recipe(model_name="careless", handler=str(careless)), store)
+    for code in (*HANDLERS, CARELESS):
+        handler = folder / code.partition("\n")[0].removeprefix("# ")
+        handler.write_text(code)
+        pack(Recipe(model_name=handler.stem, handler=str(handler)), store)
     running = RunningServer(folder / "log", str(store), env=ONE_THREAD).wait_listening()
     try:
         running.until(lambda: running.is_ready, timeout=120)  # it loads torch
@@ -97,13 +118,82 @@ def test_handler_of_the_documentation(client, sound):
     assert "clock" in [model.id for model in client.models.list()]
 
 
-def test_program_of_the_documentation(server, tmp_path):
-    program = snippets("docs/openai.md", "python")[-2]
-    (tmp_path / "program.py").write_text(program.replace("http://127.0.0.1:8080", server.url))
+def test_programs_of_the_documentation(server, client, tmp_path):
+    listening, speaking = snippets("docs/openai.md", "python")[-2:]
     shutil.copy(SPEECH, tmp_path / "speech.wav")
-    ran = run("python program.py", tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert " --> " in ran.stdout
+    for program in (listening, speaking):
+        (tmp_path / "program.py").write_text(program.replace("http://127.0.0.1:8080", server.url))
+        ran = run("python program.py", tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        assert " --> " in ran.stdout or program is speaking
+    assert (tmp_path / "speech.wav").read_bytes()[44:] == 3 * words_of_tones(client, "one")
+
+
+def words_of_tones(client, text, **options):
+    options = {"model": "tones", "voice": "high", "response_format": "pcm", **options}
+    return client.audio.speech.create(input=text, **options).read()
+
+
+def test_transcript_is_streamed(client, sound):
+    *deltas, done = client.audio.transcriptions.create(model="clock", file=sound, stream=True)
+    assert [event.delta for event in deltas] == ["transcribe: ", "1.0 ", "s "]
+    assert (done.type, done.text) == ("transcript.text.done", "transcribe: 1.0 s")
+    whole = client.audio.transcriptions.create(model="whisper", file=sound, language="de").text
+    *deltas, done = client.audio.transcriptions.create(model="whisper", file=sound, language="de", stream=True)
+    assert "".join(event.delta for event in deltas).strip() == done.text == whole
+
+
+def test_speech_in_plain_formats(client):
+    one = words_of_tones(client, "one")
+    assert len(one) == 2 * 2400
+    assert words_of_tones(client, "one", speed=2) == one[:2400]
+    assert words_of_tones(client, "one", voice="low") != one
+    file = words_of_tones(client, "one two", response_format="wav")
+    with wave.open(io.BytesIO(file)) as reader:
+        assert reader.getparams()[:3] == (1, 2, 24_000)
+    assert file[44:] == 2 * one
+    assert "tones" in [model.id for model in client.models.list()]
+
+
+def test_speech_in_events(server):
+    ask = {"model": "tones", "input": "one two", "response_format": "pcm", "stream_format": "sse"}
+    reply = server.request("POST", "/v1/audio/speech", json.dumps(ask).encode())
+    events = [json.loads(line.removeprefix("data: ")) for line in reply.body.decode().split("\n\n") if line]
+    assert [event["type"] for event in events] == ["speech.audio.delta"] * 2 + ["speech.audio.done"]
+    assert len(base64.b64decode(events[0]["audio"])) == 2 * 2400
+
+
+def test_encoded_speech(client):
+    if importlib.util.find_spec("soundfile") is None:
+        with pytest.raises(openai.BadRequestError, match=r"flambeau\[audio\]"):
+            client.audio.speech.create(model="tones", voice="low", input="one")
+        return
+    starts = {"mp3": b"\xff", "flac": b"fLaC", "opus": b"OggS"}
+    for name, start in starts.items():
+        assert words_of_tones(client, "one two", response_format=name).startswith(start)
+    assert words_of_tones(client, "one two", response_format=openai.omit).startswith(starts["mp3"])
+
+
+def test_refusals_of_speech_name_the_field(client, server):
+    cases = [
+        ({"voice": "middle"}, "middle"),
+        ({"instructions": "softly"}, "instructions"),
+        ({"speed": 5}, "speed"),
+        ({"response_format": "aac"}, "response_format"),
+        ({"model": "clock"}, "speak"),
+        ({"model": "careless", "input": "good"}, "24000"),
+        ({"input": "a" * 4097}, "4096"),
+    ]
+    for options, reason in cases:
+        with pytest.raises(openai.BadRequestError, match=reason):
+            words_of_tones(client, options.pop("input", "one"), **options)
+    with pytest.raises(openai.InternalServerError, match="WAV"):
+        words_of_tones(client, "bad", model="careless")
+    ask = {"model": "careless", "input": "good fall", "response_format": "wav", "stream_format": "sse"}
+    reply = server.request("POST", "/v1/audio/speech", json.dumps(ask).encode())
+    assert "it fell" in json.loads(reply.body.decode().split("\n\n")[-2].removeprefix("data: "))["error"]["message"]
+    with pytest.raises(openai.APIConnectionError):
+        words_of_tones(client, "good fall", model="careless", response_format="wav")
 
 
 def test_refusals_name_the_field(client, server, sound):
@@ -111,15 +201,15 @@ def test_refusals_name_the_field(client, server, sound):
         ({"model": "whisper", "language": "tlh"}, "tlh"),
         ({"model": "nobody"}, "nobody"),
         ({"model": "whisper", "response_format": "diarized_json"}, "response_format"),
-        ({"model": "whisper", "stream": True}, "stream"),
-        ({"model": "whisper", "file": ("a.wav", b"no sound")}, "WAV"),
+        ({"model": "whisper", "stream": True, "response_format": "srt"}, "stream"),
+        ({"model": "whisper", "file": ("a.wav", b"no sound")}, "WAV|sound file"),
     ]
     for options, reason in cases:
         with pytest.raises((openai.BadRequestError, openai.NotFoundError), match=reason):
             client.audio.transcriptions.create(**{"file": sound, **options})
     with pytest.raises(openai.InternalServerError, match="segments"):
         client.audio.transcriptions.create(model="careless", file=sound, response_format="srt")
-    for path, method, status in (("transcriptions", "GET", 405), ("speech", "POST", 404)):
+    for path, method, status in (("transcriptions", "GET", 405), ("speech", "GET", 405), ("songs", "POST", 404)):
         reply = server.request(method, f"/v1/audio/{path}")
         assert reply.status == status
         assert json.loads(reply.body)["error"]["message"]

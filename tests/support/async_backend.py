@@ -11,6 +11,7 @@ from torch import Tensor
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.sampling.grammar_masks import Bits, mask_logits
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
@@ -18,16 +19,27 @@ from flambeau.llm.sampling_params import SamplingParams
 
 @dataclass
 class EagerTokens:
-    """Tokens that are known, but count as read only once somebody waits."""
+    """Tokens that are known, but count as read only once somebody waits; those of constrained steps are chosen late."""
 
-    tokens: Tensor
+    logits: Tensor  # [S, V]
+    states: list[SamplingState]
+    tokens: Tensor | None = None
     is_read: bool = False
+
+    def choose(self, bits: Bits) -> None:
+        assert self.tokens is None
+        self.sample(mask_logits(self.logits.unsqueeze(1), bits[:, None], None))
+
+    def sample(self, logits: Tensor) -> None:
+        self.tokens = Sampler(logits.shape[-1]).sample(logits, self.states).view(-1)
 
     @property
     def next_ids(self) -> Tensor:
+        assert self.tokens is not None
         return self.tokens.clamp(min=0)
 
     def wait(self) -> list[int]:
+        assert self.tokens is not None
         self.is_read = True
         found: list[int] = self.tokens.tolist()
         return found
@@ -50,8 +62,9 @@ class AsyncEagerBackend(EagerBackend):
         self.num_ahead += self.last is not None and not self.last.is_read
         logits = self.decode(inputs)
         states = [state_of(settings, i, int(position)) for i, position in enumerate(inputs.positions_T)]
-        sampler = Sampler(logits.shape[1])
-        self.last = EagerTokens(sampler.sample(logits.unsqueeze(1), states).view(-1))
+        self.last = EagerTokens(logits, states)
+        if not settings.is_constrained:
+            self.last.sample(logits.unsqueeze(1))
         return self.last
 
 

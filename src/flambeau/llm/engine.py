@@ -25,7 +25,7 @@ from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
-from flambeau.llm.executor.head import HeadModel
+from flambeau.llm.executor.head import HeadModel, HeadRounds
 from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.executor.speculators import make_speculator, num_recomputed_blocks
 from flambeau.llm.images.image_encoder import ImageEncoder
@@ -41,6 +41,8 @@ from flambeau.llm.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 # Of a step that lighter tenants may wait for: a step with fewer tokens takes about as long.
 SHORT_STEP_TOKENS = {"cpu": 32, "cuda": 256}
+# How many times as long a step may be in which no sequence decodes: on a GPU, more tokens at a time are faster.
+PROMPT_STEPS = {"cpu": 1, "cuda": 4}
 # Of a prompt behind a long context: on a CPU, few tokens are computed there as fast as many, one by one.
 MIN_LATE_CHUNK = {"cpu": 8, "cuda": 256}
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
@@ -108,6 +110,7 @@ class Engine:
             self._pool,
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.max_step_tokens,
+            prompt_step_tokens=config.max_step_tokens * PROMPT_STEPS[kind],
             short_step_tokens=SHORT_STEP_TOKENS[kind],
             min_late_chunk=MIN_LATE_CHUNK[kind],
             attention_span=arch.attention_span,
@@ -203,10 +206,13 @@ class Engine:
                 self._restores.wait(RESTORE_WAIT_S)
                 return []
             started = self._executor.start(plan)
+        self._executor.choose(started)
         # The next step is started before this one's tokens are read, so that the device does not wait for the host.
         if started.tokens is not None and (next_plan := self._scheduler.plan_next(started.plan)) is not None:
             self._started = self._executor.start_next(started, next_plan)
         outputs = self._scheduler.update(started.plan, self._executor.finish(started))
+        if self._started is not None:
+            self._executor.prepare(self._started)
         if self._unloaded:
             self._free_adapters()
         return outputs
@@ -355,18 +361,21 @@ class Engine:
 
     def wait_until_compiled(self) -> None:
         """Wait for background compilation, for measurements."""
-        for backend in self._backends():
-            backend.wait_until_compiled()
+        for each in self._compiling():
+            each.wait_until_compiled()
 
     def close(self) -> None:
         """Stop background work; what leaves the cache with the engine is written to disk if that is configured."""
         if self._store is not None:
             self._store.close()
-        for backend in self._backends():
-            backend.close()
+        for each in self._compiling():
+            each.close()
 
-    def _backends(self) -> list[Backend]:
-        return [self._backend, self._draft.backend] if isinstance(self._draft, DraftModel) else [self._backend]
+    def _compiling(self) -> list[Backend | HeadRounds]:
+        """What compiles in the background."""
+        draft = self._draft
+        others = [draft.backend if isinstance(draft, DraftModel) else draft.rounds] if draft is not None else []
+        return [self._backend, *(each for each in others if each is not None)]
 
 
 def without_rollback(config: EngineConfig) -> EngineConfig:

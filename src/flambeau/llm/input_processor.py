@@ -166,7 +166,7 @@ class InputProcessor:
         self._check_vocabulary("stop_token_ids", "stop_token_ids", params.stop_token_ids)
 
     def _check_vocabulary(self, name: str, parameter: str, ids: Many[int]) -> None:
-        if not all(0 <= token < self._vocab_size for token in ids):
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):  # of a long prompt, between two steps
             raise InvalidRequest(f"{name} has token ids outside of 0 … {self._vocab_size - 1}", parameter)
 
     def _to_sequence(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +18,14 @@ from torch import nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import check_merge, merge_on_load
-from flambeau.llm.backends.cpu.attention import choose_attention
+from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.network import has_integer_weights
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_layers, quantized_for_kernels
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
+from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
+from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
@@ -38,7 +43,7 @@ from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.head import HeadModel
+from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
@@ -65,10 +70,12 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+PACKED_AT_ONCE_BYTES = 2 << 30  # of files on a CPU: about a second
 MIN_VOCABULARY = 0.9  # of the network's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,17 +102,21 @@ def cuda_backend(
     adapters: AdapterStore | None,
     states: HiddenStates | None,
 ) -> Backend:
-    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
-    max_blocks = -(-(length + config.speculate_k) // config.block_size)  # padding may go beyond the end
     return CudaBackend(
         model,
         cache,
         max_num_seqs=config.max_num_seqs,
-        max_blocks=max_blocks,
+        max_blocks=max_blocks(model, config),
         name=name,
         adapters=adapters,
         states=states,
     )
+
+
+def max_blocks(model: Transformer, config: EngineConfig) -> int:
+    """Blocks of the longest sequence; padding may go beyond its end."""
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    return -(-(length + config.speculate_k) // config.block_size)
 
 
 FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
@@ -281,12 +292,26 @@ def load_network(
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)
     target = AdapterTarget(arch=arch, local=local, shard=shard, device=device, dtype=dtype)
-    # 1. A merged adapter, then quantization, layer by layer while the weights are read.
-    arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, ranks))
+    if device.type == "cuda" and config.compile and ranks is None:
+        threading.Thread(target=import_gpu_kernels, name="importing", daemon=True).start()
+    # 1. A merged adapter, then quantization or the order of the CPU kernels, layer by layer while weights are read.
+    make_layer = layer_maker(config, device, ranks)
+    arrived = quantize_on_load(config.quantization, arch, make_layer)
+    keeps_types = make_layer is quantized_for_kernels
+    if arrived is None and packs_on_load(path, config, arch, device, ranks):
+        arrived, keeps_types = packer(path, dtype), True
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
-    model = load_model(path, device=device, dtype=dtype, build=lambda _: build(local), shard=shard, arrived=arrived)
+    model = load_model(
+        path,
+        device=device,
+        dtype=dtype,
+        build=lambda _: build(local),
+        shard=shard,
+        arrived=arrived,
+        keeps_types=keeps_types and not config.merge_lora,
+    )
     # 2. Tensor parallelism.
     if ranks is not None:
         add_all_reduce(model)
@@ -307,7 +332,7 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
-    heading = make_head_model(head, cache, config) if head else None
+    heading = make_head_model(head, model, cache, config) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -330,6 +355,12 @@ def load_network(
     )
 
 
+def import_gpu_kernels() -> None:
+    """Import what the backend needs, with Triton: that takes a second, and the weights are read meanwhile."""
+    with suppress(ImportError):  # the backend tells
+        importlib.import_module("flambeau.llm.backends.cuda.network")
+
+
 def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
     """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
     if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
@@ -337,6 +368,36 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
     if kernels.load(builds=False):
         return quantized_for_kernels
     return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
+def packs_on_load(
+    path: Path, config: EngineConfig, arch: Architecture, device: torch.device, ranks: TensorParallelGroup | None
+) -> bool:
+    """Whether layers are packed for the CPU kernels before the first step.
+
+    That of a large network would come late: plain PyTorch computes while it is packed.
+    """
+    if device.type != "cpu" or not config.compile or ranks is not None or unknown_parts(arch):
+        return False
+    if arch.head_size not in HEAD_SIZES or read_quantization(arch.source) is not None:
+        return False
+    return weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES and kernels.load(builds=False)
+
+
+def packer(path: Path, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
+    """For `load_model(arrived=…)`: packs each linear layer as soon as it is loaded."""
+    packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
+
+    def arrived(name: str, module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear:
+            return None
+        return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
+
+    return arrived
+
+
+def weight_file_bytes(path: Path) -> int:
+    return sum(file.path.stat().st_size for file in open_files(path))
 
 
 def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -443,7 +504,6 @@ def load_head(
     use_faster_layers(head, config, device, dtype)
     if device.type == "cpu" and config.compile and kernels.load(builds=False):
         pack_layers(head, (nn.Linear,))  # most weights need 16 bits
-    logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
     return head
 
 
@@ -454,12 +514,21 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 
-def make_head_model(head: DraftHead, cache: KVCache, config: EngineConfig) -> HeadModel:
+def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig) -> HeadModel:
     """A head with a cache in the target's blocks."""
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention)
+    rounds: HeadRounds | None = None
+    by_kernels: HeadKernels | None = None
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
+        blocks = max_blocks(model, config)
+        rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
+    elif config.compile and can_compute_head(head, own):
+        by_kernels = CpuHead(head, own)
+    else:
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:

@@ -82,6 +82,15 @@ class LineFormat:
         return self._text
 
 
+class LineGroup:
+    """Lines that are logged at one moment with a value each: together they are one entry."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: tuple[LineFormat, ...]) -> None:
+        self.lines = lines
+
+
 @lru_cache(1000)
 def message_format(channel: str, level: int, thread: str, logger: str) -> LineFormat:
     """The format of lines that are logged as text."""

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flambeau.logs.line_formats import LineFormat
+from flambeau.logs.line_formats import LineFormat, LineGroup
 from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
 from flambeau.logs.writer import ENTRY_BYTES, FLUSH_S, NOTE_S, Entry, Logs
 
@@ -79,7 +79,7 @@ class LogProcess(Logs):
     def __init__(self, targets: LogTargets, *, has_access_log: bool = False) -> None:
         super().__init__(None, is_terminal=False, is_json=targets.is_json, has_access_log=has_access_log)
         self._targets = targets
-        self._numbers: dict[LineFormat, int] = {}
+        self._numbers: dict[LineFormat | LineGroup, int] = {}
         self._own: Logs | None = None  # in place of the process
         self._unsent = b""  # the rest of a frame
         from_server, self._pipe = open_pipe()  # no other process inherits it: its end is that of the server
@@ -171,7 +171,7 @@ class LogProcess(Logs):
             entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
         return formats, entries, dropped
 
-    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat]]:
+    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat | LineGroup]]:
         """Number the formats that the process does not know."""
         if len(self._numbers) > MAX_FORMATS:
             self._numbers.clear()
@@ -243,7 +243,7 @@ def main() -> None:
     if first is None:
         return
     logs = pickle.loads(first).open()
-    formats: dict[int, LineFormat] = {}
+    formats: dict[int, LineFormat | LineGroup] = {}
     priority = Priority()
     while True:
         if logs.has_gap and not select.select([pipe], [], [], NOTE_S)[0]:
@@ -298,7 +298,7 @@ def wait_for_idle_cores() -> None:
         pass  # not Linux, or a sandbox that does not allow it
 
 
-def take_frame(frame: Frame, formats: dict[int, LineFormat], logs: Logs) -> None:
+def take_frame(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
     """Write the entries of a frame."""
     new, entries, dropped = frame
     formats.update(pickle.loads(new) if new else ())

@@ -20,6 +20,7 @@ from flambeau.logs.line_formats import (
     SERVER,
     TS_METRICS,
     LineFormat,
+    LineGroup,
     local_time,
     masked,
     message_format,
@@ -44,7 +45,8 @@ NOTE_S = 1.0  # between two attempts to report dropped lines
 
 # A text, several lines of output, or the values that the format makes a text of.
 Payload = str | list[bytes] | tuple[Any, ...]
-Entry = tuple[LineFormat, float, Payload, int]  # format, time, payload, bytes
+Line = tuple[LineFormat, float, Payload]  # format, time, payload
+Entry = tuple[LineFormat | LineGroup, float, Payload, int]  # the same, and its bytes; a group has a value for each line
 
 
 class Logs:
@@ -91,7 +93,7 @@ class Logs:
         """Log a text or several lines of output; never blocks."""
         self.add(message_format(channel, level, thread, logger), payload, bytes_of(payload))
 
-    def add(self, line: LineFormat, payload: Payload, num_bytes: int = 0) -> None:
+    def add(self, line: LineFormat | LineGroup, payload: Payload, num_bytes: int = 0) -> None:
         """Log an entry; never blocks. Each request logs several, so this only stores them.
 
         `num_bytes` is the size of the payload, if it may be large.
@@ -99,7 +101,7 @@ class Logs:
         size = ENTRY_BYTES + num_bytes
         waiting_bytes = self._added_bytes - self._taken_bytes + size
         if waiting_bytes > MAX_WAITING_BYTES:
-            self.num_dropped += len(payload) if type(payload) is list else 1
+            self.num_dropped += len(payload) if type(payload) is list or type(line) is LineGroup else 1
             return
         self._added_bytes += size
         self._waiting.append((line, time.time(), payload, size))
@@ -179,11 +181,12 @@ class Logs:
 
     def write_batch(self, batch: list[Entry]) -> None:
         """Write entries that were collected elsewhere, in the calling thread; it is the only one that writes."""
-        self._waiting.extend(batch)
-        self._write_waiting()
+        self._write_waiting(batch)
 
-    def _write_waiting(self) -> None:
+    def _write_waiting(self, collected: list[Entry] | None = None) -> None:
         try:
+            if collected:
+                self._write(collected)
             self._write_all()
         except Exception:  # the logs must survive any error
             self._report(f"a log line could not be written:\n{traceback.format_exc()}", logging.ERROR)
@@ -245,7 +248,7 @@ class Logs:
         self._waiting.append(self._note(text, level))
 
     @staticmethod
-    def _note(text: str, level: int = logging.WARNING) -> Entry:
+    def _note(text: str, level: int = logging.WARNING) -> tuple[LineFormat, float, str, int]:
         return message_format(SERVER, level, "logs", __name__), time.time(), text, 0
 
     def _console_note(self, lost: int) -> bytes:
@@ -267,22 +270,23 @@ class Logs:
         return True
 
     def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
+        found = lines_of(batch)
         if self._levels:
-            batch = [entry for entry in batch if entry[0].level >= self._levels.get(entry[0].channel, 0)]
+            found = [line for line in found if line[0].level >= self._levels.get(line[0].channel, 0)]
         if self.is_json:
-            return self._format_json(batch)
+            return self._format_json(found)
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
         lines: list[str] = files.pop(SERVER, [])
         if self._files or not self.is_terminal:
-            self._format(batch, lines, files)
+            self._format(found, lines, files)
         formatted = {channel: encode(own) for channel, own in files.items() if own}
         every = encode(lines)
         if lines and SERVER in self._files:
             formatted[SERVER] = every
-        return encode(terminal_lines(batch)) if self.is_terminal else every, formatted
+        return encode(terminal_lines(found)) if self.is_terminal else every, formatted
 
-    def _format_json(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
-        made = [(line.channel, json_lines(line, created, payload)) for line, created, payload, _ in batch]
+    def _format_json(self, found: list[Line]) -> tuple[bytes, dict[str, bytes]]:
+        made = [(line.channel, json_lines(line, created, payload)) for line, created, payload in found]
         every = b"".join([text for _, text in made])
         files = {SERVER: every} if every and SERVER in self._files else {}
         for channel in self._files.keys() - {SERVER}:
@@ -291,14 +295,14 @@ class Logs:
         return every, files
 
     @staticmethod
-    def _format(batch: list[Entry], lines: list[str], files: dict[str, list[str]]) -> None:
+    def _format(found: list[Line], lines: list[str], files: dict[str, list[str]]) -> None:
         """Add every line to `lines`, and those of logs with files of their own to `files`.
 
         Under load this loop takes most of the time of the logs: it calls no more than it must.
         """
         since = until = 0.0  # of the millisecond that `stamp` names
         stamp, second = "", 0
-        for line, created, payload, _ in batch:
+        for line, created, payload in found:
             if not since <= created < until:
                 since, until = created, (int(created * 1000) + 1) / 1000
                 stamp, second = local_time(created), int(created)
@@ -329,9 +333,20 @@ def bytes_of(payload: str | list[bytes]) -> int:
     return len(payload) if isinstance(payload, str) else sum(map(len, payload)) + LINE_BYTES * len(payload)
 
 
-def terminal_lines(batch: list[Entry]) -> list[str]:
-    lines: list[str] = []
+def lines_of(batch: list[Entry]) -> list[Line]:
+    """The entries, and the lines of groups one by one."""
+    lines: list[Line] = []
     for line, created, payload, _ in batch:
+        if isinstance(line, LineGroup):
+            lines += [(one, created, (value,)) for one, value in zip(line.lines, payload, strict=True)]
+        else:
+            lines.append((line, created, payload))
+    return lines
+
+
+def terminal_lines(found: list[Line]) -> list[str]:
+    lines: list[str] = []
+    for line, created, payload in found:
         if type(payload) is list:
             texts = [one.decode("utf-8", "replace") for one in payload]
         elif type(payload) is tuple:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
+from itertools import compress
 from socket import gethostname
 from types import MethodType
 from typing import Concatenate
 
 from flambeau.config.server import MetricsConfig
-from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS, LineFormat
+from flambeau.logs.line_formats import MODEL_METRICS, TS_METRICS, LineFormat, LineGroup
 from flambeau.logs.writer import Logs
 from flambeau.metrics.definitions import BUNDLED, Definition, Sample, read_definitions
 from flambeau.metrics.log_lines import MetricText
@@ -20,6 +21,7 @@ from flambeau.metrics.traffic import (
     LogEvent,
     LogPrediction,
     LogTime,
+    LogTimes,
     ModelTraffic,
     RequestCounts,
     status_metric,
@@ -75,6 +77,17 @@ class Telemetry:
     def times(self, name: str, labels: tuple[str, ...]) -> LogTime:
         add, line = self._logs.add, self._server_line(name, labels, MetricText.of_time)
         return (lambda value: None) if line is None else (lambda value: add(line, (value,)))
+
+    def times_together(self, *series: tuple[str, tuple[str, ...]]) -> LogTimes:
+        lines = [self._server_line(name, labels, MetricText.of_time) for name, labels in series]
+        known = tuple(line for line in lines if line is not None)
+        add, group = self._logs.add, LineGroup(known)
+        if not known:
+            return lambda *values: None
+        if len(known) == len(lines):
+            return lambda *values: add(group, values)
+        is_known = [line is not None for line in lines]
+        return lambda *values: add(group, tuple(compress(values, is_known)))
 
     def _server_line(
         self, name: str, labels: tuple[str, ...], to_text: Callable[Concatenate[MetricText, ...], str]

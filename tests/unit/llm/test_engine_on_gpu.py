@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import flambeau.examples.storyteller
 from flambeau.llm import Engine, SamplingParams
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.executor.executor import ModelExecutor
 from flambeau.llm.executor.head import HeadProposer
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import published_eagle, tiny_head, twin_proposals
@@ -79,6 +80,16 @@ def on_gpu(request, head):
     engine.close()
 
 
+LIST = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 3,
+}
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=48),
     "sampled": SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=48),
@@ -87,6 +98,12 @@ SETTINGS = {
     "top-p": SamplingParams(top_p=0.7, seed=5, max_tokens=32),
     "penalties": SamplingParams(temperature=0.0, repetition_penalty=1.2, presence_penalty=0.3, max_tokens=32),
     "logprobs": SamplingParams(temperature=0.0, logprobs=2, max_tokens=16),
+    "greedy grammar": SamplingParams(temperature=0.0, max_tokens=40, structured_outputs={"json": LIST}),
+    "sampled grammar": SamplingParams(seed=6, max_tokens=60, structured_outputs={"json": LIST}),
+    "filtered grammar": SamplingParams(
+        temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=40, structured_outputs={"json": LIST}
+    ),
+    "short grammar": SamplingParams(seed=8, max_tokens=40, structured_outputs={"regex": "[a-d]{3,30}"}),
 }
 
 
@@ -97,6 +114,35 @@ def test_tokens_are_those_of_a_cpu(on_cpu, on_gpu, settings):
     for _ in range(2):
         assert [completion.token_ids for completion in on_gpu.generate(PROMPTS, params)] == expected
     assert on_gpu.generate(PROMPTS[:1], params)[0].token_ids == expected[0]
+
+
+def test_free_and_constrained_sequences_share_graphs_and_step_ahead(on_cpu, on_gpu, monkeypatch):
+    """Those that end, and those that are cancelled, leave while the next step runs."""
+    names = ["sampled", "sampled grammar", "short grammar", "greedy grammar", "unfiltered"]
+    expected = {name: on_cpu.generate([PROMPTS[0]], SETTINGS[name])[0].token_ids for name in names}
+    early, start_next = [], ModelExecutor.start_next
+
+    def recorded(self, started, plan):
+        found = start_next(self, started, plan)
+        early.append(found is not None and found.needs_masks)
+        return found
+
+    monkeypatch.setattr(ModelExecutor, "start_next", recorded)
+    assert on_gpu.tokenizer is not None
+    prompt = [*on_gpu.tokenizer.encode(PROMPTS[0])]
+    for name in [*names, "gone"]:
+        on_gpu.add(name, prompt, SETTINGS.get(name, SETTINGS["sampled grammar"]))
+    found = {name: [] for name in [*names, "gone"]}
+    for step in range(300):
+        for output in on_gpu.step():
+            found[output.request_id] += output.token_ids
+        if step == 8:
+            on_gpu.cancel("gone")
+    assert not on_gpu.has_work
+    found.pop("gone")
+    assert found == expected
+    if on_gpu.info.speculation is None:
+        assert sum(early) > 20
 
 
 def test_a_head_gets_the_hidden_states_of_graphs(on_gpu, head, monkeypatch):

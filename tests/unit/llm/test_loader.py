@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import flambeau.examples
 from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
+from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import cache_dtype, load_engine, load_network
+from support.packed_checkpoints import write_packed
+from unit.llm.checkpoints.test_compressed_tensors import packed as packed_groups
 
+INT4_GROUPS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"all": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
 MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
 
 pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
@@ -31,6 +40,17 @@ def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float1
     assert backend.cache.keys[0].dtype == torch.float16
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+def test_4_bit_layers_of_other_tools_are_packed_for_the_cpu_kernels(tmp_path):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder, _ = write_packed(tmp_path, packed_groups(32), INT4_GROUPS)
+    backend = load_network(folder, EngineConfig(device="cpu", num_blocks=4), torch.device("cpu"), None).backend
+    layers = backend.model.model.layers
+    assert isinstance(layers[0].mlp.down_proj, PackedLinear)
+    assert layers[0].mlp.down_proj.kind == "int4"
     backend.close()
 
 
@@ -83,3 +103,31 @@ def test_a_cache_that_the_device_cannot_have_is_refused(named):
 def test_int8_is_for_the_cache_of_a_cpu():
     with pytest.raises(LLMError, match=r"kv_cache_dtype must be fp8 or left out on cuda, not 'int8'"):
         cache_dtype(None, EngineConfig(kv_cache_dtype="int8"), torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_small_network_is_packed_while_it_is_loaded_and_says_the_same():
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    options = {"temperature": 0.0, "max_tokens": 8}
+    plain = load_engine(MODEL, device="cpu", compile=False, num_blocks=8)
+    expected = plain.generate(["Once upon a time"], **options)[0].token_ids
+    engine = load_engine(MODEL, device="cpu", num_blocks=8)
+    assert engine.info.decode == "CPU kernels"  # from the first step on
+    kinds = {layer.kind for layer in engine.model.modules() if isinstance(layer, PackedLinear)}
+    assert kinds == {"bfloat16"}  # as in the file, though the network's numbers are float32
+    assert engine.generate(["Once upon a time"], **options)[0].token_ids == expected
+    for each in (plain, engine):
+        each.close()
+
+
+def test_linear_layers_keep_the_type_of_the_file_until_they_are_replaced():
+    arrived = []
+
+    def replace_some(name: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, nn.Linear):
+            arrived.append(module.weight.dtype)
+        return None
+
+    model = load_model(MODEL, dtype=torch.float32, arrived=replace_some, keeps_types=True)
+    assert set(arrived) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -1,4 +1,4 @@
-"""AudioApi: POST /v1/audio/transcriptions and /v1/audio/translations, by a handler that transcribes."""
+"""AudioApi: the paths below /v1/audio. Transcriptions and translations, by a handler that transcribes."""
 
 # ruff: noqa: RUF009  (the defaults are dataclass fields that carry their FieldType)
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -15,10 +15,11 @@ from flambeau.config.server import ErrorStyle
 from flambeau.errors import InvalidField, JobFailed
 from flambeau.frontend.http.bodies import UploadForm, read_form, take_bytes
 from flambeau.frontend.http.exchange import Exchange
-from flambeau.frontend.http.inference import Prediction, submit
+from flambeau.frontend.http.inference import submit
 from flambeau.frontend.http.openapi import OPENAI_ERROR, Operation, Schema
-from flambeau.frontend.openai.api import STATUSES
+from flambeau.frontend.openai.api import STATUSES, operation
 from flambeau.frontend.openai.errors import not_allowed, not_found
+from flambeau.frontend.openai.event_replies import EventReply, to_event
 from flambeau.frontend.openai.fields import TEXT, array, number, one_of, text
 from flambeau.frontend.openai.models import check_envelope, choose_model
 from flambeau.frontend.openai.requests import (
@@ -29,7 +30,17 @@ from flambeau.frontend.openai.requests import (
     request_schema,
     unsupported,
 )
-from flambeau.frontend.openai.transcripts import FORMATS, TIMED, content_type_of, read_transcript, to_body
+from flambeau.frontend.openai.sounds import SoundEncoder
+from flambeau.frontend.openai.speech import SpeechRequest, create_speech
+from flambeau.frontend.openai.transcripts import (
+    FORMATS,
+    TIMED,
+    Transcript,
+    content_type_of,
+    joined,
+    read_transcript,
+    to_body,
+)
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -40,8 +51,8 @@ GRANULARITIES = ("segment", "word")
 LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
 NUMBERS = ("temperature",)
 EXPECTED = (
-    'transcribes: it must return {"text": ...}, and for what "timestamps" asks for "segments" or "words" with their '
-    "start and end"
+    'transcribes: it must return {"text": ...}, or a generator of such pieces, and for what "timestamps" asks for '
+    '"segments" or "words" with their start and end'
 )
 
 
@@ -49,6 +60,12 @@ def _limited(value: str, place: str) -> str:
     if len(value) > MAX_PROMPT:
         raise InvalidField(place, f"{place} has {len(value)} characters; send at most {MAX_PROMPT}")
     return value
+
+
+STREAM = replace(
+    one_of("true", "false", "True", "False").then(lambda value, place: value.lower() == "true"),
+    schema={"type": "boolean", "description": "Answer with server-sent events."},
+)
 
 
 @registered
@@ -65,6 +82,10 @@ class TranslationRequest(ModelRequest):
         """The times that the handler must return."""
         return ("segment",) if self.response_format in TIMED else ()
 
+    @property
+    def is_streamed(self) -> bool:
+        return False
+
 
 @registered
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +94,7 @@ class TranscriptionRequest(TranslationRequest):
 
     language: str | None = optional(text(1).described("The language of the sound, as an ISO 639-1 code."))
     timestamp_granularities: list[str] | None = optional(array(one_of(*GRANULARITIES)))
-    stream: str | None = optional(one_of("false", "False"), is_listed=False)
+    stream: bool | None = optional(STREAM)
     include: Any = unsupported("log-probabilities of transcripts are not made")
     chunking_strategy: Any = unsupported("leave it out; long sounds are read part by part")
     known_speaker_names: Any = unsupported("speakers are not told apart")
@@ -88,6 +109,12 @@ class TranscriptionRequest(TranslationRequest):
             raise InvalidField("timestamp_granularities", "timestamp_granularities needs response_format verbose_json")
         return [kind for kind in GRANULARITIES if kind in asked]
 
+    @property
+    def is_streamed(self) -> bool:
+        if self.stream and self.response_format in TIMED:
+            raise InvalidField("stream", f"stream needs response_format json or text, not {self.response_format}")
+        return bool(self.stream)
+
 
 TASKS: Mapping[str, tuple[str, type[TranslationRequest]]] = {
     "transcriptions": ("transcribe", TranscriptionRequest),
@@ -100,14 +127,17 @@ class AudioApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._encoder = SoundEncoder()
 
     def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
-        if len(segments) != 3 or segments[2] not in TASKS:
+        if len(segments) != 3 or segments[2] not in (*TASKS, "speech"):
             not_found(exchange)
         elif exchange.method == "OPTIONS":
             exchange.respond(200, b"")  # every response has the CORS headers
         elif exchange.method != "POST":
             not_allowed(exchange, "POST")
+        elif segments[2] == "speech":
+            create_speech(self._server, exchange, self._encoder)
         else:
             return self._create(exchange, *TASKS[segments[2]])
         return None
@@ -170,40 +200,57 @@ def sound_of(form: UploadForm) -> bytes:
 def order_of(request: TranslationRequest, task: str) -> bytes:
     """What the handler is to do with the sound, as JSON; fields that are not given are absent."""
     order: dict[str, Any] = {"task": task, "timestamps": request.timestamps}
+    if request.is_streamed:
+        order["stream"] = True
     for name in ("language", "prompt", "temperature"):
         if (value := getattr(request, name, None)) is not None:
             order[name] = value
     return msgspec.json.encode(order)
 
 
-class TranscriptReply(Prediction):
-    """Collects a handler's transcript and writes it in the format that the request asks for."""
+class TranscriptReply(EventReply):
+    """Writes a handler's transcript in the format that the request asks for, whole or as events."""
 
-    __slots__ = ("_chunks", "_format", "_task", "_timestamps")
+    __slots__ = ("_format", "_has_text", "_pieces", "_task", "_timestamps")
 
     def __init__(
         self, exchange: Exchange, model: Model, style: ErrorStyle, request: TranslationRequest, task: str
     ) -> None:
-        super().__init__(exchange, model, style)
+        super().__init__(exchange, model, style, is_streamed=request.is_streamed)
         self._format, self._timestamps, self._task = request.response_format or "json", request.timestamps, task
-        self._chunks: list[bytes] = []
+        self._pieces: list[Transcript] = []
+        self._has_text = False  # in an event
 
     def on_parts(self, parts: list[Part]) -> None:
-        self._chunks += [part.body for part in parts]
-        if not parts[-1].last:
+        if parts[0].status >= 400 and not self._pieces:
+            self.reject(JobFailed(parts[0].body.decode("utf-8", "replace"), status=parts[0].status))
             return
-        body = b"".join(self._chunks)
-        if parts[0].status >= 400:
-            self.on_error(JobFailed(body.decode("utf-8", "replace"), status=parts[0].status))
-            return
+        ends = parts[-1].last
         try:
-            content = to_body(read_transcript(body, self._timestamps), self._format, self._task)
+            pieces = [read_transcript(part.body) for part in parts if part.body]
+            whole = joined([*self._pieces, *pieces], self._timestamps) if ends else None
         except msgspec.DecodeError as error:
             text = f"The handler of {self.model.name!r} did not answer as one that {EXPECTED} ({error})."
-            self.on_error(JobFailed(text, status=500))
+            self.reject(JobFailed(text, status=500))
             return
-        self.model.answers[200] += 1
-        self.exchange.respond(200, content, [("content-type", content_type_of(self._format))])
+        if self.is_streamed:
+            self._stream(pieces, whole)
+        elif whole is not None:
+            self.model.answers[200] += 1
+            content_type = ("content-type", content_type_of(self._format))
+            self.exchange.respond(200, to_body(whole, self._format, self._task), [content_type])
+        self._pieces += pieces
+
+    def _stream(self, pieces: Sequence[Transcript], whole: Transcript | None) -> None:
+        events = []
+        for piece in pieces:
+            if delta := piece.text if self._has_text else piece.text.lstrip():
+                events.append(to_event({"type": "transcript.text.delta", "delta": delta}))
+                self._has_text = True
+        if whole is not None:
+            events.append(to_event({"type": "transcript.text.done", "text": whole.text.strip()}))
+        if events:
+            self.send_events(events, ends=whole is not None)
 
 
 # ---- the API description ----
@@ -229,4 +276,5 @@ OPERATIONS = [
     _operation(
         "/v1/audio/translations", "createTranslation", "Write down speech in English (OpenAI).", TranslationRequest
     ),
+    operation("/v1/audio/speech", "createSpeech", "Speak a text (OpenAI).", SpeechRequest),
 ]

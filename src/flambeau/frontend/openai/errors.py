@@ -16,7 +16,7 @@ from flambeau.frontend.http.exchange import Exchange
 
 PATHS = (
     "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/embeddings, "
-    "POST /v1/audio/transcriptions, POST /v1/audio/translations, GET /v1/models, "
+    "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, GET /v1/models, "
     "GET /v1/models/{model}, /v1/files and /v1/batches; "
     "of Anthropic's, POST /v1/messages and POST /v1/messages/count_tokens; "
     "of vLLM's, POST /tokenize, POST /detokenize, POST /v1/rerank, POST /v1/score and POST /v1/classify"

@@ -16,7 +16,7 @@ from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 from flambeau.wire.generation import Adapter, Generate
 
-Ability = Literal["generate", "chat", "tokenize", "embed", "score", "classify", "transcribe"]
+Ability = Literal["generate", "chat", "tokenize", "embed", "score", "classify", "transcribe", "speak"]
 
 LACKING: dict[Ability, str] = {
     "generate": "generates no text; its handler must be gpt_handler, without an inference or generate of its own, "
@@ -30,10 +30,11 @@ LACKING: dict[Ability, str] = {
     "classifies",
     "transcribe": "writes down no speech; its handler must be transformers with task: automatic-speech-recognition, or "
     "another that transcribes",
+    "speak": "makes no speech; its handler must be transformers with task: text-to-speech, or another that speaks",
 }
 NONE = "No model here can answer such a request yet."
 READING = frozenset({"GET", "HEAD"})
-LISTED_ABILITIES = frozenset({"generate", "embed", "score", "classify", "transcribe"})
+LISTED_ABILITIES = frozenset({"generate", "embed", "score", "classify", "transcribe", "speak"})
 
 
 def get_models(server: Server, exchange: Exchange, segments: list[str]) -> None:

@@ -286,11 +286,15 @@ class GenerationReply(Prediction):
             super().on_error(error)
             return
         self.log(error)
-        style = replace(self.style, is_plain=True)
-        status = openai_status(error, status_and_type(error, style)[0])
-        cause = getattr(error, "cause", "") if style.has_details else ""
-        event = self._writer.error(status, message_of(error, style), error, cause)
-        self.exchange.send((event,), ends=True)
+        status, message, cause = described(error, self.style)
+        self.exchange.send((self._writer.error(status, message, error, cause),), ends=True)
+
+
+def described(error: FlambeauError, style: ErrorStyle) -> tuple[int, str, str]:
+    """The status, message and cause of an error that ends a stream."""
+    plain = replace(style, is_plain=True)
+    status = openai_status(error, status_and_type(error, plain)[0])
+    return status, message_of(error, plain), getattr(error, "cause", "") if style.has_details else ""
 
 
 Work = Coroutine[Any, Any, None] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,7 +35,7 @@ class TranscriptWord(msgspec.Struct, kw_only=True):
 
 
 class Transcript(msgspec.Struct, kw_only=True):
-    """A handler's reply to a sound."""
+    """A handler's reply to a sound, or a piece of it."""
 
     text: str
     language: str = ""
@@ -44,16 +44,35 @@ class Transcript(msgspec.Struct, kw_only=True):
     words: list[TranscriptWord] | None = None
 
 
+Timed = TypeVar("Timed", TranscriptSegment, TranscriptWord)
 _decode = msgspec.json.Decoder(Transcript).decode
 
 
-def read_transcript(body: bytes, timestamps: Sequence[str]) -> Transcript:
-    """Raises msgspec.DecodeError for a reply that is none, or that lacks the times that were asked for."""
-    found = _decode(body)
-    for kind, given in (("segment", found.segments), ("word", found.words)):
+def read_transcript(body: bytes) -> Transcript:
+    """A handler's reply, or a piece of it. Raises msgspec.DecodeError for one that is none."""
+    return _decode(body)
+
+
+def joined(pieces: Sequence[Transcript], timestamps: Sequence[str]) -> Transcript:
+    """One transcript of all pieces. Raises msgspec.DecodeError if it lacks the times that were asked for."""
+    if not pieces:
+        raise msgspec.ValidationError("it returned nothing")
+    whole = Transcript(text="".join(piece.text for piece in pieces))
+    for piece in pieces:
+        whole.language = piece.language or whole.language
+        whole.duration = whole.duration if piece.duration is None else piece.duration
+        whole.segments = added(whole.segments, piece.segments)
+        whole.words = added(whole.words, piece.words)
+    for kind, given in (("segment", whole.segments), ("word", whole.words)):
         if kind in timestamps and given is None:
             raise msgspec.ValidationError(f'"timestamps" has "{kind}", but the reply has no "{kind}s"')
-    return found
+    return whole
+
+
+def added(before: list[Timed] | None, more: list[Timed] | None) -> list[Timed] | None:
+    if before is None or more is None:
+        return more if before is None else before
+    return before + more
 
 
 def to_body(found: Transcript, response_format: str, task: str) -> bytes:

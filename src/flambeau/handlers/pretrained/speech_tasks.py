@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import inspect
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +17,7 @@ from flambeau.handlers.pretrained.audio import read_audio
 from flambeau.handlers.pretrained.audio_tasks import AudioTask
 from flambeau.handlers.pretrained.generated_text import GENERATION, check_generation, with_limit
 from flambeau.handlers.pretrained.task_request import Kind, TaskRequest
+from flambeau.handlers.pretrained.transcript_stream import TranscriptStream
 
 WHISPER_TOKENIZER = "transformers.models.whisper.tokenization_whisper"
 
@@ -55,6 +59,7 @@ class GeneratedTranscript(AudioTask):
 
     def load(self) -> Any:
         self.tokenizer = self.runtime.load_part("AutoTokenizer")
+        self.streaming = threading.Lock()  # generate() of one model runs in one thread
         return self.runtime.load_model("AutoModelForSpeechSeq2Seq", generates=True)
 
     def prepare(self, request: TaskRequest) -> list[Any]:
@@ -91,13 +96,22 @@ class GeneratedTranscript(AudioTask):
             settings["prompt_ids"] = self.prompt_ids(order["prompt"])
         entry: dict[str, Any] = {"duration": len(samples) / self.rate, "settings": tuple(sorted(settings.items()))}
         if not order["timestamps"]:
-            return {**self.features(samples), **entry}
+            entry |= self.features(samples)
+            is_streamed = order.get("stream") and self.can_stream(is_long="is_long" in entry)
+            return {**entry, "stream": True} if is_streamed else entry
         self.check_timestamps(order["timestamps"])
         if len(order["timestamps"]) > 1 and order.get("temperature"):
             raise BadRequest(
                 "with a temperature above 0 the text of the segments is not that of the words; ask for one of them"
             )
         return {**entry, "samples": samples, "timestamps": order["timestamps"]}
+
+    def can_stream(self, *, is_long: bool) -> bool:
+        """Whether it is known which of the tokens that generate() makes are those of its result."""
+        config = self.model.generation_config
+        if is_long and not hasattr(config, "no_timestamps_token_id"):
+            return False
+        return (config.num_beams or 1) == 1 and getattr(config, "no_speech_threshold", None) is None
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """The tokens of a prompt; of a long one the last, as many as the decoder has room for."""
@@ -162,16 +176,33 @@ class GeneratedTranscript(AudioTask):
         return {**found, "is_long": True}
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        plain = iter(super().run([entry for entry in inputs if "samples" not in entry]))
-        return [self.timed(entry) if "samples" in entry else next(plain) for entry in inputs]
+        plain = iter(super().run([entry for entry in inputs if not entry.keys() & {"samples", "stream"}]))
+        return [
+            self.timed(entry) if "samples" in entry else self.pieces(entry) if "stream" in entry else next(plain)
+            for entry in inputs
+        ]
 
-    def forward(self, entries: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def pieces(self, entry: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+        """The transcript of a sound as it is generated; one sound at a time."""
+        config = self.model.generation_config
+        begin = config.no_timestamps_token_id + 1 if entry.get("is_long") else None
+        eos_ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        stream = TranscriptStream(partial(self.tokenizer.decode, skip_special_tokens=True), eos_ids, begin)
+
+        def generate() -> str:
+            with self.streaming:
+                return str(self.forward([entry], streamer=stream)[0])
+
+        for text in stream.texts(generate):
+            yield {"text": text}
+
+    def forward(self, entries: Sequence[Mapping[str, Any]], **options: Any) -> list[Any]:
         batch = self.join(entries)
         settings = self.arguments(entries[0])
         if entries[0].get("is_long"):
             settings["return_timestamps"] = True  # the next window begins where the last sentence ended
         with torch.inference_mode():
-            tokens = self.model.generate(**batch, **settings)
+            tokens = self.model.generate(**batch, **settings, **options)
         return [*self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
 
     def arguments(self, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,6 +214,8 @@ class GeneratedTranscript(AudioTask):
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         if request.transcription is not None:
+            if inspect.isgenerator(outputs[0]):
+                return outputs[0]
             found = outputs[0] if isinstance(outputs[0], dict) else {"text": outputs[0]}
             return {**found, "duration": inputs[0]["duration"]}
         replies = [{"text": text} for text in outputs]

@@ -21,9 +21,11 @@ import logging
 import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -33,9 +35,10 @@ from torch import Tensor, nn
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
-from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, listed, map_weights
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
-from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile, open_weights
+from flambeau.llm.checkpoints.staged_copies import StagedCopies
+from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
@@ -51,7 +54,9 @@ from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
 
-RELEASE_BYTES = 1 << 28  # read between two releases of mapped files
+TENSORS_AHEAD = 16  # of the one that the loader waits for, while threads copy to a GPU
+RELEASE_BYTES = 1 << 28  # read between two releases of mapped files …
+SMALL_BYTES = 1 << 30  # … which take a moment, and of smaller checkpoints come after the last tensor
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -67,10 +72,12 @@ def load_model(
     shard: ShardFunction | None = None,
     arrived: Arrived | None = None,
     arch: Architecture | None = None,
+    keeps_types: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
-    `arch` describes the files if their config.json is not to be read.
+    `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers arrive in the
+    type of the files if the network's represents it exactly; those that `arrived` does not replace are converted.
     """
     path = Path(path)
     files = read_mxfp4(open_files(path))
@@ -95,6 +102,10 @@ def load_model(
     with on_meta_device(dtype or embedding(files, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
+    own = model.model.embed_tokens.weight.dtype
+    if keeps_types and arrived is not None:
+        keep_types(model, placements)
+        arrived = partial(arrived_or_converted, arrived, own)
     if model.lm_head is None:
         check_tied(files, arch.renames)
     fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
@@ -158,6 +169,22 @@ def check_kind(folder: Path) -> None:
         )
 
 
+def keep_types(model: nn.Module, placements: list[Placement]) -> None:
+    """Give empty linear layers of float32 the type of their tensors, if all have the same of 16 bits."""
+    owners = {placement.owner: model.get_submodule(placement.owner) for placement in placements}
+    stored = {placement.stored.dtype for placement in placements if type(owners[placement.owner]) is nn.Linear}
+    for layer in owners.values():
+        is_wider = type(layer) is nn.Linear and layer.weight.dtype == torch.float32
+        if is_wider and stored in ({torch.bfloat16}, {torch.float16}):
+            layer.to(dtype=next(iter(stored)))
+
+
+def arrived_or_converted(arrived: Arrived, dtype: torch.dtype, name: str, module: nn.Module) -> nn.Module | None:
+    """What `arrived` returns; a linear layer that stays gets the network's type."""
+    other = arrived(name, module)
+    return module.to(dtype) if other is None and type(module) is nn.Linear else other
+
+
 def fill(
     model: nn.Module,
     placements: list[Placement],
@@ -168,14 +195,14 @@ def fill(
     """Copy every tensor to its parameter."""
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
     missing, released_bytes = Counter(placement.owner for placement in placements), 0
-    for placement in placements:
-        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
-            place(model.get_submodule(placement.owner), placement, device)
+    place_all = place_by_threads if device.type == "cuda" else place_one_by_one
+    for placement in place_all(model, placements, device):
         missing[placement.owner] -= 1
         if arrived is not None and not missing[placement.owner]:
             replace_module(model, placement.owner, arrived)
         done_bytes += placement.num_bytes
-        if arrived is not None and done_bytes - released_bytes >= RELEASE_BYTES:
+        is_due = total_bytes > SMALL_BYTES and done_bytes - released_bytes >= RELEASE_BYTES
+        if arrived is not None and is_due:
             release_weight_files()  # most of what was read has been replaced
             released_bytes = done_bytes
         if progress is not None:
@@ -193,6 +220,55 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
+def place_one_by_one(model: nn.Module, placements: list[Placement], device: torch.device) -> Iterator[Placement]:
+    """Fill the parameters; a placement is yielded when it is done."""
+    for placement in placements:
+        with one_thread():  # the file is the limit, and threads that wait for each other are slow on a busy machine
+            place(model.get_submodule(placement.owner), placement, device)
+        yield placement
+
+
+def place_by_threads(model: nn.Module, placements: list[Placement], device: torch.device) -> Iterator[Placement]:
+    """The same, in the same order, but threads copy tensors that need no change to the device."""
+    waiting: deque[tuple[Placement, Future[None] | None]] = deque()
+    with StagedCopies(device) as copies:
+        for placement in placements:
+            waiting.append((placement, start_copy(model, placement, device, copies)))
+            if len(waiting) > TENSORS_AHEAD:
+                yield finished(*waiting.popleft())
+        while waiting:
+            yield finished(*waiting.popleft())
+
+
+def finished(placement: Placement, copied: Future[None] | None) -> Placement:
+    """Wait for a copy."""
+    try:
+        if copied is not None:
+            copied.result()
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+    return placement
+
+
+def start_copy(
+    model: nn.Module, placement: Placement, device: torch.device, copies: StagedCopies
+) -> Future[None] | None:
+    """Allocate a parameter, if it is not there, and start to fill it or a part of it; None: it is filled."""
+    module, leaf = model.get_submodule(placement.owner), placement.parameter.rpartition(".")[2]
+    target: Tensor = getattr(module, leaf)
+    stored = placement.stored
+    if placement.cut is not as_is or stored.dtype != target.dtype or not isinstance(stored.file, SafetensorsFile):
+        place(module, placement, device)
+        return None
+    value = torch.empty(target.shape, dtype=target.dtype, device=device) if target.is_meta else target.detach()
+    part = value[placement.region] if placement.region else value
+    if not part.is_contiguous() or not part.nbytes:
+        place(module, placement, device)
+        return None
+    set_parameter(module, leaf, value)
+    return copies.start(stored.file.path, stored.file.offset(stored.name), part)
+
+
 def place(module: nn.Module, placement: Placement, device: torch.device) -> None:
     """Fill a parameter or a part of it; the first part allocates it."""
     leaf = placement.parameter.rpartition(".")[2]
@@ -204,7 +280,13 @@ def place(module: nn.Module, placement: Placement, device: torch.device) -> None
         is_empty = target.is_meta
         value = torch.empty(target.shape, dtype=target.dtype, device=device) if is_empty else target.detach()
         value[placement.region].copy_(tensor)
-    setattr(module, leaf, nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value)
+    set_parameter(module, leaf, value)
+
+
+def set_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
+    """Replace a parameter, or a buffer."""
+    is_parameter = isinstance(getattr(module, leaf), nn.Parameter)
+    setattr(module, leaf, nn.Parameter(value, requires_grad=False) if is_parameter else value)
 
 
 def replace_module(model: nn.Module, name: str, arrived: Arrived) -> None:

@@ -17,6 +17,7 @@ from flambeau.llm.checkpoints.packed_layouts import (
     ill_formed,
     integer_layer,
     require,
+    scale_values,
     scaled_layer,
     unpack_words,
 )
@@ -30,6 +31,7 @@ FORMATS = (
     "naive-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "mixed-precision",
 )
 KEYS = frozenset(
@@ -78,8 +80,7 @@ LEAVES = frozenset(
     ]
 )
 KV_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "output_scale", "output_zero_point")
-PACKED_BITS = (4, 8)
-EXPONENT_BIAS = 127
+PACKED_BITS = range(2, 9)
 
 
 def compressed_tensors_format(config: Mapping[str, Any]) -> LayerFormat:
@@ -185,4 +186,4 @@ def read_fp4(name: str, parts: Parts) -> PackedLayer:
         return fp4_layer(packed, lambda: scale.read().float() / whole.read().float(), scale.shape[1])
     if scale.dtype != torch.uint8:
         raise ill_formed(name, parts)
-    return fp4_layer(packed, lambda: torch.exp2(scale.read().float() - EXPONENT_BIAS), scale.shape[1])
+    return fp4_layer(packed, lambda: scale_values(scale.read()), scale.shape[1])

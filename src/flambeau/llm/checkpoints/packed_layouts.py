@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.mxfp4 import VALUES
+from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES
 from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
@@ -122,22 +122,13 @@ def scaled_layer(
     if len(weight.shape) != 2 or weight.dtype not in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ill_formed(name, parts)
     rows, columns = weight.shape
-    blocks = (-(-rows // block[0]), -(-columns // block[1])) if block else None
-    given = torch.Size(size for size in scale.shape if size != 1)
-    is_by_row = given.numel() == 1 or given == (rows,)
-    if not is_by_row and blocks is not None and given.numel() == blocks[0] * blocks[1]:
-        assert block is not None
-        size = tuple(block)
-    elif len(scale.shape) == 2 and scale.shape[0] == rows and columns % scale.shape[1] == 0:
-        blocks, size = (rows, scale.shape[1]), (1, columns // scale.shape[1])
-    elif is_by_row:
-        blocks, size = (given.numel(), 1), (rows // given.numel(), columns)
-    else:
+    found = scale_blocks(weight.shape, scale.shape, block)
+    if found is None:
         raise ill_formed(name, parts)
+    blocks, size = found
 
     def read_scale() -> Tensor:
-        assert blocks is not None
-        return scale.read().float().reshape(blocks)
+        return scale_values(scale.read()).reshape(blocks)
 
     def whole() -> Tensor:
         value = weight.read().float()
@@ -146,13 +137,44 @@ def scaled_layer(
         return value.mul_(in_blocks(read_scale(), size, value.shape))
 
     lazy = LazyTensor(weight.shape, torch.float32, whole)
-    if not is_by_row or zero is not None or weight.dtype == torch.float8_e5m2:
+    if size[1] != columns or blocks[0] not in (1, rows) or zero is not None or weight.dtype == torch.float8_e5m2:
         return PackedLayer(weight=lazy)
     own = {
         "weight": LazyTensor(weight.shape, weight.dtype, weight.read),
         "scale": LazyTensor(torch.Size((rows,)), torch.float32, lambda: read_scale().flatten().expand(rows)),
     }
     return PackedLayer(weight=lazy, layout=("int8" if weight.dtype == torch.int8 else "fp8", 0), own=own)
+
+
+Sizes = tuple[int, int]
+
+
+def scale_blocks(shape: torch.Size, scale: torch.Size, block: Sequence[int] | None) -> tuple[Sizes, Sizes] | None:
+    """How many blocks of a matrix have a scale each, in rows and columns, and their size; None: the scales do not fit.
+
+    Scales with the shape of the declared blocks are taken for these, even if there are as many as rows.
+    """
+    rows, columns = shape
+    number = scale.numel()
+    if block and (scale == (by := (-(-rows // block[0]), -(-columns // block[1]))) or is_spread(scale, by)):
+        return by, (block[0], block[1])
+    if number == 1:
+        return (1, 1), (rows, columns)
+    if scale in ((rows,), (rows, 1), (1, rows)):
+        return (rows, 1), (1, columns)
+    if len(scale) == 2 and scale[0] == rows and columns % scale[1] == 0:
+        return (rows, scale[1]), (1, columns // scale[1])
+    return None
+
+
+def is_spread(scale: torch.Size, blocks: Sizes) -> bool:
+    """Whether scales have the shape of blocks among dimensions of 1, as ModelOpt's have."""
+    return len(scale) > 2 and tuple(scale[::2]) == blocks and scale.numel() == blocks[0] * blocks[1]
+
+
+def scale_values(scale: Tensor) -> Tensor:
+    """Scales as float32; bytes are exponents of 2 (MX formats)."""
+    return torch.exp2(scale.float() - EXPONENT_BIAS) if scale.dtype == torch.uint8 else scale.float()
 
 
 def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:

@@ -119,6 +119,10 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     )
 
 
+def as_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:
     """The tensors that a stored one is cut into, by canonical name."""
     name = canonical_name(stored.name, arch.renames)
@@ -148,7 +152,8 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         return to_halves(rows, heads, arch.head_size, arch.rotary_size).view_as(tensor)
 
     if shard is None:
-        yield name, arrange
+        changes = is_score_bias or is_normalized or is_transposed or has_alternating_gates or is_grouped or heads
+        yield name, arrange if changes else as_is
         return
 
     def cut_part(tensor: Tensor, part: str, region: Region) -> Tensor:

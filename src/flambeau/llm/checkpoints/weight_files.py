@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,6 +85,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._offsets: dict[str, int] = {}  # read when they are needed
         try:
             self._file: Any = safe_open(str(path), framework="pt", device="cpu")
         except (SafetensorError, OSError, ValueError, MemoryError) as error:
@@ -105,6 +108,16 @@ class SafetensorsFile:
     def read(self, name: str) -> Tensor:
         """A tensor mapped from the file."""
         return self._file.get_tensor(name)  # type: ignore[no-any-return]
+
+    def offset(self, name: str) -> int:
+        """Where the bytes of a tensor begin."""
+        if not self._offsets:
+            with self.path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            self._offsets = {key: 8 + size + entry["data_offsets"][0] for key, entry in header.items()}
+        return self._offsets[name]
 
 
 class TorchFile:

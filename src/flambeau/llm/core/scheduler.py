@@ -90,6 +90,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_step_tokens: int,
+        prompt_step_tokens: int | None = None,
         short_step_tokens: int = 32,
         min_late_chunk: int = 8,
         attention_span: int | None = None,
@@ -107,6 +108,7 @@ class Scheduler:
         self._state_slots = state_slots or StateSlots()
         self._max_num_seqs = min(max_num_seqs, self._state_slots.number or max_num_seqs)
         self._max_step_tokens = max_step_tokens
+        self._prompt_step_tokens = prompt_step_tokens or max_step_tokens  # of a step in which no sequence decodes
         self._min_prompt_tokens = max(1, max_step_tokens // 8)  # prompts advance however many sequences decode
         self._short_step_tokens = min(short_step_tokens, max_step_tokens)
         self._min_late_chunk = min_late_chunk  # tokens of a chunk far behind the beginning of a prompt
@@ -178,7 +180,8 @@ class Scheduler:
             return plan
         self._plan_decodes(plan, lookahead, self.running)
         self._charge_decodes(plan.decodes)
-        left = max(self._max_step_tokens - len(plan.decodes) * (1 + plan.lookahead), self._min_prompt_tokens)
+        room = self._max_step_tokens if plan.decodes else self._prompt_step_tokens
+        left = max(room - len(plan.decodes) * (1 + plan.lookahead), self._min_prompt_tokens)
         prompts: list[Sequence] = []
         if len(plan.decodes) < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]

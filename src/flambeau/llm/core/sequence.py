@@ -63,6 +63,9 @@ class TokenGrammar(Protocol):
         Bit i of word j stands for token 32 * j + i. Behind a token that is not allowed, all are.
         """
 
+    def fill(self, tokens: Ids[int], num_prompt: int, row: Any) -> None:
+        """Write the bits of the tokens allowed after all of these, which begin with a prompt, into `row`."""
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SamplingState:

@@ -1,7 +1,7 @@
 """Backend: computes forward passes. This protocol is all that the engine asks of one.
 
 Shapes: T tokens of the step, one sequence after another · N rows of them · S sequences · J further tokens of each ·
-V vocabulary
+V vocabulary · B words of 32 tokens
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
@@ -39,6 +40,12 @@ class StartedTokens(Protocol):
     def next_ids(self) -> Tensor:
         """Where the tokens will be on the device, as inputs of the next step; 0 if there is none."""
 
+    def choose(self, bits_SB: Bits) -> None:
+        """Let a step with constrained sequences choose its tokens, from those that these masks allow.
+
+        Called once, before the tokens are waited for and before a further step is started.
+        """
+
     def wait(self) -> list[int]:
         """The tokens, when the step has finished; -1 if there is no finite score."""
 
@@ -49,6 +56,7 @@ class AsyncDecoder(Protocol):
     def start(self, inputs: StepInputs, settings: RowSettings | None) -> StartedTokens | None:
         """Start a step of one token for each sequence; None: not possible at present. No settings: all are greedy.
 
+        With constrained sequences, the network computes and `StartedTokens.choose` starts the rest.
         At most two steps may be started and not waited for.
         """
 

@@ -32,6 +32,7 @@ class StartedStep:
 
     plan: StepPlan
     tokens: StartedTokens | None = None
+    needs_masks: bool = False  # before it chooses its tokens
     output: StepOutput = field(default_factory=list)
 
     @property
@@ -65,20 +66,35 @@ class ModelExecutor:
         for sequence in plan.preempted:
             self.forget(sequence)
         tokens = decoder.start(self._inputs.decode(plan.decodes), settings)
-        return StartedStep(plan, output=self.run(plan)) if tokens is None else StartedStep(plan, tokens)
+        if tokens is None:
+            return StartedStep(plan, output=self.run(plan))
+        return StartedStep(plan, tokens, settings.is_constrained)
 
     def start_next(self, started: StartedStep, plan: StepPlan) -> StartedStep | None:
         """Start the step after one whose tokens are on the device only; None if that is not possible."""
         decoder, settings = self._backend.async_decoder, self._settings(plan)
         if started.tokens is None or decoder is None or settings is None:
             return None
+        assert not started.needs_masks, "its tokens are not chosen yet"
         ids_S = started.tokens.next_ids
         if len(plan.decodes) < len(started.plan.decodes):
             rows = {sequence: i for i, sequence in enumerate(started.plan.decodes)}
             kept = torch.tensor([rows[sequence] for sequence in plan.decodes], pin_memory=ids_S.is_cuda)
             ids_S = ids_S[kept.to(ids_S.device, non_blocking=True)]
         tokens = decoder.start(self._inputs.decode_next(plan.decodes, ids_S), settings)
-        return None if tokens is None else StartedStep(plan, tokens)
+        return None if tokens is None else StartedStep(plan, tokens, settings.is_constrained)
+
+    def prepare(self, started: StartedStep) -> None:
+        """Have the masks of a started step made while the network runs; the tokens before it are known now."""
+        if started.needs_masks:
+            self._prepare([sequence for sequence in started.plan.decodes if sequence.blocks])
+
+    def choose(self, started: StartedStep) -> None:
+        """Let a started step choose its tokens, if it waits for masks; those who have left need none."""
+        if started.tokens is not None and started.needs_masks:
+            states = [sequence.sampling if sequence.blocks else None for sequence in started.plan.decodes]
+            started.tokens.choose(self._sampler.masks(states))
+            started.needs_masks = False
 
     def finish(self, started: StartedStep) -> StepOutput:
         """Wait for the results of a step."""

@@ -4,7 +4,12 @@ The head has an entry for each token that the target has computed: the token's h
 after it. The keys and values of entries are in the target's blocks, at the token's own place. Entries of new tokens
 wait until the token after them is known, and until there is a reason to compute them: a proposal, or a block of them.
 
-Shapes: S sequences · T entries of a pass · K tokens proposed · X numbers of hidden states · E hidden · V vocabulary
+A round is a pass over the entries that wait, and one pass for each further token. It is plain PyTorch, kernels pass by
+pass (`HeadKernels`), or captured as a whole (`HeadRounds`).
+
+Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · J = K - 1 ·
+B blocks of the longest sequence · X numbers of hidden states · E hidden · D tokens of the head's vocabulary ·
+R sequences for which only the distribution is promised · V vocabulary
 """
 
 from __future__ import annotations
@@ -12,23 +17,75 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm.core.sequence import Sequence
-from flambeau.llm.executor.inputs import InputBuilder, StepInputs, to_tensor
+from flambeau.llm.core.sequence import SamplingState, Sequence
+from flambeau.llm.executor.inputs import InputBuilder, Ints, StepInputs, to_tensor
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling.logits_processors import argmax_tokens
+from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.speculation.rounds import sample_round
-from flambeau.llm.speculation.speculator import Proposal, TokenSpan
+from flambeau.llm.speculation.speculator import Proposal, TokenSpan, gather_rows, split_by_exactness
 
 AttentionFactory = Callable[[KVCache, StepInputs], Attend]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """Where the entries of a round go. Padding is behind the entries of a sequence, and has position 0 and slot 0."""
+
+    ids_SF: Ints  # the tokens after the entries
+    positions_SF: Ints
+    slots_SF: Ints
+    counts_S: Ints  # entries of each sequence that are no padding; 0: its hidden states are not known
+    starts_S: Ints  # the position of the first
+    positions_SJ: Ints  # of the passes after the first, one entry of each sequence
+    slots_SJ: Ints
+    next_S: Ints  # the position of the first proposed token
+    tables_SB: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRound:
+    """The tokens of a round, and the logits that they were drawn from; valid until the next round."""
+
+    ids_SK: Tensor
+    logits_SKD: Tensor
+
+
+class CapturedHeadRound(Protocol):
+    """A round with its sampling in one call."""
+
+    def run(self, plan: RoundPlan, states_TX: Tensor, settings: RowSettings) -> DrawnRound:
+        """Draw with the random numbers that the target will use; `states_TX` are those of all entries, one by one."""
+
+
+class HeadRounds(Protocol):
+    """Rounds that are captured in the background."""
+
+    def find(self, num_sequences: int, num_ahead: int) -> CapturedHeadRound | None:
+        """The round for so many sequences, of `num_ahead + 1` entries each at most; None: there is none at present."""
+
+    def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything that was asked for is compiled or has failed; False after the timeout."""
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+
+
+class HeadKernels(Protocol):
+    """Passes of a head by kernels, one by one."""
+
+    def run(self, inputs: StepInputs, hidden_TE: Tensor) -> Tensor | None:
+        """What the head goes on from [T, E]; None: the kernels are not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +96,8 @@ class HeadModel:
     cache: KVCache
     states: HiddenStates
     attention: AttentionFactory
+    rounds: HeadRounds | None = None  # None: pass by pass
+    kernels: HeadKernels | None = None  # None: plain PyTorch
 
 
 @dataclass(slots=True)
@@ -100,13 +159,47 @@ class HeadProposer:
         lengths = [limit if self._is_known(s) else 0 for s, limit in zip(sequences, limits, strict=True)]
         if not any(lengths):
             return None
-        first, places_S, states_TX = self._first_pass(sequences)
-        round_ = HeadRound(self._later_passes(sequences, lengths, num_ahead), self._run, self._head)
-        round_.hidden_SE = self._run(first, self._head.combine(states_TX))[places_S]
         states = [sequence.sampling for sequence in sequences]
+        rounds = self._model.rounds
+        captured = None if rounds is None else rounds.find(len(sequences), num_ahead)
+        if captured is not None:
+            return self._propose_captured(captured, sequences, states, lengths, num_ahead)
+        plan, taken_TX = self._plan(sequences, lengths, num_ahead)
+        first, places_S = first_inputs(plan), last_places(plan).to(self._device)
+        round_ = HeadRound(later_inputs(plan, self._device), self._run, self._head)
+        round_.hidden_SE = self._run(first, self._head.combine(with_padding(plan, taken_TX)))[places_S]
         if not self._sampler.takes_argmax(states):
             return sample_round(self._sampler, states, lengths, num_ahead, round_.logits)
         return Proposal(round_.most_likely(num_ahead), lengths, None)
+
+    def _propose_captured(
+        self,
+        captured: CapturedHeadRound,
+        sequences: Many[Sequence],
+        states: Many[SamplingState],
+        lengths: list[int],
+        num_ahead: int,
+    ) -> Proposal:
+        width = num_ahead + 1
+        behind = [s for s in sequences if self._is_known(s) and self._waiting[s].length > width]
+        if behind:
+            self._catch_up(behind, num_kept=1)
+        plan, taken_TX = self._plan(sequences, lengths, num_ahead, width)
+        drawn = captured.run(plan, taken_TX, self._sampler.draw_settings(states))
+        return Proposal(drawn.ids_SK, lengths, self._probabilities(drawn, states))
+
+    def _probabilities(self, drawn: DrawnRound, states: Many[SamplingState]) -> Tensor | None:
+        """The probabilities [R, K, V] that tokens were drawn from.
+
+        None where penalties or grammars change the target's logits and not the head's: its tokens count as the only
+        ones that could have been proposed, which is exact for tokens from anywhere.
+        """
+        _, loose = split_by_exactness(states)
+        settings = self._sampler.row_settings(states)
+        if not loose or settings is None or settings.is_constrained:
+            return None
+        logits_RKV = self._head.to_target_tokens(gather_rows(drawn.logits_SKD, loose).float())
+        return self._sampler.scores(logits_RKV, [states[i] for i in loose]).softmax(-1)
 
     def record_accepted(self, sequence: Sequence, num_before: int, num_proposed: int, num_accepted: int) -> None:
         """Nothing to do: entries of proposed tokens are computed again from the target's hidden states."""
@@ -121,69 +214,32 @@ class HeadProposer:
 
     def _run(self, inputs: StepInputs, hidden_TE: Tensor) -> Tensor:
         """The head's hidden states [T, E] of these entries; their keys and values are written."""
+        found = None if self._model.kernels is None else self._model.kernels.run(inputs, hidden_TE)
+        if found is not None:
+            return found
         inputs = inputs.to(self._device)
         attend = self._model.attention(self._model.cache, inputs)
         return self._head(inputs.ids_T, hidden_TE, inputs.positions_T, attend)  # type: ignore[no-any-return]
 
-    def _catch_up(self, sequences: Many[Sequence]) -> None:
-        """Compute all entries of these sequences whose next token is known."""
+    def _catch_up(self, sequences: Many[Sequence], num_kept: int = 0) -> None:
+        """Compute the entries of these sequences whose next token is known, but for the last `num_kept`."""
         waiting = [self._waiting[sequence] for sequence in sequences]
-        lengths = [each.num_ready(sequence) for each, sequence in zip(waiting, sequences, strict=True)]
+        lengths = [each.num_ready(sequence) - num_kept for each, sequence in zip(waiting, sequences, strict=True)]
         inputs = self._inputs.prefill(sequences, [each.start for each in waiting], lengths)
-        inputs.ids_T = next_ids(sequences, waiting, lengths)
+        inputs.ids_T = to_tensor(np.concatenate(next_ids(sequences, waiting, lengths)))
         states_TX = torch.cat([each.take(length) for each, length in zip(waiting, lengths, strict=True)])
         self._run(inputs, self._head.combine(states_TX))
 
-    def _first_pass(self, sequences: Many[Sequence]) -> tuple[StepInputs, Tensor, Tensor]:
-        """The entries that wait, as many places for each sequence, where its last one is, and all hidden states.
+    def _plan(
+        self, sequences: Many[Sequence], lengths: Many[int], num_ahead: int, width: int | None = None
+    ) -> tuple[RoundPlan, Tensor]:
+        """The plan of a round over all entries that wait, and their hidden states [T, X], which wait no longer.
 
-        A sequence whose hidden states are not known has only padding.
+        A sequence whose hidden states are not known has only padding. Without a width, there is as much as needed.
         """
         waiting = [self._waiting[s] if self._is_known(s) else WaitingEntries(0) for s in sequences]
-        counts_S = np.array([each.length for each in waiting])
-        width = int(counts_S.max())
-        is_real_SF = np.arange(width) < counts_S[:, None]
-        rows = self._inputs.tables.rows(sequences)
-        starts_S = np.array([each.start for each in waiting])
-        positions_SF, slots_SF = self._inputs.positions_and_slots(
-            rows, starts_S[:, None] + np.arange(width), is_real_SF
-        )
-        ids_SF = np.zeros(is_real_SF.shape, dtype=np.int64)
-        ids_SF[is_real_SF] = next_ids(sequences, waiting, counts_S.tolist()).numpy()
-        context_lens_S = starts_S + width  # padding counts
-        num_blocks = -(-int(context_lens_S.max()) // self._inputs.block_size)
-        inputs = StepInputs(
-            to_tensor(ids_SF.reshape(-1)),
-            to_tensor(positions_SF.reshape(-1)),
-            to_tensor(slots_SF.reshape(-1)),
-            to_tensor(np.arange(len(rows) + 1) * width),
-            to_tensor(context_lens_S),
-            to_tensor(self._inputs.tables.columns(rows, num_blocks)),
-            query_len=width,
-        )
-        taken_TX = torch.cat([each.take(each.length) for each in waiting if each.length])
-        places_S = to_tensor(np.arange(len(rows)) * width + np.maximum(counts_S, 1) - 1).to(self._device)
-        if is_real_SF.all():
-            return inputs, places_S, taken_TX
-        states_TX = taken_TX.new_zeros(is_real_SF.size, taken_TX.shape[1])
-        states_TX[to_tensor(is_real_SF.reshape(-1).nonzero()[0]).to(self._device)] = taken_TX
-        return inputs, places_S, states_TX
-
-    def _later_passes(self, sequences: Many[Sequence], lengths: Many[int], num_ahead: int) -> list[StepInputs]:
-        """The passes after the first, one entry for each sequence; the ids are not known yet."""
-        rows = self._inputs.tables.rows(sequences)
-        last_S = np.array([len(sequence.tokens) - 2 for sequence in sequences])
-        places_J = np.arange(1, num_ahead)
-        is_real_SJ = places_J < np.array(lengths)[:, None]
-        positions_SJ, slots_SJ = self._inputs.positions_and_slots(rows, last_S[:, None] + places_J, is_real_SJ)
-        num_blocks = -(-int(positions_SJ.max(initial=0) + 1) // self._inputs.block_size)
-        tables_SB = to_tensor(self._inputs.tables.columns(rows, num_blocks)).to(self._device)
-        starts = to_tensor(np.arange(len(rows) + 1)).to(self._device)
-        positions_JS, slots_JS = to_tensor(positions_SJ.T).to(self._device), to_tensor(slots_SJ.T).to(self._device)
-        return [
-            StepInputs(positions_S, positions_S, slots_S, starts, positions_S + 1, tables_SB, query_len=1)
-            for positions_S, slots_S in zip(positions_JS, slots_JS, strict=True)
-        ]
+        plan = plan_round(self._inputs, sequences, waiting, lengths, num_ahead, width)
+        return plan, torch.cat([each.take(each.length) for each in waiting if each.length])
 
 
 class HeadRound:
@@ -212,7 +268,86 @@ class HeadRound:
             self.hidden_SE = self._run(replace(self._later[place - 1], ids_T=last_S), self.hidden_SE)
 
 
-def next_ids(sequences: Many[Sequence], waiting: Many[WaitingEntries], lengths: Many[int]) -> Tensor:
-    """The tokens after those that wait, one sequence after another."""
+def plan_round(
+    builder: InputBuilder,
+    sequences: Many[Sequence],
+    waiting: Many[WaitingEntries],
+    lengths: Many[int],
+    num_ahead: int,
+    width: int | None = None,
+) -> RoundPlan:
+    """Where the entries that wait go, and those of the passes after them; `width` places for each sequence."""
+    rows = builder.tables.rows(sequences)
+    counts_S, starts_S = (np.array([getattr(each, name) for each in waiting]) for name in ("length", "start"))
+    places_F = np.arange(int(counts_S.max()) if width is None else width)
+    is_real_SF = places_F < counts_S[:, None]
+    positions_SF, slots_SF = builder.positions_and_slots(rows, starts_S[:, None] + places_F, is_real_SF)
+    ids_SF = np.zeros(is_real_SF.shape, dtype=np.int64)
+    ids_SF[is_real_SF] = np.concatenate(next_ids(sequences, waiting, counts_S.tolist()))
+    next_S = np.array([len(sequence.tokens) for sequence in sequences])
+    places_J = np.arange(1, num_ahead)
+    is_real_SJ = places_J < np.array(lengths)[:, None]
+    positions_SJ, slots_SJ = builder.positions_and_slots(rows, next_S[:, None] - 2 + places_J, is_real_SJ)
+    end = max(int(starts_S.max()) + len(places_F), int(positions_SJ.max(initial=0)) + 1)  # padding counts
+    return RoundPlan(
+        ids_SF=ids_SF,
+        positions_SF=positions_SF,
+        slots_SF=slots_SF,
+        counts_S=counts_S,
+        starts_S=starts_S,
+        positions_SJ=positions_SJ,
+        slots_SJ=slots_SJ,
+        next_S=next_S,
+        tables_SB=builder.tables.columns(rows, -(-end // builder.block_size)),
+    )
+
+
+def first_inputs(plan: RoundPlan) -> StepInputs:
+    """The inputs of the pass over all entries that wait."""
+    num_sequences, width = plan.ids_SF.shape
+    return StepInputs(
+        to_tensor(plan.ids_SF.reshape(-1)),
+        to_tensor(plan.positions_SF.reshape(-1)),
+        to_tensor(plan.slots_SF.reshape(-1)),
+        to_tensor(np.arange(num_sequences + 1) * width),
+        to_tensor(plan.starts_S + width),  # padding counts
+        to_tensor(plan.tables_SB),
+        query_len=width,
+    )
+
+
+def later_inputs(plan: RoundPlan, device: torch.device) -> list[StepInputs]:
+    """The inputs of the passes after the first, one entry for each sequence; the ids are not known yet."""
+    tables_SB = to_tensor(plan.tables_SB).to(device)
+    starts = torch.arange(len(plan.next_S) + 1, device=device)
+    positions_JS, slots_JS = (to_tensor(each.T).to(device) for each in (plan.positions_SJ, plan.slots_SJ))
+    return [
+        StepInputs(positions_S, positions_S, slots_S, starts, positions_S + 1, tables_SB, query_len=1)
+        for positions_S, slots_S in zip(positions_JS, slots_JS, strict=True)
+    ]
+
+
+def last_places(plan: RoundPlan) -> Tensor:
+    """Where the last entry of each sequence is among all places of the first pass [S]."""
+    num_sequences, width = plan.ids_SF.shape
+    return to_tensor(np.arange(num_sequences) * width + np.maximum(plan.counts_S, 1) - 1)
+
+
+def real_places(plan: RoundPlan) -> Ints:
+    """Which places of the first pass are no padding [T]."""
+    return (np.arange(plan.ids_SF.shape[1]) < plan.counts_S[:, None]).reshape(-1).nonzero()[0]
+
+
+def with_padding(plan: RoundPlan, states_TX: Tensor) -> Tensor:
+    """Hidden states for all places of the first pass; zeros for padding."""
+    if len(states_TX) == plan.ids_SF.size:
+        return states_TX
+    padded = states_TX.new_zeros(plan.ids_SF.size, states_TX.shape[1])
+    padded[to_tensor(real_places(plan)).to(states_TX.device)] = states_TX
+    return padded
+
+
+def next_ids(sequences: Many[Sequence], waiting: Many[WaitingEntries], lengths: Many[int]) -> list[Ints]:
+    """The tokens after those that wait."""
     spans = zip(sequences, waiting, lengths, strict=True)
-    return to_tensor(np.concatenate([np.array(s.tokens[w.start + 1 : w.start + 1 + n], np.int64) for s, w, n in spans]))
+    return [np.array(s.tokens[w.start + 1 : w.start + 1 + n], np.int64) for s, w, n in spans]

@@ -118,7 +118,8 @@ def from_int8(cached: Tensor, dtype: torch.dtype) -> Tensor:
 def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """A tensor of zeros on the device."""
     if torch.device(device).type == "cpu":
-        return zeros_in_huge_pages(shape, dtype)
+        # A new sequence gets the lowest blocks: in huge pages, its first token would touch 2 MB in every tensor.
+        return zeros_in_huge_pages(shape, dtype, first_is_small=True)
     return torch.zeros(shape, device=device, dtype=dtype)
 
 

@@ -66,6 +66,8 @@ def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
 
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
+    if arch.recurrence is not None:
+        raise LLMError("recurrent layers cannot be split among ranks; use one rank")
     if (
         arch.num_heads % size
         or arch.intermediate_size % size
@@ -76,8 +78,6 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
             f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
             f"ranks; use a number of ranks that divides both"
         )
-    if arch.recurrence is not None:
-        raise LLMError("recurrent layers cannot be split among ranks; use one rank")
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
     if arch.alibi is not None:

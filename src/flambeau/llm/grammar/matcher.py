@@ -22,7 +22,8 @@ class GrammarMatcher:
         self._matcher, self._eos_ids = matcher, eos_ids
         self._num_words = -(-vocab_size // WORD)
         self._num_read = 0
-        self._end_bits = end_bits(eos_ids, self._num_words) if ignore_eos else None
+        self._ignored_ids = [*eos_ids] if ignore_eos else []
+        self._other_bits = ~end_bits(eos_ids, self._num_words)
         self.error = ""
 
     def read_to_end(self, new_ids: Sequence[int]) -> int | None:
@@ -50,6 +51,11 @@ class GrammarMatcher:
             self._matcher.rollback(num_ahead)
         return bits
 
+    def fill(self, tokens: Sequence[int], num_prompt: int, row: NDArray[np.int32]) -> None:
+        if len(tokens) - num_prompt != self._num_read:
+            self._read(tokens[num_prompt:])
+        self._fill(row)
+
     def _read(self, tokens: Sequence[int]) -> None:
         """Catch up with a sequence that was resumed; other tokens have been read as they came."""
         new = [*tokens[self._num_read :]]
@@ -68,8 +74,10 @@ class GrammarMatcher:
                 self._fail()
         if self.error:
             row[:] = 0  # no token can be chosen, which ends the sequence
-        elif self._end_bits is not None and (row & ~self._end_bits).any():
-            row &= ~self._end_bits
+        elif any(row[token // WORD] >> token % WORD & 1 for token in self._ignored_ids):
+            others = row & self._other_bits
+            if others.any():
+                row[:] = others
 
     def _fail(self) -> None:
         reason = self._matcher.get_error().partition("\n")[0]

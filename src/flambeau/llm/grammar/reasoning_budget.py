@@ -78,6 +78,9 @@ class ReasoningBudget:
             rows.append(self._of_answer(tokens, known, start, end - start))
         return np.concatenate(rows)
 
+    def fill(self, tokens: Sequence[int], num_prompt: int, row: Bits) -> None:
+        row[:] = self.masks(tokens[num_prompt:], (), 0, 1)[0]
+
     def _of_reply(self, tokens: Sequence[int], ahead: Sequence[int], first: int, num_places: int) -> Bits:
         if self._reply is None:
             return self._all(num_places)

@@ -49,12 +49,34 @@ def chunks(num_tokens: int) -> Iterator[slice]:
 
 
 def decay_between(log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """For log-decays […, L]: their running sums, and the decay […, L, L] from the column's token to the row's."""
+    """For log-decays […, L]: their running sums, and the decay […, L, L] from the column's token to the row's.
+
+    Differences of large sums lose digits: what a sum has beyond the digits of float32 is subtracted separately.
+    """
+    wide = log_decay.double() if log_decay.device.type != "mps" else log_decay  # which has no float64
+    sums = wide.cumsum(dim=-1)
+    total = sums.to(log_decay.dtype)
+    rest = (sums - total).to(log_decay.dtype)
+    between = differences(total).add_(rest.unsqueeze(-1)).sub_(rest.unsqueeze(-2))
+    return total, exp_of_earlier(between)
+
+
+def rounded_decay_between(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from the rounded sums, as reference implementations of the gated delta rule compute it."""
     total = log_decay.cumsum(dim=-1)
-    between = total.unsqueeze(-1) - total.unsqueeze(-2)
-    length = log_decay.shape[-1]
-    is_later = torch.ones(length, length, dtype=torch.bool, device=log_decay.device).triu(1)
-    return total, between.masked_fill(is_later, -torch.inf).exp()  # masked first: it would overflow there
+    return total, exp_of_earlier(differences(total))
+
+
+def differences(total: Tensor) -> Tensor:
+    """[…, L] to […, L, L]: the row's minus the column's."""
+    return total.unsqueeze(-1) - total.unsqueeze(-2)
+
+
+def exp_of_earlier(between: Tensor) -> Tensor:
+    """Decays from log-decays […, L, L]; 0 from later tokens to earlier ones."""
+    length = between.shape[-1]
+    is_later = torch.ones(length, length, dtype=torch.bool, device=between.device).triu(1)
+    return between.masked_fill(is_later, -torch.inf).exp()  # masked first: it would overflow there
 
 
 # ---- Mamba 2 ----
@@ -82,7 +104,7 @@ def scan_mamba2(
         inside = torch.einsum("sgrlm,smgrp->slgrp", scores, x)
         before = torch.einsum("slgn,sgrpn->slgrp", c, state) * total.movedim(-1, 1).unsqueeze(-1).exp()
         pieces.append(inside + before)
-        left = (total[..., -1:] - total).exp().movedim(-1, 1).unsqueeze(-1)  # of each token at the end of the chunk
+        left = decay[..., -1, :].movedim(-1, 1).unsqueeze(-1)  # of each token at the end of the chunk
         state = state * total[..., -1, None, None].exp() + torch.einsum("slgrp,slgn->sgrpn", x * left, b)
     return torch.cat(pieces, dim=1).flatten(2, 3), state.flatten(1, 2)
 
@@ -133,7 +155,7 @@ def scan_delta(
     for chunk in chunks(q_SQHK.shape[1]):
         q, k, v = (x[:, chunk].transpose(1, 2) for x in (q_SQHK, k_SQHK, v_SQHV))  # [S, H, L, …]
         beta = beta_SQH[:, chunk].transpose(1, 2).unsqueeze(-1)
-        total, decay = decay_between(log_decay_SQH[:, chunk].transpose(1, 2))
+        total, decay = rounded_decay_between(log_decay_SQH[:, chunk].transpose(1, 2))
         since = total.unsqueeze(-1).exp()  # decay from the start of the chunk
         # What each token adds depends on what the tokens before it have added: a triangular system.
         links = (beta * (k @ k.transpose(-1, -2)) * decay).tril(-1)

@@ -31,50 +31,75 @@ Ahead = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class MadeMasks:
-    """The masks of one sequence [W, B], and the tokens that they come after."""
+    """The masks of some sequences [P, W, B], and the tokens that they come after."""
 
-    num_tokens: int
-    ahead: Sequence[int]
-    bits: Bits
+    states: Sequence[SamplingState]
+    lengths: list[int]
+    ahead: Ahead | None
+    bits_PWB: Bits
+
+    def fit(self, states: Sequence[SamplingState], ahead: Ahead | None) -> bool:
+        return (self.states, self.lengths, self.ahead) == (states, lengths_of(states), ahead)
 
 
 class GrammarMasks:
     """Makes masks, one step at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
+        self._num_words = -(-vocab_size // 32)
         self._thread: ThreadPoolExecutor | None = None
-        self._made: Future[dict[SamplingState, MadeMasks]] | None = None
+        self._made: Future[MadeMasks] | None = None
 
     def prepare(self, states: Sequence[SamplingState], ahead: Ahead | None) -> None:
         """Start making the masks after these sequences' tokens, and after each of the tokens ahead."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._wait()
-        self._made = self._thread.submit(make_masks, states, ahead)
+        self._made = self._thread.submit(make_masks, states, ahead, self._num_words)
 
     def of(self, states: Sequence[SamplingState], ahead: Ahead | None, offset: int, num_places: int) -> Bits:
         """The masks [P, W, B] of places after the first `offset` of the tokens ahead."""
         made = self._wait()
-        found = []
-        for i, state in enumerate(states):
-            some, ready = [] if ahead is None else ahead[i], made.get(state)
-            if ready is not None and (ready.num_tokens, ready.ahead, offset) == (len(state.tokens), some, 0):
-                found.append(ready.bits)
-            else:  # a draft makes its proposal token by token
-                found.append(masks_of(state, some, offset, num_places))
-        return np.stack(found)
+        if made is not None and offset == 0 and made.fit(states, ahead):
+            return made.bits_PWB
+        if (ahead, offset, num_places) == (None, 0, 1):
+            return make_masks(states, None, self._num_words).bits_PWB
+        # A draft makes its proposal token by token.
+        some = [()] * len(states) if ahead is None else ahead
+        return np.stack([masks_of(*each, offset, num_places) for each in zip(states, some, strict=True)])
 
-    def _wait(self) -> dict[SamplingState, MadeMasks]:
-        """What was made beside the step. The matchers are free to use afterwards."""
-        return self._made.result() if self._made is not None else {}
+    def next_of(self, states: Sequence[SamplingState | None]) -> Bits:
+        """The masks [S, B] of the next token of each sequence; without a grammar, and for None, all are allowed."""
+        constrained = [(i, state) for i, state in enumerate(states) if state is not None and state.grammar is not None]
+        bits_PB = self.of([state for _, state in constrained], None, 0, 1)[:, 0]
+        if len(constrained) == len(states):
+            return bits_PB
+        bits_SB = np.full((len(states), self._num_words), -1, np.int32)
+        bits_SB[[i for i, _ in constrained]] = bits_PB
+        return bits_SB
+
+    def _wait(self) -> MadeMasks | None:
+        """What was made beside the step. The matchers are free to use afterwards.
+
+        On a busy machine the thread may not have begun; then the caller makes the masks sooner by itself.
+        """
+        return None if self._made is None or self._made.cancel() else self._made.result()
 
 
-def make_masks(states: Sequence[SamplingState], ahead: Ahead | None) -> dict[SamplingState, MadeMasks]:
-    tokens: Ahead = [[] for _ in states] if ahead is None else ahead
-    return {
-        state: MadeMasks(len(state.tokens), some, masks_of(state, some, 0, len(some) + 1))
-        for state, some in zip(states, tokens, strict=True)
-    }
+def lengths_of(states: Sequence[SamplingState]) -> list[int]:
+    return [len(state.tokens) for state in states]
+
+
+def make_masks(states: Sequence[SamplingState], ahead: Ahead | None, num_words: int) -> MadeMasks:
+    """The masks after the tokens of each sequence and after each of those ahead, of which all have the same number."""
+    if ahead is not None:
+        masks = [masks_of(state, some, 0, len(some) + 1) for state, some in zip(states, ahead, strict=True)]
+        return MadeMasks(states, lengths_of(states), ahead, np.stack(masks))
+    bits_PWB = np.empty((len(states), 1, num_words), np.int32)
+    for state, bits_WB in zip(states, bits_PWB, strict=True):
+        assert state.grammar is not None
+        state.grammar.fill(state.tokens, state.num_prompt, bits_WB[0])
+    return MadeMasks(states, lengths_of(states), None, bits_PWB)
 
 
 def masks_of(state: SamplingState, ahead: Sequence[int], offset: int, num_places: int) -> Bits:
@@ -91,9 +116,10 @@ def mask_logits(logits_SWV: Tensor, bits_PWB: Bits, rows_P: Tensor | None) -> Te
 
 
 def masked(logits_PWV: Tensor, bits_PWB: Bits) -> Tensor:
-    """A copy with -inf for tokens that are not allowed."""
+    """A copy with -inf for tokens that are not allowed; NaN stays, so that a broken network is noticed."""
     if logits_PWV.device.type != "cpu" or logits_PWV.dtype != torch.float32:
-        return torch.where(expand_bits(bits_PWB, logits_PWV.shape[-1], logits_PWV.device), logits_PWV, -torch.inf)
+        is_allowed = expand_bits(bits_PWB, logits_PWV.shape[-1], logits_PWV.device)
+        return torch.where(is_allowed, logits_PWV, logits_PWV - torch.inf)
     # 0 or -inf for each token, which is added: many times as fast as a choice for each.
     copy: NDArray[np.float32] = BYTE_LOGITS.take(bits_PWB.view(np.uint8), axis=0)
     copy = copy.reshape(*bits_PWB.shape[:2], -1)[..., : logits_PWV.shape[-1]]

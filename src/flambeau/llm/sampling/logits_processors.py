@@ -88,13 +88,14 @@ class LogitsProcessors:
         self._constrained = [states[i] for i in constrained]
         self._constrained_rows = None if len(constrained) == len(states) else torch.tensor(constrained, device=device)
         self._constrained_places = constrained
-        self.are_none = not (self._biased or self._with_min_tokens or self._penalized or self._constrained)
+        self.are_masks = not (self._biased or self._with_min_tokens or self._penalized)  # or nothing at all
+        self.are_none = self.are_masks and not self._constrained
 
     def argmax(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """The token [S, W] with the largest changed logit, the first of equals; NO_TOKEN if it is not finite."""
         if not self._constrained or logits_SWV.device.type != "cpu" or logits_SWV.dtype != torch.float32:
             return argmax_tokens(self.apply(logits_SWV, ahead_SA, offset))
-        if self._biased or self._with_min_tokens or self._penalized:
+        if not self.are_masks:
             logits_SWV = self._changed(logits_SWV.clone(), ahead_SA, offset)
         bits = self._bits(logits_SWV.shape[1], ahead_SA, offset)
         return best_allowed(logits_SWV, bits, self._constrained_places)
@@ -103,7 +104,7 @@ class LogitsProcessors:
         """Changed logits; place w comes after the sequence's tokens and the first `offset + w` of the tokens ahead."""
         if self.are_none:
             return logits_SWV
-        if self._biased or self._with_min_tokens or self._penalized:
+        if not self.are_masks:
             logits_SWV = self._changed(logits_SWV.clone(), ahead_SA, offset)
         return self._constrain(logits_SWV, ahead_SA, offset) if self._constrained else logits_SWV
 

@@ -101,6 +101,7 @@ class RowSettings:
 
     keys_S: NDArray[np.int64]
     numbers: NDArray[np.float32]  # a row for each of NUMBERS; the temperature 0 stands for the best token
+    is_constrained: bool = False  # masks say which tokens may be chosen, once the tokens before are known
 
     @classmethod
     def of(cls, states: Sequence[SamplingState], vocab_size: int) -> RowSettings:
@@ -111,7 +112,8 @@ class RowSettings:
             [p.top_p for p in params],
             [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params],
         ]
-        return cls(np.array([state.key for state in states]), np.array(numbers, np.float32))
+        is_constrained = any(state.grammar is not None for state in states)
+        return cls(np.array([state.key for state in states]), np.array(numbers, np.float32), is_constrained)
 
 
 def sampling_method(params: SamplingParams, vocab_size: int) -> SamplingMethod:

@@ -3,7 +3,7 @@
 What a sequence gets depends on its own logits, settings, seed and position, and on nothing else in the batch.
 
 Shapes: S sequences · W places of each: one, or several when proposed tokens are verified · V vocabulary · C candidates
-· A tokens proposed ahead · M tokens with log-probabilities
+· A tokens proposed ahead · M tokens with log-probabilities · B words of 32 tokens
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from flambeau.llm.core.outputs import NO_TOKEN, TokenInfo
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
-from flambeau.llm.sampling.grammar_masks import GrammarMasks
+from flambeau.llm.sampling.grammar_masks import Bits, GrammarMasks
 from flambeau.llm.sampling.logits_processors import LogitsProcessors, TokenCounts, argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings, SamplingGroup, group_states, merge_groups
 
@@ -34,7 +34,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._counts = TokenCounts(vocab_size, self.device)
-        self._masks = GrammarMasks()
+        self._masks = GrammarMasks(vocab_size)
         self._tokens_V = torch.arange(vocab_size, device=self.device)
         self._batches: list[_SamplingBatch] = []
 
@@ -82,11 +82,19 @@ class Sampler:
         return self._batch(states).takes_argmax
 
     def row_settings(self, states: Sequence[SamplingState]) -> RowSettings | None:
-        """The settings for a backend that samples by itself; None if logits are changed before.
+        """The settings for a backend that samples by itself; None if logits are changed before, but by masks.
 
         The same sequences get the same object.
         """
         return self._batch(states).row_settings
+
+    def masks(self, states: Sequence[SamplingState | None]) -> Bits:
+        """Which tokens may come next [S, B], for such a backend; all of them without a grammar, or for None."""
+        return self._masks.next_of(states)
+
+    def draw_settings(self, states: Sequence[SamplingState]) -> RowSettings:
+        """The settings for tokens that are only proposed: without what changes logits before."""
+        return self._batch(states).settings
 
     def keys(self, states: Sequence[SamplingState]) -> Tensor:
         """Where the random numbers of each sequence begin [S]."""
@@ -115,8 +123,8 @@ class Sampler:
         groups = group_states(states, self._vocab_size, self.device)
         keys_S = torch.tensor([state.key for state in states], device=self.device)
         processors = LogitsProcessors(states, self._counts, self._masks, self._eos_ids, self.device)
-        row_settings = RowSettings.of(states, self._vocab_size) if processors.are_none else None
-        batch = _SamplingBatch(states, groups, processors, keys_S, row_settings)
+        settings = RowSettings.of(states, self._vocab_size)
+        batch = _SamplingBatch(states, groups, processors, keys_S, settings)
         self._batches = [batch, *self._batches[: MAX_BATCHES - 1]]
         return batch
 
@@ -129,7 +137,11 @@ class _SamplingBatch:
     groups: list[SamplingGroup]
     processors: LogitsProcessors
     keys_S: Tensor
-    row_settings: RowSettings | None
+    settings: RowSettings
+
+    @property
+    def row_settings(self) -> RowSettings | None:
+        return self.settings if self.processors.are_masks else None
 
     @property
     def is_greedy(self) -> bool:

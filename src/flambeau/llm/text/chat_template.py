@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 IMAGE_PART = {"type": "image"}
-END_MARK = "\ufdd1"  # a noncharacter: where the text of a message ends
+END_MARK = "\ufdd1 "  # a noncharacter: where the text of a message ends; templates that trim it lose the space
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a model thought
 USED = ("default", "tool_use")  # other named templates are ignored
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
@@ -109,10 +110,16 @@ def read_message(message: Message, name: str) -> dict[str, Any]:
             check_part(part, f"{name}.content[{number}]")
     elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise InvalidRequest(f"{name}.content must be a text or a list of text parts", f"{name}.content")
-    copy = dict(message)
+    copy = with_reasoning(message)
     if message.get("tool_calls"):
         copy["tool_calls"] = [with_parsed_arguments(call) for call in message["tool_calls"]]
     return copy
+
+
+def with_reasoning(message: Message) -> dict[str, Any]:
+    """A copy with what the model thought under both names that templates read, as in transformers."""
+    thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return dict(message) if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def check_part(part: Any, name: str) -> None:
@@ -167,11 +174,12 @@ def with_end_mark(messages: Sequence[Message]) -> list[Message]:
 
 
 def up_to_end_mark(text: str) -> str:
-    before, mark, _ = text.rpartition(END_MARK)
+    """The text before the mark, without spaces at its end if the template trims messages."""
+    before, mark, after = text.rpartition(END_MARK.strip())
     if not mark:
         raise InvalidRequest(
             "the model's chat template does not show the last message as it is, so it cannot be continued; end the "
             "messages with one of the user",
             "messages",
         )
-    return before
+    return before if after.startswith(" ") else before.rstrip()

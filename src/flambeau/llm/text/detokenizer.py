@@ -14,6 +14,17 @@ LeadingSpaces = Literal["keep", "drop one", "drop all"]
 """What happens to spaces at the start of a text: SentencePiece adds one that is not part of it."""
 
 REPLACEMENT = "\ufffd"
+EACH_BYTE = "flambeau.replace_each_byte"  # an error handler of Python's codecs
+
+
+def replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """One replacement character for each byte that is not text, as SentencePiece decodes it."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(EACH_BYTE, replace_each_byte)
 
 
 class CharacterDecoder(Protocol):
@@ -136,11 +147,15 @@ class ByteDecoder:
     """
 
     def __init__(
-        self, visible_bytes: Callable[[int], bytes], spaces: LeadingSpaces, prompt_ids: Sequence[int] = ()
+        self,
+        visible_bytes: Callable[[int], bytes],
+        spaces: LeadingSpaces,
+        prompt_ids: Sequence[int] = (),
+        errors: str = "replace",
     ) -> None:
         self._visible_bytes = visible_bytes
         self._spaces = spaces  # becomes "keep" once the text has begun
-        decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder: Any = codecs.getincrementaldecoder("utf-8")(errors)
         self._decoder = decoder
         self._decode: Callable[..., str] = decoder.decode
         self._skip_prompt(prompt_ids)

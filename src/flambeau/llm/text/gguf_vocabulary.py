@@ -8,9 +8,11 @@ from typing import Any
 
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.gguf_header import GgufHeader
+from flambeau.llm.text.tokenizer_files import Strips
 from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary, open_sentencepiece
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # types of tokens
+NAMED = (CONTROL, USER_DEFINED)
 REMEDY = "name the model's own tokenizer.json or tokenizer.model with tokenizer_path (--tokenizer)"
 
 # ---- rules that split text before byte-level pairs are merged ----
@@ -32,7 +34,7 @@ def _by_word(digits: str) -> str:
 
 LLAMA_3, QWEN, TEKKEN = _by_word(r"\p{N}{1,3}"), _by_word(r"\p{N}"), _by_case("", r"\p{N}")
 GPT_4O = _by_case(f"(?:{_CONTRACTIONS})?", r"\p{N}{1,3}")
-GPT_2, DIGITS = "gpt-2", "digits"  # rules that the library has
+GPT_2, DIGITS, DEEPSEEK_CODER = "gpt-2", "digits", "deepseek-coder"  # rules in several steps
 SPLITS = {  # by tokenizer.ggml.pre
     "llama-bpe": LLAMA_3,
     "llama3": LLAMA_3,
@@ -49,7 +51,9 @@ SPLITS = {  # by tokenizer.ggml.pre
     "starcoder": DIGITS,
     "refact": DIGITS,
     "command-r": DIGITS,
+    "deepseek-coder": DEEPSEEK_CODER,
 }
+DEEPSEEK_STEPS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
 WHOLE_WORDS = (LLAMA_3, TEKKEN, GPT_4O)  # a word that is a token is taken as it is, without merges
 BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # texts begin with BOS unless the file says otherwise
 COMPOSED = (QWEN,)  # characters are composed first (NFC)
@@ -126,6 +130,10 @@ def byte_level_tokenizer(header: GgufHeader, split: str) -> Any:
         steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     elif split == DIGITS:
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif split == DEEPSEEK_CODER:
+        steps = [pre_tokenizers.Split(Regex(step), "isolated") for step in DEEPSEEK_STEPS]
+        steps += [pre_tokenizers.Digits(individual_digits=True)]
+        steps += [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     else:
         by_rule = pre_tokenizers.Split(Regex(split), "isolated")
         steps = [by_rule, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -134,7 +142,7 @@ def byte_level_tokenizer(header: GgufHeader, split: str) -> Any:
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
         for token, kind in zip(tokens, types_of(header), strict=True)
-        if kind in (CONTROL, USER_DEFINED)
+        if kind in NAMED
     ]
     tokenizer.add_tokens(added)
     return tokenizer
@@ -156,12 +164,31 @@ def add_begin(tokenizer: Any, header: GgufHeader, *, default: bool) -> None:
 
 def sentencepiece_vocabulary(header: GgufHeader) -> SentencePieceVocabulary:
     processor = open_sentencepiece(sentencepiece_model(header), str(header.path))
-    return SentencePieceVocabulary(processor, {}, add_bos=bool(value(header, "add_bos_token", True)))
+    add_bos = bool(value(header, "add_bos_token", True))
+    return SentencePieceVocabulary(processor, {}, add_bos=add_bos, strips=stripped_names(header))
+
+
+def stripped_names(header: GgufHeader) -> dict[str, Strips]:
+    """Names that take the spaces behind them, which a GGUF file does not tell: those of Phi-3 do."""
+    if header.architecture != "phi3":
+        return {}
+    special = [text for text, kind in zip(tokens_of(header), types_of(header), strict=True) if kind in NAMED]
+    return {text: Strips(right=True) for text in special if text not in ("<unk>", "<s>", "<|endoftext|>")}
+
+
+def piece_types(header: GgufHeader) -> list[int]:
+    """The types of the tokens; SentencePiece has exactly one unknown piece, and files fill up with others."""
+    types = types_of(header)
+    given = value(header, "unknown_token_id")
+    unknown = given if isinstance(given, int) and 0 <= given < len(types) else None
+    if unknown is None and UNKNOWN in types:
+        unknown = types.index(UNKNOWN)
+    return [UNKNOWN if i == unknown else UNUSED if kind == UNKNOWN else kind for i, kind in enumerate(types)]
 
 
 def sentencepiece_model(header: GgufHeader) -> bytes:
     """The file of SentencePiece that the tokens come from; its format is a protocol buffer."""
-    tokens, types = tokens_of(header), types_of(header)
+    tokens, types = tokens_of(header), piece_types(header)
     scores = value(header, "scores") or [0.0] * len(tokens)
     if len(scores) != len(tokens):
         raise TokenizerError(f"{header.path} has {len(tokens)} tokens and {len(scores)} scores of them")

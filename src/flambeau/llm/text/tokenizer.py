@@ -29,7 +29,15 @@ from flambeau.llm.text.detokenizer import (
 from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
 from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
 from flambeau.llm.text.infill import find_infill
-from flambeau.llm.text.tokenizer_files import added_tokens, end_ids, find_file, named_tokens, read_json, read_templates
+from flambeau.llm.text.tokenizer_files import (
+    Strips,
+    added_tokens,
+    end_ids,
+    find_file,
+    named_tokens,
+    read_json,
+    read_templates,
+)
 from flambeau.llm.text.vocabulary import (
     SentencePieceVocabulary,
     TokenizersVocabulary,
@@ -64,6 +72,7 @@ class Tokenizer:
         self._special = frozenset(vocabulary.special_ids.values())
         names = sorted(filter(None, vocabulary.named_ids), key=len, reverse=True)
         self._name_pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._part_pattern = re.compile("|".join(with_spaces(name, vocabulary.strips) for name in names) or "(?!)")
         self._visible: dict[int, bytes] = {}
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
@@ -101,7 +110,7 @@ class Tokenizer:
         if not self._vocabulary.has_bytes:
             return self._vocabulary.decode(token_ids)
         text = b"".join(map(self.visible_bytes, token_ids))
-        return strip_leading(text, self._vocabulary.leading_spaces).decode("utf-8", "replace")
+        return strip_leading(text, self._vocabulary.leading_spaces).decode("utf-8", self._vocabulary.byte_errors)
 
     def detokenizer(
         self,
@@ -125,7 +134,8 @@ class Tokenizer:
     def _character_decoder(self, prompt_ids: Sequence[int]) -> CharacterDecoder:
         if not self._vocabulary.has_bytes:
             return WindowDecoder(self._vocabulary.decode, prompt_ids)
-        return ByteDecoder(self.visible_bytes, self._vocabulary.leading_spaces, prompt_ids)
+        vocabulary = self._vocabulary
+        return ByteDecoder(self.visible_bytes, vocabulary.leading_spaces, prompt_ids, vocabulary.byte_errors)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be part of a character; for a special token, its name."""
@@ -225,14 +235,21 @@ class Tokenizer:
         """Ids of a rendered conversation: special tokens for whole names, text between them."""
         ids: list[int] = []
         at = 0
-        for found in self._name_pattern.finditer(text):
+        named_ids = self._vocabulary.named_ids
+        for found in self._part_pattern.finditer(text):
             ids += self._encode_text(text[at : found.start()])
-            ids.append(self._vocabulary.named_ids[found[0]])
+            ids.append(named_ids[found[0] if found[0] in named_ids else found[0].strip()])
             at = found.end()
         return ids + self._encode_text(text[at:])
 
     def _encode_text(self, text: str) -> list[int]:
         return self._vocabulary.encode_plain(text.replace(MASK, "")) if text else []
+
+
+def with_spaces(name: str, strips: Mapping[str, Strips]) -> str:
+    """The pattern of a token's name with the spaces that it takes."""
+    own = strips.get(name, Strips())
+    return (r"\s*" if own.left else "") + re.escape(name) + (r"\s*" if own.right else "")
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:

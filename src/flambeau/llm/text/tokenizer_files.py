@@ -62,11 +62,20 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Strips:
+    """Whether the name of a token takes the spaces beside it."""
+
+    left: bool = False
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AddedToken:
     """A token that was added to a SentencePiece model."""
 
     token_id: int
     is_special: bool = True  # and therefore not text
+    strips: Strips = Strips()
 
 
 def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedToken]:
@@ -74,7 +83,11 @@ def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedTo
     described = settings.get("added_tokens_decoder") or {}
     try:
         tokens = {
-            str(token["content"]): AddedToken(int(token_id), token.get("special") is not False)
+            str(token["content"]): AddedToken(
+                int(token_id),
+                token.get("special") is not False,
+                Strips(bool(token.get("lstrip")), bool(token.get("rstrip"))),
+            )
             for token_id, token in described.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -94,16 +107,25 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; a single one is named "default"."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"cannot read the chat template {file}: {error}") from error
-    given = settings.get("chat_template")
+    """Chat templates by name; a single one is named "default". Files come before tokenizer_config.json."""
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files = {"default": folder / "chat_template.jinja"} | {file.stem: file for file in others}
+    found = {name: read_template(file) for name, file in files.items() if file.is_file()}
+    return found if "default" in found else declared_templates(folder, settings) | found
+
+
+def declared_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of tokenizer_config.json, or of a file that older models with images have."""
+    given = settings.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(given, str):
         return {"default": given}
     named = given if isinstance(given, list) else []
     pairs = [(item.get("name"), item.get("template")) for item in named if isinstance(item, dict)]
     return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
+
+
+def read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"cannot read the chat template {file}: {error}") from error

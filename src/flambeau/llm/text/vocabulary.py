@@ -7,12 +7,14 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
-from flambeau.llm.text.detokenizer import LeadingSpaces
-from flambeau.llm.text.tokenizer_files import AddedToken
+from flambeau.llm.text.detokenizer import EACH_BYTE, LeadingSpaces
+from flambeau.llm.text.tokenizer_files import AddedToken, Strips
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 LONG_TEXT = 2000  # characters: about a millisecond
@@ -30,8 +32,10 @@ class Vocabulary(Protocol):
     pad_id: int | None
     special_ids: Mapping[str, int]  # control tokens, which are not text
     named_ids: Mapping[str, int]  # tokens that only their names in a template produce
+    strips: Mapping[str, Strips]  # of those that take the spaces beside them
     leading_spaces: LeadingSpaces
     has_bytes: bool  # each token has bytes of its own; otherwise `decode` is needed
+    byte_errors: str  # how bytes that are no text are shown: an error handler of Python's codecs
     finds_special: bool  # `encode` turns "<s>" into the token of that name
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -67,11 +71,22 @@ class SentencePieceVocabulary:
     """A SentencePiece `.model`. Text never produces a control piece such as "<s>"; only its id does."""
 
     has_bytes = True
+    byte_errors = EACH_BYTE
     finds_special = False
 
-    def __init__(self, processor: Any, added: Mapping[str, AddedToken], add_bos: bool = True) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        added: Mapping[str, AddedToken],
+        add_bos: bool = True,
+        strips: Mapping[str, Strips] = MappingProxyType({}),
+    ) -> None:
         self._processor = p = processor
+        self.strips: Mapping[str, Strips] = {**strips, **{text: token.strips for text, token in added.items()}}
         self._pieces = self.num_base = p.vocab_size()
+        declared = {text: token.token_id for text, token in added.items() if token.is_special}
+        own = {text: i for text, i in declared.items() if i < self._pieces and is_user_defined(p, i, text)}
+        self._own_names = re.compile("|".join(map(re.escape, own)) or "(?!)")
         added = {text: token for text, token in added.items() if token.token_id >= self._pieces}
         self._added = {token.token_id: text for text, token in added.items()}
         self.size = max(self._pieces, *self._added, -1) + 1 if self._added else self._pieces
@@ -80,7 +95,7 @@ class SentencePieceVocabulary:
         self.unk_id = p.unk_id() if p.unk_id() >= 0 else None
         self.pad_id = p.pad_id() if p.pad_id() >= 0 else None
         self._add_bos = add_bos and self.bos_id is not None
-        controls = {p.id_to_piece(i): i for i in range(self._pieces) if p.is_control(i)}
+        controls = {p.id_to_piece(i): i for i in range(self._pieces) if p.is_control(i)} | own
         special = {text: token.token_id for text, token in added.items() if token.is_special}
         self.special_ids: Mapping[str, int] = controls | special
         self.named_ids: Mapping[str, int] = controls | {text: token.token_id for text, token in added.items()}
@@ -89,9 +104,14 @@ class SentencePieceVocabulary:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of a text, with BOS before them."""
         begin = [self.bos_id] if add_special and self._add_bos and self.bos_id is not None else []
-        return begin + self.encode_plain(text)
+        return begin + self._ids(text)
 
     def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text; special pieces that the library would find in it are cut."""
+        cuts = [0, *(found.start() + 1 for found in self._own_names.finditer(text)), len(text)]
+        return [token_id for i, j in pairwise(cuts) for token_id in self._ids(text[i:j])]
+
+    def _ids(self, text: str) -> list[int]:
         check_unicode(text)
         ids: list[int] = self._processor.encode(text)
         return ids
@@ -125,6 +145,12 @@ class SentencePieceVocabulary:
         return None if found == self.unk_id and self._processor.id_to_piece(found) != piece else found
 
 
+def is_user_defined(processor: Any, token_id: int, text: str) -> bool:
+    """Whether a piece is found in any text, whatever is around it."""
+    is_other = processor.is_control(token_id) or processor.is_unknown(token_id) or processor.is_byte(token_id)
+    return not is_other and processor.id_to_piece(token_id) == text
+
+
 def open_sentencepiece(content: bytes, source: str) -> Any:
     """A processor of the library; `source` is named in errors."""
     try:
@@ -139,8 +165,8 @@ def open_sentencepiece(content: bytes, source: str) -> Any:
 
 def dropped_spaces(processor: Any) -> LeadingSpaces:
     """What a model does with leading spaces, found by decoding some."""
-    starts = (i for i in range(processor.vocab_size()) if processor.id_to_piece(i).startswith(SPACE))
-    first = next(starts, None)
+    pieces = ((i, processor.id_to_piece(i)) for i in range(processor.vocab_size()))
+    first = next((i for i, piece in pieces if piece.startswith(SPACE) and not piece.startswith(2 * SPACE)), None)
     if first is None or processor.decode([first]).startswith(" "):
         return "keep"
     space = processor.piece_to_id(SPACE)
@@ -181,11 +207,15 @@ class TokenizersVocabulary:
     def __init__(self, tokenizer: Any, tokens: Mapping[str, str]) -> None:
         self._tokenizer = t = tokenizer
         self._plain = SharedSetting(self._set_plain)
-        self._added = {i: token.content for i, token in t.get_added_tokens_decoder().items()}
+        self._added = {i: str(token.content) for i, token in t.get_added_tokens_decoder().items()}
         self.special_ids: Mapping[str, int] = {
             token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
         }
+        self._special = frozenset(self.special_ids.values())
         self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
+        self.strips: Mapping[str, Strips] = {
+            token.content: Strips(token.lstrip, token.rstrip) for token in t.get_added_tokens_decoder().values()
+        }
         self.size = max(t.get_vocab_size(), *(i + 1 for i in self._added), 0)
         self.num_base = t.get_vocab_size(with_added_tokens=False)
         begin = t.encode("").ids  # the ids before an empty text: BOS, if there is one
@@ -193,10 +223,12 @@ class TokenizersVocabulary:
         self.eos_id = t.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
         self.unk_id = t.token_to_id(tokens["unk_token"]) if "unk_token" in tokens else None
         self.pad_id = t.token_to_id(tokens["pad_token"]) if "pad_token" in tokens else None
-        steps = decoder_steps(json.loads(t.to_str()).get("decoder"))
+        # As JSON it is what its pickle has; that of the whole tokenizer takes as long as reading it.
+        steps = decoder_steps(None if t.decoder is None else json.loads(t.decoder.__getstate__()))
         self.has_bytes = steps is not None
         self._is_byte_level = steps == ["ByteLevel"]
         self._has_byte_fallback = steps is not None and "ByteFallback" in steps
+        self.byte_errors = EACH_BYTE if self._has_byte_fallback else "replace"
         self.leading_spaces: LeadingSpaces = "drop one" if steps is not None and "Strip" in steps else "keep"
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -234,9 +266,9 @@ class TokenizersVocabulary:
     def token_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id < self.size:
             return b""
-        if token_id in self._added:
-            return str(self._added[token_id]).encode()
-        token: str = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self._special or (self._is_byte_level and token_id in self._added):
+            return self._added[token_id].encode()
+        token: str = self._tokenizer.id_to_token(token_id) or ""  # of an added token: as the normalizer writes it
         if not self.has_bytes:
             return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
         if self._is_byte_level:

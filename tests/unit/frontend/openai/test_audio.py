@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from flambeau.errors import BadRequest, InvalidField
+from flambeau.config.server import ErrorStyle
+from flambeau.errors import BadRequest, InvalidField, JobFailed
 from flambeau.frontend.http.bodies import read_form
 from flambeau.frontend.openai.audio import (
     TranscriptionRequest,
+    TranscriptReply,
     TranslationRequest,
     order_of,
     sound_of,
     to_document,
 )
 from flambeau.frontend.openai.requests import read_object
+from flambeau.wire.messages import Part
+from support.http_exchanges import FakeConnection, new_exchange
 
 SOUND = b"RIFF"
 
@@ -43,6 +49,12 @@ def test_fields_become_an_order_for_the_handler():
         "prompt": "Ada",
     }
     assert sound_of(form_of(("model", "m"))) == SOUND
+
+
+def test_handler_of_a_streamed_transcript_is_told_so():
+    for written, is_streamed in (("true", True), ("True", True), ("false", False)):
+        order = json.loads(order_of(read(("stream", written)), "transcribe"))
+        assert order.get("stream", False) is is_streamed
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,8 @@ def test_translation_has_fewer_fields():
         ([("temperature", "nan")], "temperature"),
         ([("temperature", "2")], "temperature"),
         ([("language", "de"), ("language", "en")], "language"),
-        ([("stream", "true")], "stream"),
+        ([("stream", "yes")], "stream"),
+        ([("stream", "true"), ("response_format", "srt")], "stream"),
         ([("include[]", "logprobs")], "include"),
         ([("chunking_strategy", "auto")], "chunking_strategy"),
         ([("timestamp_granularities[]", "word")], "timestamp_granularities"),
@@ -106,3 +119,53 @@ def test_form_needs_one_sound():
         read_form("multipart/form-data; boundary=x", two)
     with pytest.raises(BadRequest, match="multipart"):
         read_form("application/json", b"{}")
+
+
+def reply_of(*fields):
+    connection = FakeConnection()
+    model = SimpleNamespace(name="m", answers=Counter())
+    exchange = new_exchange(connection, "POST", "/v1/audio/transcriptions", version="1.0")
+    return TranscriptReply(exchange, model, ErrorStyle(), read(*fields), "transcribe"), connection
+
+
+def piece(text, *, last=False):
+    return Part(1, json.dumps({"text": text}).encode(), last=last)
+
+
+def events_of(connection):
+    return [json.loads(event.removeprefix("data: ")) for event in connection.body.decode().strip().split("\n\n")]
+
+
+def test_pieces_are_events_of_a_stream():
+    reply, connection = reply_of(("stream", "true"))
+    reply.on_parts([piece(" "), piece(" Hello")])
+    assert events_of(connection) == [{"type": "transcript.text.delta", "delta": "Hello"}]
+    reply.on_parts([piece(" there. "), Part(1, b"")])
+    *_, delta, done = events_of(connection)
+    assert delta["delta"] == " there. "
+    assert done == {"type": "transcript.text.done", "text": "Hello there."}
+    assert connection.events[-1] == "finished"
+
+
+def test_whole_transcript_is_a_stream_of_one_piece():
+    reply, connection = reply_of(("stream", "true"))
+    reply.on_parts([piece("Hello", last=True)])
+    assert [event["type"] for event in events_of(connection)] == ["transcript.text.delta", "transcript.text.done"]
+
+
+def test_pieces_are_joined_without_a_stream():
+    reply, connection = reply_of(("response_format", "text"))
+    reply.on_parts([piece("Hello ")])
+    assert not connection.sent
+    reply.on_parts([piece("there.", last=True)])
+    assert connection.body == b"Hello there.\n"
+
+
+def test_failed_stream_ends_with_an_error():
+    reply, connection = reply_of(("stream", "true"))
+    reply.on_parts([piece("Hello")])
+    reply.on_error(JobFailed("it fell", status=503))
+    assert "it fell" in events_of(connection)[-1]["error"]["message"]
+    reply, connection = reply_of(("stream", "true"))
+    reply.on_parts([Part(1, b"Hello", last=False)])
+    assert connection.status == 500

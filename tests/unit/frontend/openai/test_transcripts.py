@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from flambeau.frontend.openai.transcripts import content_type_of, read_transcript, to_body
+from flambeau.frontend.openai.transcripts import content_type_of, joined, read_transcript, to_body
 
 REPLY = {
     "text": " Hello there. Bye.",
@@ -21,7 +21,7 @@ REPLY = {
 
 
 def body_of(response_format, **changes):
-    found = read_transcript(json.dumps({**REPLY, **changes}).encode(), ())
+    found = joined([read_transcript(json.dumps({**REPLY, **changes}).encode())], ())
     return to_body(found, response_format, "transcribe").decode()
 
 
@@ -69,4 +69,13 @@ def test_subtitles():
 )
 def test_reply_without_what_was_asked_for_is_an_error(reply, timestamps):
     with pytest.raises(msgspec.DecodeError):
-        read_transcript(json.dumps(reply).encode(), timestamps)
+        joined([read_transcript(json.dumps(reply).encode())], timestamps)
+
+
+def test_pieces_are_joined():
+    more = {"text": " Again.", "segments": [{"start": 3662, "end": 3663, "text": " Again."}], "duration": 3663}
+    found = joined([read_transcript(json.dumps(piece).encode()) for piece in (REPLY, more)], ["segment"])
+    assert found.text == " Hello there. Bye. Again."
+    assert (found.language, found.duration, len(found.segments), found.words) == ("english", 3663, 3, None)
+    with pytest.raises(msgspec.DecodeError):
+        joined([], ())

@@ -358,13 +358,31 @@ def test_speech_recognition_with_a_decoder(task_of, folder_of):
     same([ask(task, body)[0] for body in bodies], wanted)
 
 
-def transcribe(speech, samples: Any, **order: Any) -> dict[str, Any]:
-    """The transcript that the front end asks for."""
+def reply_to(speech, samples: Any, **order: Any) -> Any:
+    """The reply to what the front end asks for."""
     given = json.dumps({"task": "transcribe", "timestamps": [], **order}).encode()
     row = {"file": bytearray(wav(samples)), "transcription": bytearray(given)}
     request = read_task_request(row, speech.known, fields=speech.fields, is_binary=speech.is_binary)
     inputs = speech.prepare(request)
-    return json.loads(json.dumps(speech.reply(request, inputs, speech.run(inputs))))
+    return speech.reply(request, inputs, speech.run(inputs))
+
+
+def transcribe(speech, samples: Any, **order: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(reply_to(speech, samples, **order)))
+
+
+@pytest.mark.parametrize("seconds", [2.0, 65.0])  # the second in three windows or more
+def test_streamed_transcript_is_the_whole_one(task_of, seconds):
+    task = task_of("automatic-speech-recognition", "multilingual_whisper")
+    sound, order = pretrained_models.tone(seconds), {"language": "de", "prompt": "the cat"}
+    whole = transcribe(task, sound, **order)["text"]
+    pieces = [piece["text"] for piece in reply_to(task, sound, **order, stream=True)]
+    assert "".join(pieces) == whole
+    assert len(pieces) > 1
+    left = reply_to(task, sound, **order, stream=True)
+    assert next(left)["text"] == pieces[0]
+    left.close()
+    assert [piece["text"] for piece in reply_to(task, sound, **order, stream=True)] == pieces
 
 
 @pytest.mark.filterwarnings("ignore:std")  # of the library, for the times of few words

@@ -95,6 +95,13 @@ def test_packed_8_bits_by_row_are_ours_and_in_groups_dequantized(tmp_path):
     assert isinstance(groups.model.layers[0].mlp.down_proj, torch.nn.Linear)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 6])
+def test_other_bits_are_dequantized(tmp_path, bits, symmetric):
+    pack = packed(32, bits, symmetric=symmetric)
+    check_equal(*write_packed(tmp_path, pack, config("pack-quantized", {**INT4, "num_bits": bits})))
+
+
 def test_inputs_in_another_order_are_dequantized(tmp_path):
     def order(size):
         return (torch.arange(size) // 32)[torch.randperm(size, generator=torch.Generator().manual_seed(1))]
@@ -127,6 +134,18 @@ def test_fp8_is_ours(tmp_path, by):
 def test_fp8_in_blocks_is_dequantized(tmp_path):
     declared = config("float-quantized", {**FP8, "strategy": "block", "block_structure": [48, 48]})
     check_equal(*write_packed(tmp_path, eight_bits(torch.float8_e4m3fn, by="block"), declared))
+
+
+def test_groups_of_fp8_with_exponents_are_dequantized(tmp_path):
+    def pack(weight):
+        groups = weight.unflatten(1, (-1, 32))
+        stored = (torch.log2(groups.abs().amax(2) / 448).ceil() + 127).to(torch.uint8)
+        scale = torch.exp2(stored.float() - 127).unsqueeze(2)
+        numbers = (groups / scale).to(torch.float8_e4m3fn)
+        parts = {"weight": numbers.flatten(1), "weight_scale": stored}
+        return parts, (numbers.float() * scale).flatten(1)
+
+    check_equal(*write_packed(tmp_path, pack, config("mxfp8-quantized", {**FP8, "group_size": 32})))
 
 
 @pytest.mark.parametrize("form", ["nvfp4-pack-quantized", "mxfp4-pack-quantized"])

@@ -67,6 +67,16 @@ def test_a_long_prompt_takes_several_steps():
     assert names(run(plans).decodes) == ["long"]
 
 
+def test_steps_without_decodes_may_be_longer():
+    plans = scheduler(max_step_tokens=8, prompt_step_tokens=16)
+    plans.add([new("a", 40)])
+    assert chunks(run(plans)) == [("a", 16)]
+    plans.add([new("b", 4)])
+    assert chunks(run(plans)) == [("a", 8), ("b", 4)]
+    beside = run(plans)
+    assert (names(beside.decodes), chunks(beside)) == (["b"], [("a", 7)])
+
+
 def test_whoever_has_a_token_to_add_comes_before_prompts():
     plans = scheduler(max_step_tokens=8)
     plans.add([new("first", 4)])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+
+import pytest
 
 from flambeau.llm.executor.background_compiler import BackgroundCompiler
 
@@ -24,3 +28,41 @@ def test_each_thing_is_compiled_once_while_steps_go_on():
     compiler.close()
     assert compiler.find("another", make) is None
     assert compiler.wait(timeout_s=60)
+
+
+def test_closing_abandons_a_long_compilation():
+    compiler, has_begun = BackgroundCompiler(), threading.Event()
+
+    def make():
+        has_begun.set()
+        while True:
+            threading.Event().wait(0.01)
+
+    compiler.find("key", make)
+    assert has_begun.wait(60)
+    compiler.close()
+    assert compiler.wait(timeout_s=60)
+
+
+EXITING = """
+import threading
+import torch
+from flambeau.llm.executor.background_compiler import BackgroundCompiler
+
+matrix, has_begun = torch.randn(300, 300), threading.Event()
+
+def make():
+    while True:
+        torch.linalg.svd(matrix)
+        has_begun.set()
+
+compiler = BackgroundCompiler()
+compiler.find("key", make)
+has_begun.wait(60)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_ends_meanwhile_is_not_aborted():
+    ended = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,8 +10,9 @@ from flambeau.llm.executor.huge_pages import HUGE_PAGE_BYTES, zeros_in_huge_page
 
 @pytest.mark.parametrize("shape", [(3, 5), (600, 1000), (2, 1 << 20)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
-def test_they_have_the_shape_and_type_and_can_be_written(shape, dtype):
-    tensor = zeros_in_huge_pages(shape, dtype)
+@pytest.mark.parametrize("first_is_small", [False, True])
+def test_they_have_the_shape_and_type_and_can_be_written(shape, dtype, first_is_small):
+    tensor = zeros_in_huge_pages(shape, dtype, first_is_small=first_is_small)
     assert tensor.shape == shape
     assert tensor.dtype == dtype
     assert tensor.is_contiguous()

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -39,6 +40,7 @@ QUOTE = {tokenizer().encode('"', add_special=False)[0]: 8.0}
 UNBOUNDED = ("min properties", "additional properties", "required without properties")
 SPECULATIONS = {
     "plain": {},
+    "ahead": {"kind": AsyncEagerBackend},
     "draft": {"with_draft": True, "speculate_k": 3},
     "ngram": {"speculation": "ngram"},
     "head": {"with_head": True, "speculate_k": 3},
@@ -266,8 +268,43 @@ def test_preempted_and_resumed_texts_go_on_in_their_grammar():
         assert [*ids[:cut], *rest] == ids
 
 
-def test_a_backend_that_steps_ahead_waits_for_a_constrained_sequence(engine):
-    ahead = tiny_engine(model(), tokenizer=tokenizer(), num_blocks=4000, kind=AsyncEagerBackend)
+def test_steps_of_constrained_sequences_start_before_the_tokens_before_are_read(engine):
+    ahead = structured_engine(kind=AsyncEagerBackend)
+    for params in (SEEDED, GREEDY, SamplingParams(seed=2, max_tokens=9, structured_outputs={"regex": "a{5}"})):
+        before = ahead._backend.num_started, ahead._backend.num_ahead
+        assert ids_of(ahead.generate(PROMPT, params)) == ids_of(engine.generate(PROMPT, params))
+        started, early = ahead._backend.num_started - before[0], ahead._backend.num_ahead - before[1]
+        assert early >= started - params.n > 0  # all but those after a prompt
+    assert ahead.state.num_blocks_used == 0
+
+
+def test_a_constrained_sequence_that_joins_or_is_cancelled_while_a_step_runs_changes_nothing_for_others(engine):
+    free, form = SamplingParams(seed=3, max_tokens=60), replace(SEEDED, n=1)
+    expected = {"a": engine.generate(PROMPT, form)[0].token_ids, "b": engine.generate(PROMPT, free)[0].token_ids}
+    ahead, found = structured_engine(kind=AsyncEagerBackend), {"a": [], "b": [], "gone": []}
+    prompt = tokenizer().encode(PROMPT)
+    for request_id, params in {"gone": replace(form, seed=8), "b": free}.items():
+        ahead.add(request_id, prompt, params)
+    for step in range(500):
+        for output in ahead.step():
+            found[output.request_id] += output.token_ids
+        if step == 5:
+            ahead.add("a", prompt, form)
+        if step == 9:
+            ahead.cancel("gone")
+        if not ahead.has_work:
+            break
+    assert 0 < len(found.pop("gone")) < 11
+    assert found == expected
+
+
+def test_a_step_of_constrained_sequences_that_have_all_left_is_not_waited_for(engine):
+    ahead = structured_engine(kind=AsyncEagerBackend)
+    ahead.add("gone", tokenizer().encode(PROMPT), SEEDED)
+    for _ in range(6):
+        ahead.step()
+    ahead.cancel("gone")
+    assert not ahead.has_work
     assert ids_of(ahead.generate(PROMPT, SEEDED)) == ids_of(engine.generate(PROMPT, SEEDED))
 
 

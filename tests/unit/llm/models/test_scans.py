@@ -100,3 +100,14 @@ def test_a_convolution_in_pieces_is_the_whole():
 
 def test_chunks_cover_all_tokens():
     assert [(chunk.start, chunk.stop) for chunk in scans.chunks(130)] == [(0, 64), (64, 128), (128, 192)]
+
+
+def test_large_decays_of_mamba_2_lose_no_digits():
+    """After a thousandfold decay inside of a chunk, tokens next to each other still see each other as they should."""
+    scan, (x, dt, b, c), fixed, state = mamba_2_case()
+    dt = dt * torch.where(torch.arange(Q) % 50 < 40, 60.0, 1e-3)[:, None]
+    arguments = [x, dt, fixed[2], b, c, state]
+    expected, _ = scan(*arguments)
+    found, _ = scan(*(each.float() for each in arguments))
+    difference = (found - expected).abs() / expected.abs().clamp(min=1.0)
+    assert float(difference.max()) < 1e-5

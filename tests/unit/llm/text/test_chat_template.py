@@ -133,11 +133,12 @@ def test_last_message_is_continued_as_by_transformers(tmp_path, name):
 
     ours = tokenizer_with(tmp_path, TEMPLATES[name])
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    messages = [*CHAT[:2], {"role": "assistant", "content": "Nay, I"}]
-    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, continue_final_message=True)
-    assert ours.encode_chat(messages, continue_final_message=True) == expected
-    parts = [*CHAT[:2], {"role": "assistant", "content": [{"type": "text", "text": "Nay, I"}]}]
-    assert ours.encode_chat(parts, continue_final_message=True) == expected
+    for text in ("Nay, I", "Nay, I ", " Nay,\n"):  # some templates trim it
+        messages = [*CHAT[:2], {"role": "assistant", "content": text}]
+        expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, continue_final_message=True)
+        assert ours.encode_chat(messages, continue_final_message=True) == expected
+        parts = [*CHAT[:2], {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+        assert ours.encode_chat(parts, continue_final_message=True) == expected
 
 
 def test_message_that_a_template_does_not_show_cannot_be_continued(tmp_path):
@@ -150,7 +151,43 @@ def test_other_variables_reach_the_template(tmp_path):
     assert tokenizer.render_chat(CHAT, enable_thinking=True) == "thinks20"
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_what_the_model_thought_reaches_the_template_by_each_of_its_names(tmp_path, key, read):
+    from transformers import PreTrainedTokenizerFast
+
+    ours = tokenizer_with(tmp_path, "{% for m in messages %}[{{ m." + read + " }}]{{ m.content }}{% endfor %}")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [CHAT[0], {"role": "assistant", "content": "Nay", key: "to die, to sleep"}]
+    text = ours.render_chat(messages)
+    assert text == theirs.apply_chat_template(messages, tokenize=False)
+    assert "[to die, to sleep]Nay" in text
+
+
 class TestNames:
+    def test_templates_in_files_of_their_own_are_taken_by_name(self, tmp_path):
+        from transformers import PreTrainedTokenizerFast
+
+        (tmp_path / "chat_template.jinja").write_text("plain")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("tools")
+        ours = tokenizer_with(tmp_path, None)
+        theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        for tools in (None, TOOLS):
+            expected = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
+            assert ours.render_chat(CHAT, tools=tools) == expected == ("tools" if tools else "plain")
+
+    def test_the_template_for_tools_alone_stands_beside_that_of_the_settings(self, tmp_path):
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("tools")
+        tokenizer = tokenizer_with(tmp_path, "plain")
+        assert (tokenizer.render_chat(CHAT), tokenizer.render_chat(CHAT, tools=TOOLS)) == ("plain", "tools")
+
+    def test_the_older_file_of_models_with_images_is_read_last(self, tmp_path):
+        (tmp_path / "chat_template.json").write_text('{"chat_template": "of images"}')
+        assert tokenizer_with(tmp_path, None).render_chat(CHAT) == "of images"
+        assert tokenizer_with(tmp_path, "of the settings").render_chat(CHAT) == "of the settings"
+
     def test_the_template_for_tools_is_taken_for_tools(self, tmp_path):
         named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
         tokenizer = tokenizer_with(tmp_path, named)

@@ -96,7 +96,7 @@ def test_half_a_character_is_held_back(tokenizers, name):
     assert stream.push([last]) == "🎉"
     stream = tokenizer.detokenizer(prompt)
     stream.push(first)
-    assert stream.flush() == "\ufffd"
+    assert stream.flush() == "\ufffd" * (3 if name in ("pieces", "llama") else 1)
 
 
 @pytest.mark.parametrize("name", ["pieces", "byte level", "llama"])

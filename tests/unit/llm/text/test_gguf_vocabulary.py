@@ -34,12 +34,12 @@ SAMPLES = [
 ]
 
 
-def write(folder, tokens, *, model, **more):
+def write(folder, tokens, *, model, architecture="llama", **more):
     """A GGUF file with a vocabulary and next to no weights."""
     values = {"model": model, "tokens": tokens, **more}
     tokenizer = {(key if key.startswith("chat_") else f"ggml.{key}"): value for key, value in values.items()}
     folder.mkdir(exist_ok=True)
-    write_gguf(folder / "model.gguf", "llama", {"a": torch.zeros(1)}, {}, tokenizer=tokenizer)
+    write_gguf(folder / "model.gguf", architecture, {"a": torch.zeros(1)}, {}, tokenizer=tokenizer)
     return folder / "model.gguf"
 
 
@@ -65,6 +65,22 @@ def test_special_pieces_are_known(pieces):
     original, found = pieces
     assert (found.bos_id, found.eos_id, found.unk_id) == (original.bos_id, original.eos_id, original.unk_id)
     assert found.eos_ids == {2}
+
+
+def test_files_of_phi_3_are_read_with_their_names_and_what_fills_them_up(tmp_path):
+    """Their unknown piece is said to be a control token, ids without a token are unknown, and names take spaces."""
+    values = pieces_of(sentencepiece_bytes())
+    values["token_type"][0] = 3
+    for text, kind in {"<|user|>": 3, "<|end|>": 3, "[PAD402]": 2, "[PAD403]": 2}.items():
+        values = {key: [*values[key], one] for key, one in zip(values, (text, -1000.0, kind), strict=True)}
+    more = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_bos_token": True}
+    template = "{% for m in messages %}<|user|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    path = write(tmp_path, model="llama", architecture="phi3", chat_template=template, **values, **more)
+    found, original = load_tokenizer(path), load_tokenizer(write_sentencepiece(tmp_path))
+    assert found.encode("To be [PAD402]") == original.encode("To be [PAD402]")
+    user, end = found.special_id("<|user|>"), found.special_id("<|end|>")
+    words = original.encode("To be", add_special=False)
+    assert found.encode_chat([{"role": "user", "content": "To be"}]) == [user, *words, end]
 
 
 def trained(pattern):
@@ -139,6 +155,12 @@ def test_the_rules_of_gpt_2_are_those_of_the_library(tmp_path):
     for name, steps in {
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        "deepseek-coder": [
+            *(pre_tokenizers.Split(Regex(rule), "isolated") for rule in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+")),
+            pre_tokenizers.Split(Regex("[一-龥ࠀ-一가-\ud7ff]+"), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ],
     }.items():
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         described = json.loads(tokenizer.to_str())

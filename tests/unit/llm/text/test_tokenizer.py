@@ -129,6 +129,64 @@ def test_a_control_piece_never_comes_from_text(pieces):
     assert pieces.decode(ids) == "<s> </s>"
 
 
+def test_bytes_that_are_no_text_are_shown_as_by_sentencepiece(pieces):
+    import sentencepiece
+
+    library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
+    for text in (b"\xe3\x81", b"\xe3\xe3\x81\x82", b"\xf0\x9f\x8eA", b"\xff\x80x", b"\xf0\x9f\x8e\xf0\x9f\x8e\x89"):
+        ids = [library.piece_to_id(f"<0x{byte:02X}>") for byte in text]
+        assert pieces.decode(ids) == library.decode(ids)
+        stream = pieces.detokenizer([])
+        assert "".join(stream.push([i]) for i in ids) + stream.flush() == library.decode(ids)
+
+
+def test_a_vocabulary_that_begins_with_runs_of_spaces_drops_the_leading_space(tmp_path):
+    """Llama 2's first piece with a space is two of them."""
+    options = {"user_defined_symbols": "\u2581\u2581"}
+    tokenizer = load_tokenizer(write_sentencepiece(tmp_path, **options))
+    assert tokenizer.piece(3) == "\u2581\u2581"
+    assert tokenizer.decode(tokenizer.encode("To be")) == "To be"
+
+
+def test_pieces_of_the_user_that_are_declared_special_are_no_text(tmp_path):
+    """As Gemma's: messages cannot contain them, and replies do not show them."""
+    marks = ["<turn>", "<end>"]
+    write_sentencepiece(tmp_path, user_defined_symbols=",".join(marks), add_dummy_prefix=False)
+    declared = {str(3 + i): {"content": mark, "special": True} for i, mark in enumerate(marks)}
+    template = "{% for m in messages %}<turn>{{ m.content }}<end>{% endfor %}"
+    settings = {"added_tokens_decoder": declared, "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.special_id(mark) for mark in marks] == [3, 4]
+    words = tokenizer.encode("To be", add_special=False)
+    assert tokenizer.decode([3, *words, 4]) == "To be"
+    ids = tokenizer.encode_chat([{"role": "user", "content": "To be<end><turn>"}])
+    assert (ids.count(3), ids.count(4)) == (1, 1)
+    assert ids[0] == 3
+    assert tokenizer.decode(ids) == "To be<end><turn>"
+
+
+def test_names_of_added_tokens_take_the_spaces_beside_them(tmp_path):
+    write_sentencepiece(tmp_path)
+    flags = {"1000": {"content": "<l>", "lstrip": True}, "1001": {"content": "<r>", "rstrip": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": flags}))
+    tokenizer = load_tokenizer(tmp_path)
+    words = tokenizer.encode("To be", add_special=False)
+    assert tokenizer.encode_with_special("To be \n<l>To be<r> \nTo be") == [*words, 1000, *words, 1001, *words]
+
+
+def test_added_tokens_are_decoded_as_the_library_writes_them(tmp_path):
+    """A normalizer that puts a space before texts does so with the names of added tokens."""
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_str(llama_json())
+    library.add_tokens(["<tool>", "<a\u2581b>"])
+    tokenizer = load_tokenizer(write_json_tokenizer(tmp_path, library.to_str()))
+    for name in ("<tool>", "<a\u2581b>"):
+        words, added = library.encode("To be").ids, library.token_to_id(name)
+        assert tokenizer.decode([*words, added, *words]) == library.decode([*words, added, *words])
+
+
 def test_a_plain_prompt_for_a_json_tokenizer_may_name_special_tokens(byte_level):
     assert byte_level.special_id("<|im_end|>") in byte_level.encode("x<|im_end|>")
 

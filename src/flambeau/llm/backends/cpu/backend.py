@@ -63,7 +63,7 @@ class CpuBackend:
         self._name = name  # in log lines
         self._adapters, self._states = adapters, states
         self._eager = EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
-        self._compiler = BackgroundCompiler()
+        self._compiler = BackgroundCompiler[Decode]()
         self._steps_before_compiling = steps_before_compiling  # per shape
         self._num_eager: Counter[Hashable] = Counter()
         self._network: CpuNetwork | None = None

@@ -86,6 +86,8 @@ class CTokens(ctypes.Structure):
         ("adapters", c_void_p),
         ("lora", c_void_p),
         ("states", c_void_p),
+        ("hidden", c_void_p),
+        ("attention_input", c_void_p),
     )
 
 
@@ -158,6 +160,10 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_multiply.restype = None
     library.flambeau_quantize.argtypes = (c_void_p, *[c_int64] * 5, c_void_p, c_int)
     library.flambeau_quantize.restype = None
+    library.flambeau_narrowest.argtypes = (c_void_p, c_int64, c_int)
+    library.flambeau_narrowest.restype = c_int64
+    library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_pack.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
-from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -89,37 +89,31 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
     return None
 
 
-def narrowest(weight_OI: Tensor) -> torch.dtype:
-    """The smallest type that represents the weights exactly."""
-    for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(weight_OI.to(dtype).float(), weight_OI.float()):
-            return dtype
-    return torch.float32
-
-
 @torch.inference_mode()
-def pack_floats(weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True) -> PackedLinear | None:
-    """Panels [P, I, 32] of the narrowest exact type; pairs of columns 16 apart for bfloat16."""
-    weight_OI = weight_OI.detach()
-    if weight_OI.dtype == torch.bfloat16:
-        return pack_pairs(weight_OI, bias)
-    dtype = narrowest(weight_OI)
-    if dtype == torch.float32 and not packs_float32:
-        return None
-    columns_PNI = padded_rows(weight_OI.to(dtype)).view(-1, PANEL, weight_OI.shape[1])
-    panels = columns_PNI.transpose(1, 2).contiguous()
-    if dtype == torch.bfloat16:
-        panels = panels.view(*panels.shape[:2], 2, LANES).transpose(2, 3).contiguous()
-    return PackedLinear(str(dtype).removeprefix("torch."), panels, weight_OI.shape[1], weight_OI.shape[0], bias)
+def pack_floats(
+    weight_OI: Tensor, bias: Tensor | None = None, *, packs_float32: bool = True, dtype: torch.dtype | None = None
+) -> PackedLinear | None:
+    """Panels of the narrowest exact type; for a network of bfloat16, of pairs of its weights.
 
-
-@torch.inference_mode()
-def pack_pairs(weight_OI: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """Panels [P, I/2, 32] of words with two weights of a column, for a network whose numbers are bfloat16."""
+    `dtype` is the network's type, if the weights have a narrower one.
+    """
+    library, threads = kernels.library, torch.get_num_threads()
+    assert library is not None
     out_features, in_features = weight_OI.shape
-    words = padded_rows(F.pad(weight_OI, (0, in_features % 2))).view(torch.int32)
-    panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
-    return PackedLinear("bfloat16_pairs", panels, in_features, out_features, bias)
+    weight_OI = weight_OI.detach().contiguous()
+    kind = str(weight_OI.dtype).removeprefix("torch.")
+    if kind == "float32":
+        kind = KINDS[library.flambeau_narrowest(weight_OI.data_ptr(), weight_OI.numel(), threads)]
+    if kind == "float32" and not packs_float32:
+        return None
+    if weight_OI.dtype == torch.bfloat16 == (dtype or weight_OI.dtype):
+        kind = "bfloat16_pairs"
+    words = {"float32": in_features * PANEL, "bfloat16_pairs": -(-in_features // 2) * PANEL}
+    count = words.get(kind, in_features * LANES) * -(-out_features // PANEL)
+    panels, numbers = zeros_in_huge_pages((count,), torch.int32), (out_features, in_features)
+    from_, to = weight_OI.data_ptr(), panels.data_ptr()
+    library.flambeau_pack(from_, weight_OI.itemsize, KINDS.index(kind), *numbers, to, threads)
+    return PackedLinear(kind, panels, in_features, out_features, bias)
 
 
 @torch.inference_mode()
@@ -179,9 +173,16 @@ def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
     words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
     lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
     groups = lines.reshape(len(lines), -1, group // 4, LANES)
-    numbers = (in_pairs(layer.scales), in_pairs(layer.minimums))
+    numbers = map(in_pairs, narrow_numbers(layer))
     panels = torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
     return PackedLinear("int4", panels, size, layer.out_features, layer.bias, group)
+
+
+def narrow_numbers(layer: Int4Linear) -> tuple[Tensor, Tensor]:
+    """Scales and minimums in bfloat16. Files that were made elsewhere have wider ones: the middle level stays exact."""
+    scales = layer.scales.bfloat16()
+    rest = layer.scales.float() - scales.float()
+    return scales, (layer.minimums.float() + rest * (MAX_LEVEL / 2)).bfloat16()
 
 
 def in_pairs(numbers_OG: Tensor) -> Tensor:

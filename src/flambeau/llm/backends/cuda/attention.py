@@ -1,9 +1,8 @@
-"""Paged attention in Triton; its plain version is eager.PagedAttention.
+"""Paged attention of a few tokens of each sequence in Triton; its plain version is eager.PagedAttention.
 
-A program has a few tokens of a sequence and keeps a running softmax over the places they attend to. In decode steps
-these places are split among several programs, because a GPU has many more processors than there are sequences and
-heads; a second kernel merges the splits. The number of splits is fixed, so one CUDA graph serves any length. Prompts
-are divided into tiles of tokens instead.
+A program has the tokens of a sequence and keeps a running softmax over the places they attend to. These places are
+split among several programs, because a GPU has many more processors than there are sequences and heads; a second kernel
+merges the splits. The number of splits is fixed, so one CUDA graph serves any length.
 
 Shapes: T tokens of the step · S sequences · B blocks of the longest · P blocks · K tokens of a block · H heads ·
 G key-value heads · D head size
@@ -11,7 +10,6 @@ G key-value heads · D head size
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.eager import PagedAttention
-from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import store
 from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
 
@@ -29,7 +26,6 @@ PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
 MIN_ROWS = 16  # of a matrix product
 SHAPE = 64, 4, 3  # places that a program reads at a time, warps and pipeline stages: the best of those measured
-TILE_ROWS = 64  # of a prompt: its tokens times the heads that share keys and values
 
 
 @triton.constexpr_function
@@ -40,29 +36,19 @@ def compute_type_of(cached, dtype):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["table_stride"])  # type: ignore[untyped-decorator]
 def split_kv_attention(  # type: ignore[no-untyped-def]
-    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, tiles_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr,
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr,
     scale, q_stride, table_stride,
     WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One split of the places that a sequence's tokens attend to, for the heads of one key-value head.
-
-    With QUERY_LEN > 0 every sequence has that many tokens. Otherwise a tile holds the sequence, its first token and the
-    end of its tokens.
-    """
+    """One split of the places that a sequence's QUERY_LEN tokens attend to, for the heads of one key-value head."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    if QUERY_LEN > 0:
-        token = sequence * QUERY_LEN + row // group
-        is_row = row < QUERY_LEN * group
-    else:
-        tile = tiles_ptr + 3 * sequence
-        sequence = tl.load(tile).to(tl.int32)
-        token = tl.load(tile + 1).to(tl.int32) + row // group
-        is_row = (token < tl.load(tile + 2)) & (row < ROWS // group * group)
+    token = sequence * QUERY_LEN + row // group
+    is_row = row < QUERY_LEN * group
     head = kv_head * group + row % group
     dimension = tl.arange(0, PADDED)
     is_dimension = dimension < SIZE
@@ -141,22 +127,6 @@ def num_splits(num_sequences: int, num_kv_heads: int) -> int:
     return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
 
 
-def attend(
-    q_THD: Tensor, keys: Tensor, values: Tensor, inputs: StepInputs, scale: float, window: int, tiles: Tensor | None
-) -> Tensor:
-    """Attention of each token over its sequence's keys and values [P, K, G, D]; a window of 0 means none.
-
-    `tiles` are given if sequences have different numbers of tokens.
-    """
-    if tiles is None:
-        return attend_uniform(
-            q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, inputs.query_len, scale, window
-        )
-    return launch_split_kv(
-        q_THD, keys, values, inputs.positions_T, inputs.block_tables_SB, tiles, 0, TILE_ROWS, 1, scale, window
-    )
-
-
 def attend_uniform(
     q_THD: Tensor,
     keys: Tensor,
@@ -167,37 +137,23 @@ def attend_uniform(
     scale: float,
     window: int,
 ) -> Tensor:
-    """The same with `query_len` tokens in every sequence."""
-    rows = max(MIN_ROWS, triton.next_power_of_2(query_len * q_THD.shape[1] // keys.shape[2]))
-    splits = num_splits(tables_SB.shape[0], keys.shape[2])
-    return launch_split_kv(q_THD, keys, values, positions_T, tables_SB, None, query_len, rows, splits, scale, window)
-
-
-def launch_split_kv(
-    q_THD: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions_T: Tensor,
-    tables_SB: Tensor,
-    tiles: Tensor | None,
-    query_len: int,
-    rows: int,
-    splits: int,
-    scale: float,
-    window: int,
-) -> Tensor:
+    """Attention of `query_len` tokens of each sequence over its keys and values [P, K, G, D]; window 0: none."""
     places, warps, stages = SHAPE
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
     kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
+    rows, splits = (
+        max(MIN_ROWS, triton.next_power_of_2(query_len * heads // kv_heads)),
+        num_splits(len(tables_SB), kv_heads),
+    )
     out = torch.empty((num_tokens, heads, size), dtype=q.dtype, device=q.device)
     sums = highs = totals = None
     if splits > 1:
         sums = torch.empty((num_tokens, heads, splits, size), dtype=torch.float32, device=q.device)
         highs, totals = torch.empty((2, num_tokens, heads, splits), dtype=torch.float32, device=q.device)
     launch: Any = split_kv_attention
-    launch[(tables_SB.shape[0] if tiles is None else len(tiles), kv_heads, splits)](
-        q, keys, values, tables_SB, positions_T, tiles, out, sums, highs, totals,
+    launch[(len(tables_SB), kv_heads, splits)](
+        q, keys, values, tables_SB, positions_T, out, sums, highs, totals,
         scale, q.stride(0), tables_SB.stride(0),
         WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
         BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=places,
@@ -210,17 +166,6 @@ def launch_split_kv(
             **overlap_options(num_tokens), num_warps=2,
         )  # fmt: skip
     return out
-
-
-def make_tiles(query_starts: Tensor, num_heads_each: int) -> Tensor:
-    """Tiles [M, 3] of the sequences' tokens: the sequence, its first token and the end of its tokens."""
-    size, starts = TILE_ROWS // num_heads_each, query_starts.tolist()
-    tiles = [
-        (sequence, first, min(first + size, end))
-        for sequence, (start, end) in enumerate(itertools.pairwise(starts))
-        for first in range(start, end, size)
-    ]
-    return torch.tensor(tiles, dtype=torch.int64)
 
 
 def cache_kv(slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -11,10 +11,8 @@ Shapes: T tokens of the step · N rows of them · S sequences · J further token
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +20,16 @@ from torch import Tensor
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cuda import prompt_graphs
-from flambeau.llm.backends.cuda.graphs import SIZES, CapturedStep, InputBuffers, TokenChooser, size_for
+from flambeau.llm.backends.cuda.graphs import (
+    COMPILING,
+    SIZES,
+    CapturedStep,
+    GraphCapture,
+    InputBuffers,
+    SideStream,
+    TokenChooser,
+    size_for,
+)
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
@@ -41,8 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
-Captured = TypeVar("Captured")
-COMPILING = threading.Lock()  # process-wide: Inductor synchronizes the device, which is not allowed during a capture
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
 EXPERT_LENGTHS = (128, 256, 512, 1024, 2048)  # these too, if there are experts
@@ -69,15 +74,14 @@ class CudaBackend:
         self._has_adapters = adapters is not None
         self._states = states
         self._eager = EagerBackend(model, cache, adapters=adapters, states=states)
-        self._compiler = BackgroundCompiler()
+        self._compiler = BackgroundCompiler[Decode]()
         self._max_blocks = max_blocks
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
         self._network: CudaNetwork | None = None
         self._captured: dict[tuple[int, int], CapturedStep] = {}  # (query_len, batch size) → graph
         self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
-        self._not_capturable: set[tuple[int, int] | int] = set()
-        self._pool: Any = None  # of memory, shared by the graphs
-        self._side_stream: Any = None  # of the background thread
+        self._graphs = GraphCapture()
+        self._side_stream = SideStream(self.device)
         self._compiler.find(KERNELS, self._build_kernels)
 
     @property
@@ -145,7 +149,7 @@ class CudaBackend:
             return None
         key = (inputs.query_len, size)
         graph = self._captured.get(key)
-        if graph is None and key not in self._not_capturable:
+        if graph is None and key not in self._graphs.failed:
             step = self._compiler.find(key, lambda: self._compile(*key))
             graph = None if step is None else self._capture(key, step)
         if graph is None:  # use a larger one meanwhile
@@ -155,11 +159,11 @@ class CudaBackend:
     def _find_prompts(self, network: CudaNetwork, inputs: StepInputs, rows_N: Tensor) -> CapturedPrompts | None:
         """The graph for such prompts, captured here if it is the first of its size; None if there is none."""
         size = prompt_graphs.size_for(inputs, rows_N)
-        if size is None or size in self._not_capturable or inputs.block_tables_SB.shape[1] > self._max_blocks:
+        if size is None or size in self._graphs.failed or inputs.block_tables_SB.shape[1] > self._max_blocks:
             return None
         if size not in self._captured_prompts:
             num_tiles = network.max_tiles(size, prompt_graphs.MAX_SEQUENCES)
-            captured = self._try_capture(
+            captured = self._graphs.capture(
                 size,
                 f"prompts of {size} tokens",
                 lambda pool: CapturedPrompts(
@@ -171,7 +175,7 @@ class CudaBackend:
         return self._captured_prompts.get(size)
 
     def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
-        captured = self._try_capture(
+        captured = self._graphs.capture(
             key,
             f"steps of {key[1]} sequences",
             lambda pool: CapturedStep(step, self._dummy_inputs(*key), pool, self._chooser(*key), self._states),
@@ -180,24 +184,6 @@ class CudaBackend:
             self._captured[key] = captured
             self._switch()
         return captured
-
-    def _try_capture(
-        self, key: tuple[int, int] | int, what: str, capture: Callable[[Any], Captured]
-    ) -> Captured | None:
-        """Capture a graph with the pool of all graphs; None if that is not possible now, or not at all."""
-        if not COMPILING.acquire(blocking=False):
-            return None
-        stream = torch.cuda.current_stream()
-        try:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            return capture(self._pool)
-        except RuntimeError as error:  # for example out of memory
-            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream set
-            self._not_capturable.add(key)
-            log.warning("%s are not captured and stay slower: %s", what, summary(error))
-            return None
-        finally:
-            COMPILING.release()
 
     def _sizes_of(self, query_len: int, min_size: int) -> list[int]:
         """The batch sizes of captured graphs with this query length."""
@@ -244,32 +230,41 @@ class CudaBackend:
             if (chooser := self._chooser(query_len, size)) is not None:
                 logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
                 chooser.run(logits_TV, example.positions_T, example.ids_T)
+                chooser.run_masked(logits_TV, example.positions_T, example.ids_T)
             if self._network is None:
                 with COMPILING:
                     return inductor.compile_step(
                         self.model, self.cache, query_len, triton_attention, example, self._states
                     )
             expected = self._network.run(example)
-            persistent = self._build_persistent(example, expected) if len(example.ids_T) == 1 else None
-            return persistent or self._network.run
+            one_row = self._build_one_row(example, expected) if len(example.ids_T) == 1 else None
+            return one_row or self._network.run
 
-    def _build_persistent(self, example: StepInputs, expected: Tensor) -> Decode | None:
-        """A step of one sequence in one kernel; None if that is not faster here, or wrong."""
-        from flambeau.llm.backends.cuda.persistent_step import PersistentStep, is_faster
+    def _build_one_row(self, example: StepInputs, expected: Tensor) -> Decode | None:
+        """A step of one sequence by its own kernels; None if they are not faster here, or wrong."""
+        from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
-        if self._states is not None or not is_faster(self.model, self.cache):  # it keeps hidden states to itself
+        if self._states is not None:  # they keep hidden states to themselves
+            return None
+        kinds: list[tuple[Any, Any]] = [
+            (one_row_step.is_faster, one_row_step.OneRowStep),
+            (persistent_step.is_faster, persistent_step.PersistentStep),
+        ]
+        build = next((build for is_faster, build in kinds if is_faster(self.model, self.cache)), None)
+        if build is None:
             return None
         try:
             with COMPILING:
-                step = PersistentStep(self.model, self.cache)
+                step = build(self.model, self.cache)
                 difference = float((step.run(example) - expected).norm() / expected.norm())
             if difference <= MAX_DIFFERENCE:
-                return step.run
+                run: Decode = step.run
+                return run
             reason = f"its logits are off by {difference:.0%}"
         except Exception as error:
             reason = summary(error)
-            log.debug("the kernel for one sequence failed", exc_info=True)
-        log.warning("the kernel for one sequence cannot be used here, its steps are slower: %s", reason)
+            log.debug("the kernels for one sequence failed", exc_info=True)
+        log.warning("the kernels for one sequence cannot be used here, its steps are slower: %s", reason)
         return None
 
     def _chooser(self, query_len: int, size: int) -> TokenChooser | None:
@@ -282,13 +277,8 @@ class CudaBackend:
             return None
         return TokenChoice(size, self.model.arch.vocab_size, self.device)
 
-    @contextmanager
-    def _on_side_stream(self) -> Iterator[None]:
-        """Run on a stream of its own, and wait for it at the end."""
-        self._side_stream = self._side_stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self.device), torch.cuda.stream(self._side_stream):
-            yield
-            self._side_stream.synchronize()
+    def _on_side_stream(self) -> AbstractContextManager[None]:
+        return self._side_stream.running()
 
     def _dummy_inputs(self, query_len: int, size: int) -> StepInputs:
         has_states = self.cache.states.has_layers

@@ -56,7 +56,7 @@ class SparseLayer:
     experts: KernelExperts
     shared: tuple[KernelLinear, KernelLinear] | None  # gate_up and down
 
-    def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
+    def __call__(self, x_TE: Tensor, sums: Tensor | None, counters_T: Tensor) -> Sums:
         """`counters_T` are zeros, which are used up."""
         if len(x_TE) <= MAX_ROWS and can_route(self.mlp):
             norm = self.norm

@@ -210,6 +210,13 @@ def interleaved(linear: CudaInt4Linear, is_gated: bool) -> Tensor:
     return both_OG2.view(rows // 16, 16, pieces, 2).permute(0, 2, 1, 3).contiguous()
 
 
+def tied_head(embedding: nn.Embedding) -> nn.Linear:
+    """A linear layer with the weights of the embedding."""
+    head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
+    head.weight = embedding.weight
+    return head
+
+
 # ---- the driver ----
 
 

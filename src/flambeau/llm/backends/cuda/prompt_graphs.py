@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.backends.cuda.graphs import capture_graph
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.hidden_states import HiddenStates
 
@@ -56,16 +57,11 @@ class CapturedPrompts:
         unused = torch.zeros(0, dtype=torch.int64, device=device)  # tiles say which tokens belong to a sequence
         inputs = StepInputs(ids_T, positions_T, slots_T, unused, unused, self._tables)
         arguments = inputs, rows_N, tiles.view(-1, 3)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a warm-up: what is not compiled cannot be captured
-            network(*arguments)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": another thread may compile, and allocate, at the same time.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._logits_NV = network(*arguments)
-            self._states_TX = None if states is None else states.take()
+
+        def run() -> tuple[Tensor, Tensor | None]:
+            return network(*arguments), None if states is None else states.take()
+
+        self._graph, (self._logits_NV, self._states_TX) = capture_graph(run, pool)
 
     def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`."""

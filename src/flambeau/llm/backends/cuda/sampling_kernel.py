@@ -18,8 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flambeau.llm.backends.cuda.mask_kernel import TokenMasks
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.sampling import rng
+from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.row_groups import RowSettings
 
 BLOCK = 4096  # tokens that a program reads at a time
@@ -265,10 +267,12 @@ def choose_tokens_kernel(  # type: ignore[no-untyped-def]
 
 
 class TokenChoice:
-    """Chooses the tokens of a captured step; keeps its settings and its results at fixed addresses."""
+    """Chooses the tokens of a captured step; keeps its settings, masks and results at fixed addresses."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._numbers = torch.zeros(len(RowSettings.NUMBERS), num_rows, device=device)
+        self._masked_numbers = torch.zeros_like(self._numbers)  # those of the choice after the masks
+        self._masks = TokenMasks(num_rows, vocab_size, device)
         self._keys_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._block = min(BLOCK, triton.next_power_of_2(vocab_size))
         self._counts = torch.zeros(num_rows, dtype=torch.int32, device=device)
@@ -277,23 +281,40 @@ class TokenChoice:
         self.chosen_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def set(self, settings: RowSettings | None) -> None:
-        """Use these settings for the first rows from the next run on; the other rows take the best token."""
-        if settings is None:
+        """Use these settings for the first rows from the next run on; the other rows take the best token.
+
+        Those of constrained rows are for `run_masked`; `run` takes the best tokens then, which is the fastest.
+        """
+        if settings is None or settings.is_constrained:
             self._numbers.zero_()
+        if settings is None:
             return
         num_rows = len(settings.keys_S)
         numbers = torch.zeros(self._numbers.shape, pin_memory=self._numbers.is_cuda)
         numbers[:, :num_rows] = torch.from_numpy(settings.numbers)
         keys_T = torch.zeros(self._keys_T.shape, dtype=torch.int64, pin_memory=self._numbers.is_cuda)
         keys_T[:num_rows] = torch.from_numpy(settings.keys_S)
-        self._numbers.copy_(numbers, non_blocking=True)  # pinned memory is not reused before the copy is done
+        used = self._masked_numbers if settings.is_constrained else self._numbers
+        used.copy_(numbers, non_blocking=True)  # pinned memory is not reused before the copy is done
         self._keys_T.copy_(keys_T, non_blocking=True)
 
     def run(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor) -> None:
         """Tokens, or NO_TOKEN, into `chosen_T`; into `next_T` those that the next step can compute."""
+        self._choose(logits_TV, positions_T, next_T, self._numbers)
+
+    def set_masks(self, bits_SB: Bits) -> None:
+        """Use these masks for the first rows in the next masked run."""
+        self._masks.set(bits_SB)
+
+    def run_masked(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor) -> None:
+        """As `run`, from the tokens that the masks allow; the logits of all others are overwritten."""
+        self._masks.apply(logits_TV)
+        self._choose(logits_TV, positions_T, next_T, self._masked_numbers)
+
+    def _choose(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor, numbers: Tensor) -> None:
         num_rows, vocab_size = logits_TV.shape
         choose_tokens_kernel[(num_rows,)](
-            logits_TV, positions_T, self._keys_T, self._numbers, self._counts, self._scores, self._tokens,
+            logits_TV, positions_T, self._keys_T, numbers, self._counts, self._scores, self._tokens,
             self.chosen_T, next_T, num_rows,
             V=vocab_size, BLOCK=self._block, CANDIDATES=CANDIDATES, TOP_P_CANDIDATES=TOP_P_CANDIDATES,
             num_warps=NUM_WARPS, enable_fp_fusion=False,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu import bindings, kernel_builds
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_quantized, packed, rounded_inputs
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_quantized, packed, rounded_inputs
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
@@ -60,6 +60,45 @@ def test_layers_of_16_bits_are_summed_in_float32(dtype, shape):
         x = torch.randn(rows, shape[0]).to(dtype)
         expected = F.linear(x.float(), layer.weight.float(), layer.bias.float()).to(dtype)
         torch.testing.assert_close(packed(layer)(x), expected, atol=1e-6, rtol=2**-7)
+
+
+@pytest.mark.parametrize("shape", [(96, 40), (37, 65)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_in_a_network_of_float32_are_packed_as_they_are(dtype, shape):
+    stored = linear(*shape).to(dtype)
+    fast = pack_floats(stored.weight, dtype=torch.float32)
+    assert fast.kind == str(dtype).removeprefix("torch.")
+    x = torch.randn(3, shape[0])
+    torch.testing.assert_close(fast(x), F.linear(x, stored.weight.float()), atol=1e-5, rtol=1e-5)
+
+
+SMALLEST_HALF = 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (0.5, "bfloat16"),
+        (-0.0, "bfloat16"),
+        (2.0**-130, "bfloat16"),
+        (1 + 2.0**-10, "float16"),
+        (3 * SMALLEST_HALF, "bfloat16"),
+        (1023 * SMALLEST_HALF, "float16"),
+        (65504.0, "float16"),
+        (1 + 2.0**-11, "float32"),
+        (65504.0 + 16, "float32"),
+        (1023.5 * SMALLEST_HALF, "float32"),
+        (2.0**-25 + 2.0**-34, "float32"),
+    ],
+)
+def test_the_narrowest_type_is_one_that_represents_every_weight(number, kind):
+    weight = torch.full((33, 50), 0.25)
+    weight[32, 49] = number
+    fast = pack_floats(weight)
+    assert fast.kind == kind
+    found = fast(torch.eye(50)).t()
+    assert torch.equal(found[:, :49], weight[:, :49])
+    assert found[32, 49] == number
 
 
 @pytest.mark.parametrize("is_grouped", [False, True])
@@ -162,7 +201,7 @@ def test_kinds_without_a_kernel_are_left_alone():
     assert packed(nn.Identity()) is None
 
 
-VARIANTS = {"x86-64": set(), "haswell": {"avx2", "fma"}, "skylake-avx512": {"avx512f", "avx512bw"}}
+VARIANTS = {"skylake-avx512": {"avx512f", "avx512bw"}}  # test_other_processors.py has those without AVX-512
 
 
 @pytest.mark.slow
@@ -189,3 +228,17 @@ def test_processors_without_the_newest_instructions_give_the_same(processor, tmp
     monkeypatch.setattr(bindings.kernels, "library", older)
     for each, result in zip(layers, expected, strict=True):
         torch.testing.assert_close(each(x), result, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_int4_weights_of_other_tools_have_wide_scales(group_size):
+    """As layers of GPTQ, AWQ and GGUF files: scales and minimums in float32 are rounded for the kernels."""
+    plain = linear(320, 33)
+    layer = Int4Linear.from_linear(plain, group_size)
+    layer.scales = layer.scales.float() * 1.003
+    layer.minimums = -layer.scales * 7
+    fast = packed(layer)
+    for rows in ROWS:
+        x = torch.randn(rows, 320)
+        expected = layer(rounded_inputs(x, group_size))
+        assert (fast(x) - expected).abs().max() < 0.01 * expected.abs().max()

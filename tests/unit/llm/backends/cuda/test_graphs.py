@@ -1,15 +1,30 @@
-"""Input buffers of CUDA graphs, without a GPU."""
+"""Input buffers and steps of CUDA graphs, without a GPU: graphs are functions that run again."""
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from flambeau.llm.backends import inductor
+from flambeau.llm.backends.cuda import backend as backends
 from flambeau.llm.backends.cuda import graphs
+from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.sampling.grammar_masks import mask_logits
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
+from support.async_backend import state_of
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, prompts, random_model, room, step_inputs
+from support.structured_output import DIGIT, PROMPT, WORD, obj, structured_engine, tokenizer
 from support.tiny_models import tiny_hybrid
+
+FORM = {"json": {"type": "array", "items": obj(name=WORD, age=DIGIT), "minItems": 2, "maxItems": 3}}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+SAMPLED = SamplingParams(temperature=0.9, top_k=30, seed=5, max_tokens=60)
 
 
 def test_a_smaller_step_in_the_buffers_of_a_larger_one_gives_its_own_logits():
@@ -56,3 +71,111 @@ def test_padding_of_a_step_with_states_changes_only_the_state_for_padding():
     for kept, state in zip(states, after, strict=True):
         state.copy_(kept)
     torch.testing.assert_close(found, forward.decode(last), atol=1e-5, rtol=1e-5)
+
+
+class PlainChoice:
+    """As `sampling_kernel.TokenChoice`, by the sampler."""
+
+    def __init__(self, num_rows, vocab_size):
+        self.chosen_T = torch.zeros(num_rows, dtype=torch.int64)
+        self._sampler, self._settings, self._bits = Sampler(vocab_size), None, None
+
+    def set(self, settings):
+        self._settings = settings
+
+    def set_masks(self, bits):
+        self._bits = bits
+
+    def run(self, logits, positions, next_ids):
+        is_sampled = self._settings is not None and not self._settings.is_constrained
+        self._choose(logits, positions, next_ids, self._settings if is_sampled else None)
+
+    def run_masked(self, logits, positions, next_ids):
+        if self._bits is not None:  # not the first time, before the graph is captured
+            rows = slice(len(self._bits))
+            logits[rows] = mask_logits(logits[rows].unsqueeze(1), self._bits[:, None], None)[:, 0]
+        self._choose(logits, positions, next_ids, self._settings)
+
+    def _choose(self, logits, positions, next_ids, settings):
+        num_rows = 0 if settings is None else len(settings.keys_S)
+        best = logits[num_rows:].argmax(-1)
+        states = [state_of(settings, i, int(positions[i])) for i in range(num_rows)]
+        chosen = self._sampler.sample(logits[:num_rows].unsqueeze(1), states).view(-1) if states else best[:0]
+        self.chosen_T.copy_(torch.cat([chosen, best]))
+        next_ids.copy_(self.chosen_T.clamp(min=0))
+
+
+def plain_graph(run):
+    """A graph that runs as plain PyTorch, and where its results will be."""
+    found = run()
+
+    def replay():
+        for old, new in zip(found or (), run() or (), strict=True):
+            if old is not None:
+                old.copy_(new)
+
+    return SimpleNamespace(replay=replay), found
+
+
+@pytest.fixture
+def graph_engine(monkeypatch):
+    """An engine whose steps of up to eight sequences are captured, as on a GPU."""
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    cuda = {
+        "device": lambda _: contextlib.nullcontext(),
+        "graph_pool_handle": object,
+        "current_stream": lambda: stream,
+        "Stream": lambda: stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "Event": lambda: event,
+    }
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(graphs, "capture_graph", lambda run, pool: plain_graph(run))
+    monkeypatch.setattr(CudaBackend, "_on_side_stream", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(CudaBackend, "_build_kernels", lambda self: self._eager.decode)
+    monkeypatch.setattr(CudaBackend, "_chooser", lambda self, _, size: PlainChoice(size, self.model.arch.vocab_size))
+    monkeypatch.setattr(backends.inductor, "compile_step", lambda model, cache, *_: EagerBackend(model, cache).decode)
+    engine = structured_engine(kind=lambda *given: CudaBackend(*given, max_num_seqs=8, max_blocks=64))
+    for number in (1, 2, 4, 8):
+        engine.generate([PROMPT] * number, max_tokens=3)
+    engine.wait_until_compiled()
+    engine.generate([PROMPT], max_tokens=3)  # captures
+    yield engine
+    engine.close()
+
+
+def test_free_and_constrained_sequences_in_graphs_get_the_tokens_of_plain_steps(graph_engine):
+    plain = structured_engine()
+    settings = {
+        "greedy": GREEDY,
+        "sampled": SAMPLED,
+        "greedy form": SamplingParams(temperature=0.0, max_tokens=60, structured_outputs=FORM),
+        "sampled form": SamplingParams(seed=6, max_tokens=60, structured_outputs=FORM),
+        "filtered form": SamplingParams(top_p=0.7, seed=7, max_tokens=40, structured_outputs=FORM),
+        "short form": SamplingParams(seed=8, max_tokens=40, structured_outputs={"regex": "[a-d]{3,9}"}),
+    }
+    expected = {name: plain.generate([PROMPT], params)[0].token_ids for name, params in settings.items()}
+    for name, params in settings.items():  # alone, in turns: the settings of a graph change
+        assert graph_engine.generate([PROMPT], params)[0].token_ids == expected[name], name
+    found = {name: [] for name in settings}
+    for name, params in settings.items():
+        graph_engine.add(name, [*tokenizer().encode(PROMPT)], params)
+    while graph_engine.has_work:
+        for output in graph_engine.step():
+            found[output.request_id] += output.token_ids
+    assert found == expected
+    assert {size for _, size in graph_engine._backend._captured} >= {1, 8}
+    assert graph_engine.state.num_blocks_used == 0
+
+
+def test_tokens_of_a_constrained_step_are_not_read_before_they_are_chosen(graph_engine):
+    graph_engine.add("one", [*tokenizer().encode(PROMPT)], SamplingParams(seed=1, structured_outputs=FORM))
+    for _ in range(3):
+        graph_engine.step()
+    started = graph_engine._started
+    assert started.needs_masks
+    with pytest.raises(AssertionError, match="waits for its masks"):
+        started.tokens.wait()
+    graph_engine.cancel("one")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.core.sequence import SamplingState
+from flambeau.llm.sampling.grammar_masks import mask_logits
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
@@ -26,6 +29,14 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:invalid value"),  # the interpreter computes with NaN
 ]
+
+
+class AnyText:
+    """Stands for a grammar; the tests make the masks."""
+
+    error = ""
+
+
 SETTINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -93,6 +104,61 @@ def test_the_first_of_equal_tokens_is_the_best():
     logits_TV = torch.zeros(len(SETTINGS), 300, device=DEVICE)
     logits_TV[0, [260, 31, 290]] = 1.0
     assert choose(logits_TV)[1][0] == 31
+
+
+def masks_of(num_rows, vocab_size, seed):
+    """Random words; then few tokens, one, none, and all."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(-(2**31), 2**31, (num_rows, -(-vocab_size // 32))).astype(np.int32)
+    bits[1] &= bits[2] & bits[3] & bits[4] & bits[5]
+    bits[6:9] = 0
+    bits[7, 1] = -(2**31)  # token 63
+    bits[9] = -1
+    return bits
+
+
+@pytest.mark.parametrize("vocab_size", [95, 256, 1500])
+def test_masked_tokens_are_those_of_the_sampler(vocab_size):
+    num_rows = len(SETTINGS)
+    states = [SamplingState(p, i, [*range(5 + i)], 3, grammar=AnyText()) for i, p in enumerate(SETTINGS)]
+    positions_T = torch.tensor([len(state.tokens) - 1 for state in states] + [0] * 3, device=DEVICE)
+    choice = sampling_kernel.TokenChoice(num_rows + 3, vocab_size, DEVICE)
+    settings = RowSettings.of(states, vocab_size)
+    assert settings.is_constrained
+    choice.set(settings)
+    for seed in range(2 if DEVICE.type == "cpu" else 20):
+        generator = torch.Generator().manual_seed(seed)
+        logits_TV = (torch.randn(num_rows + 3, vocab_size, generator=generator) * 3).to(DEVICE)
+        logits_TV[3, 64] = torch.nan  # allowed or not
+        bits = masks_of(num_rows, vocab_size, seed)
+        free = [SamplingState(state.params, state.seed, state.tokens, 3) for state in states]
+        masked_SWV = mask_logits(logits_TV[:num_rows].unsqueeze(1), bits[:, None], None)
+        expected = Sampler(vocab_size, device=DEVICE).sample(masked_SWV, free).view(-1)
+        next_T = torch.full_like(positions_T, -7)
+        choice.run(logits_TV, positions_T, next_T)  # as in the step's own graph: without masks
+        choice.set_masks(bits)
+        choice.run_masked(logits_TV, positions_T, next_T)
+        assert choice.chosen_T[:num_rows].tolist() == expected.tolist()
+        assert expected[6:9].tolist() == [NO_TOKEN, 63, NO_TOKEN]
+        assert expected[3] == NO_TOKEN
+        assert next_T.tolist() == choice.chosen_T.clamp(min=0).tolist()
+
+
+def test_settings_with_and_without_masks_take_turns():
+    states = [SamplingState(SETTINGS[1], i, [*range(5 + i)], 3) for i in range(3)]
+    positions_T = torch.tensor([len(state.tokens) - 1 for state in states], device=DEVICE)
+    logits_TV, next_T = torch.randn(3, 300, device=DEVICE), torch.zeros_like(positions_T)
+    expected = Sampler(300, device=DEVICE).sample(logits_TV.unsqueeze(1), states).view(-1).tolist()
+    choice = sampling_kernel.TokenChoice(3, 300, DEVICE)
+    free = RowSettings.of(states, 300)
+    for settings, wanted in [(free, expected), (replace(free, is_constrained=True), None), (free, expected)] * 2:
+        choice.set(settings)
+        choice.run(logits_TV, positions_T, next_T)
+        assert choice.chosen_T.tolist() == (wanted or logits_TV.argmax(-1).tolist())
+        if settings.is_constrained:
+            choice.set_masks(np.full((3, 10), -1, np.int32))
+            choice.run_masked(logits_TV, positions_T, next_T)
+            assert choice.chosen_T.tolist() == expected
 
 
 def test_without_settings_the_best_tokens_are_chosen():

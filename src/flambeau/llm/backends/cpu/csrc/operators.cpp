@@ -2,6 +2,7 @@
 //
 // No torch headers: this builds in seconds, and one library works with every version of torch.
 #include "network.h"
+#include "pack.h"
 #include "self_test.h"
 
 extern "C" {
@@ -30,6 +31,18 @@ void flambeau_quantize(const void* weights, int64_t weights_kind, int64_t kind, 
     case flambeau::kFloat16: return quantize(static_cast<const flambeau::half*>(weights));
     default: return quantize(static_cast<const float*>(weights));
   }
+}
+
+// The smallest floating-point kind that represents all numbers exactly.
+int64_t flambeau_narrowest(const float* numbers, int64_t count, int num_threads) {
+  return flambeau::narrowest(numbers, count, num_threads);
+}
+
+// Puts weights [width, size] into panels of a floating-point kind that represents them exactly. They are float32, or of
+// that kind, with two bytes each.
+void flambeau_pack(const void* weights, int64_t weight_bytes, int64_t kind, int64_t width, int64_t size,
+                   uint32_t* panels, int num_threads) {
+  flambeau::pack(weights, weight_bytes, static_cast<flambeau::Kind>(kind), width, size, panels, num_threads);
 }
 
 // 0 if the library works on this processor.
