@@ -54,6 +54,7 @@ ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
 MAX_SIZE = 2048  # hidden
+WITH_EXPERTS = False  # supported, but not measured yet
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
 
@@ -375,7 +376,10 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 
 def is_faster(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network that `CudaNetwork` supports, and are faster."""
-    return is_measured_faster(model.arch.hidden_size, weight_kinds(model)) and can_compute(model, cache)
+    has_experts = model.arch.num_experts > 0
+    return is_measured_faster(model.arch.hidden_size, weight_kinds(model), has_experts=has_experts) and can_compute(
+        model, cache
+    )
 
 
 def weight_kinds(model: Transformer) -> set[int | None]:
@@ -383,6 +387,6 @@ def weight_kinds(model: Transformer) -> set[int | None]:
     return {kind_of(linear) for linear, _ in linear_layers(model)[:-1]}
 
 
-def is_measured_faster(hidden_size: int, kinds: set[int | None]) -> bool:
+def is_measured_faster(hidden_size: int, kinds: set[int | None], *, has_experts: bool) -> bool:
     """On an H200, with 2,048 and 4,096: in wider networks launches matter less than the rate of the products."""
-    return hidden_size <= MAX_SIZE and kinds <= {BFLOAT16, INT8, FP8}
+    return hidden_size <= MAX_SIZE and kinds <= {BFLOAT16, INT8, FP8} and (WITH_EXPERTS or not has_experts)
