@@ -1,12 +1,13 @@
-"""Measures what a head that proposes tokens costs on a GPU, and how many of them must be accepted for it to pay.
+"""Measures what a head that proposes tokens costs, and how many of them must be accepted for it to pay.
 
     python benchmarks/llm/heads.py [--preset Llama-3-8B] [--kind eagle3] [--tokens 5] [--streams 1,8,32]
 
 Model and head have random weights: none of the proposed tokens is accepted, and costs are those of a trained head of
-this shape. Engines with the same prompts: without a head (`none`), with one as plain PyTorch (`plain`) and with one on
-CUDA graphs (`graphs`). The head proposes in every step. The durations of steps tell how many tokens a step must accept
-on average for the same speed, and which share of tokens that is if each is accepted with the same probability. Speeds
-for shares of 0.6 to 0.9 are computed from them, not measured. The result is a dated JSON file.
+this shape. Engines with the same prompts: without a head (`none`), with one as plain PyTorch (`plain`), and with one
+by the kernels (`kernels`; on a GPU they are captured as CUDA graphs). The head proposes in every step. The durations of
+steps tell how many tokens a step must accept on average for the same speed, and which share of tokens that is if each
+is accepted with the same probability. Speeds for shares of 0.6 to 0.9 are computed from them, not measured. The result
+is a dated JSON file.
 """
 
 import argparse
@@ -29,6 +30,8 @@ import results  # noqa: E402
 import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
+from flambeau.llm.backends.cpu.bindings import kernels  # noqa: E402
+from flambeau.llm.backends.cpu.packed_linear import pack_layers  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.head import HeadModel, HeadProposer  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
@@ -51,7 +54,7 @@ SETTINGS = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_k": 50},  # without a seed: p/q
 }
-WAYS = ("none", "plain", "graphs")
+WAYS = ("none", "plain", "kernels")
 
 
 def arguments() -> argparse.Namespace:
@@ -63,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=5, help="proposed in a step (default %(default)s)")
     parser.add_argument("--streams", default="1,8,32", help="default: %(default)s")
     parser.add_argument("--settings", default="greedy,sampled", help="default: %(default)s")
-    parser.add_argument("--ways", default=",".join(WAYS), help="default: %(default)s; on a CPU there are no graphs")
+    parser.add_argument("--ways", default=",".join(WAYS), help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=60, help="measured of each case (default %(default)s)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
@@ -91,6 +94,8 @@ def random_head(kind: str, target: Transformer) -> DraftHead:
     if 0 < settings.draft_vocab_size < arch.vocab_size:
         head.target_ids_D = torch.arange(settings.draft_vocab_size, device=weight.device)
     head.share(target)
+    if weight.device.type == "cpu" and kernels.load():
+        pack_layers(head, (torch.nn.Linear,))
     return head
 
 
@@ -110,23 +115,31 @@ def new_engine(model: Transformer, head: DraftHead | None, way: str, asked: argp
     drafting: HeadModel | None = None
     if head is not None:
         drafting = make_head_model(head, model, cache, config)
-        if way == "plain" and drafting.rounds is not None:
-            drafting.rounds.close()
-            drafting = replace(drafting, rounds=None)
+        if way == "plain":
+            drafting = replace(drafting, rounds=None, kernels=None)
     backend = make_backend(model, cache, config, states=drafting.states if drafting else None)
     device = str(weight.device)
     return Engine(model.arch, backend, num_blocks=cache.num_blocks, config=config, device=device, draft=drafting)
 
 
+def measure_both(engine: Engine, streams: int, settings: str, num_steps: int) -> dict[str, float]:
+    """The median durations of a step, and in other steps of what the head does in them, in milliseconds."""
+    found = measure(engine, streams, settings, num_steps)
+    proposals.clear()
+    HeadProposer.propose = timed_propose  # type: ignore[method-assign]
+    measure(engine, streams, settings, num_steps // 2)
+    HeadProposer.propose = propose  # type: ignore[method-assign]
+    return found | ({"proposal_ms": statistics.median(proposals[8:])} if proposals else {})
+
+
 def measure(engine: Engine, streams: int, settings: str, num_steps: int) -> dict[str, float]:
-    """The median duration of a step, and of what the head does in it, in milliseconds."""
+    """The median duration of a step in milliseconds, and its tokens."""
     rng = random.Random(streams)
     params = SamplingParams(max_tokens=4 * num_steps, ignore_eos=True, **SETTINGS[settings])
     for i in range(streams):
         engine.add(str(i), [rng.randrange(engine.arch.vocab_size) for _ in range(PROMPT)], params)
-    proposals.clear()
     steps, num_tokens = [], []
-    while len(steps) < num_steps + 8:
+    while len(steps) < num_steps + 8 and engine.has_work:
         began = time.perf_counter()
         outputs = engine.step()
         if len(outputs) == streams:
@@ -136,27 +149,24 @@ def measure(engine: Engine, streams: int, settings: str, num_steps: int) -> dict
         engine.cancel(str(i))
     while engine.has_work:
         engine.step()
-    found = {"step_ms": statistics.median(steps[8:]), "tokens_of_a_step": statistics.mean(num_tokens[8:]) / streams}
-    if proposals:
-        found["proposal_ms"] = statistics.median(proposals[8:])
-    return found
+    return {"step_ms": statistics.median(steps[8:]), "tokens_of_a_step": statistics.mean(num_tokens[8:]) / streams}
 
 
 proposals: list[float] = []
+propose = HeadProposer.propose
 
 
-def time_proposals(device: str) -> None:
-    """Note how long each proposal takes, to its end on the device: a step reads its tokens afterwards anyway."""
-    propose = HeadProposer.propose
+def timed_propose(self, sequences, limits, num_ahead):  # type: ignore[no-untyped-def]
+    """Note how long a proposal takes to its end on the device; otherwise the host goes on before."""
+    began = time.perf_counter()
+    found = propose(self, sequences, limits, num_ahead)
+    gpu.synchronize(str(self._device))
+    proposals.append(1000 * (time.perf_counter() - began))
+    return found
 
-    def timed(self, sequences, limits, num_ahead):  # type: ignore[no-untyped-def]
-        began = time.perf_counter()
-        found = propose(self, sequences, limits, num_ahead)
-        gpu.synchronize(device)
-        proposals.append(1000 * (time.perf_counter() - began))
-        return found
 
-    HeadProposer.propose = timed  # type: ignore[method-assign]
+def always_propose() -> None:
+    """Have the head propose in every step, and nothing else."""
     AdaptiveK.num_ahead = lambda self, _: max(self._numbers)  # type: ignore[method-assign]
     NgramProposer.propose = lambda *_: None  # type: ignore[method-assign]  # random networks repeat themselves
 
@@ -201,7 +211,7 @@ def run_way(model: Transformer, head: DraftHead, way: str, asked: argparse.Names
         for _ in range(2):  # asks for what is to be compiled
             measure(engine, streams, "greedy", 6)
             engine.wait_until_compiled()
-    found = {f"{streams} streams, {name}": measure(engine, streams, name, asked.steps) for streams, name in cases}
+    found = {f"{streams} streams, {name}": measure_both(engine, streams, name, asked.steps) for streams, name in cases}
     engine.close()
     for name, figures in found.items():
         print(f"{way:7} {name:22} " + "  ".join(f"{key} {value:.3f}" for key, value in figures.items()), flush=True)
@@ -218,11 +228,13 @@ def main() -> None:
     model = gpu.random_network(
         architecture(asked), asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32
     )
+    if asked.device == "cpu" and kernels.load():
+        pack_layers(model, (torch.nn.Linear,))
     if asked.quantization:
         quantize(model, asked.quantization)
         use_fast_layers(model, model.model.embed_tokens.weight.dtype)
     head = random_head(asked.kind, model)
-    time_proposals(asked.device)
+    always_propose()
     found = {}
     for way in asked.ways.split(","):
         found[way] = run_way(model, head, way, asked)

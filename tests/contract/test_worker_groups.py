@@ -36,11 +36,6 @@ def serve(start, tmp_path, handler="tensor_parallel", config=TP, **options):
     return server
 
 
-@pytest.fixture
-def parallel(start, tmp_path):
-    return serve(start, tmp_path).wait_ready()
-
-
 def share(tmp_path_factory, config):
     """A server for several tests: what one of them breaks comes back by itself."""
     folder = tmp_path_factory.mktemp("shared")
@@ -161,16 +156,17 @@ def test_pipeline_parallel_model_is_asked_at_rank_0_only(start, tmp_path):
     assert server.describe("led")["workers"] == []
 
 
-def test_groups_grow_as_workers_do_and_are_stopped_gracefully_with_what_they_have_accepted(parallel):
-    grown = parallel.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S)
+def test_groups_grow_as_workers_do_and_are_stopped_gracefully_with_what_they_have_accepted(shared):
+    """The last of the tests that share the server: it removes the model."""
+    grown = shared.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S)
     assert grown.status == 200
-    workers = parallel.describe("tensor_parallel")["workers"]
+    workers = shared.describe("tensor_parallel")["workers"]
     assert int(workers[1]["id"]) >= int(workers[0]["id"]) + 2  # each rank has a number of its own
     pids = {rank["pid"] for worker in workers for rank in worker["ranks"]}
     assert len(pids) == 4
-    replies = parallel.at_once(lambda s: product(parallel, sleep_s=s), [0.5] * 6)
-    parallel.until(lambda: parallel.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
-    assert parallel.manage("DELETE", "/models/tensor_parallel", timeout=LOADS_S).status == 200
+    replies = shared.at_once(lambda s: product(shared, sleep_s=s), [0.5] * 6)
+    shared.until(lambda: shared.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
+    assert shared.manage("DELETE", "/models/tensor_parallel", timeout=LOADS_S).status == 200
     answered = [reply.result() for reply in replies]
     accepted = [reply for reply in answered if reply.status != 404]  # some may have come after the removal
     assert len(accepted) > 2

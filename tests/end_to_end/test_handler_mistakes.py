@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
+from flambeau.cli.run import open_model
+from flambeau.wire.messages import Request
+from flambeau.worker.failures import explain
+from flambeau.worker.local_worker import LocalWorker
 from support.running import RunningServer
 
 FUNCTION = "def handle(data, context):\n    if data is None:\n        return None\n"
@@ -188,23 +193,11 @@ def returns(value):
             id="asyncio.run",
         ),
         pytest.param(
-            f"import torch\n{returns('torch.zeros(1, 2)')}",
-            INVALID,
-            "returned Tensor float32 (1, 2) cpu, expected a list with 1 element. Return result.tolist()",
-            id="tensor",
-        ),
-        pytest.param(
             f"{BASE}    def initialize(self, context):\n        self.initialized = True\n"
             "    def preprocess(self, data):\n        return torch.zeros(1, 2)\n",
             FAILED,
             "self.model is None; Mine.initialize (handler.py:6) does not call super().initialize(context), which sets",
             id="super",
-        ),
-        pytest.param(
-            f"{BASE}{NET}    def preprocess(self, data):\n        torch.zeros(1, 2)\n",
-            FAILED,
-            "preprocess (handler.py:8) returned None, so that inference failed: AttributeError",
-            id="preprocess",
         ),
         pytest.param(
             f"{BASE}{NET}    def preprocess(self, data):\n        return torch.zeros(1, 2)\n"
@@ -223,6 +216,34 @@ def test_mistake_is_explained_in_the_cause_and_in_the_log(server, register, sour
     assert reply.json["message"].startswith(message.rstrip("."))
     assert sentence in reply.json["cause"][0]
     assert sentence in server.log
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        pytest.param(
+            f"import torch\n{returns('torch.zeros(1, 2)')}",
+            "returned Tensor float32 (1, 2) cpu, expected a list with 1 element. Return result.tolist()",
+            id="tensor",
+        ),
+        pytest.param(
+            f"{BASE}{NET}    def preprocess(self, data):\n        torch.zeros(1, 2)\n",
+            "preprocess (handler.py:8) returned None, so that inference failed: AttributeError",
+            id="preprocess",
+        ),
+    ],
+)
+def test_mistake_with_torch_is_explained(tmp_path, source, sentence):
+    """In this process: each worker would import torch."""
+    (tmp_path / "handler.py").write_text(source)
+    request = Request(0, "0", [("content-type", JSON)], b'{"txt": "a", "n": 1}')
+    with (
+        open_model(tmp_path / "handler.py", batch_size=1) as load,
+        closing(LocalWorker(load)) as worker,
+        pytest.raises(Exception) as raised,  # noqa: PT011  (its explanation is looked at)
+    ):
+        worker.handle([request])
+    assert sentence in explain(raised.value)
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from support.language_models import ONE_THREAD
 from support.packing import HANDLERS, pack_network
 from support.pictures import claimed_png, encode, jpeg, picture
 from support.running import RunningServer
@@ -55,7 +56,7 @@ def networks(tmp_path_factory):
 def server(networks):
     folder, models = networks
     archives = [str(folder / f"{name}.mar") for name in models]
-    running = RunningServer(folder / "log", *archives).wait_listening()
+    running = RunningServer(folder / "log", *archives, env=ONE_THREAD).wait_listening()
     running.until(lambda: running.request("GET", "/readyz").status == 200, timeout=60)
     yield running
     running.stop()

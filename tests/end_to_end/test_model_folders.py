@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flambeau.cli.run import open_model
+from support.load_archives import outcome_of
 from support.models.net import Net
 
 NET = Path(__file__).parents[1] / "support" / "models" / "net.py"
@@ -41,6 +43,13 @@ def save_program(net, path):
     torch.export.save(torch.export.export(net, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},)), path)
 
 
+def loaded_answer(path):
+    """The name of the model, and its answer: loaded as by a worker, in this process."""
+    with open_model(path, batch_size=1) as load:
+        name = load.model
+    return name, outcome_of(path, [[ROW]])["replies"][0][0]
+
+
 def test_model_config_names_the_handler_and_its_settings_count(start, folder, expected):
     (folder / "model-config.yaml").write_text("handler: base_handler\nbatchSize: 3\n")
     server = start(folder).wait_ready()
@@ -63,10 +72,10 @@ def test_folder_with_a_handler_named_on_the_command_line(start, folder, expected
     assert server.predict("network", ROW).json == expected
 
 
-def test_handler_file_finds_the_weights_beside_it(start, folder, expected):
+def test_handler_file_finds_the_weights_beside_it(folder, expected):
     code = "from flambeau.handlers.base import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
     (folder / "mine.py").write_text(code)
-    assert start(folder / "mine.py").wait_ready().predict("mine", ROW).json == expected
+    assert loaded_answer(folder / "mine.py") == ("mine", expected)
 
 
 def test_lone_model_file_is_served(start, tmp_path, net, expected):
@@ -74,8 +83,8 @@ def test_lone_model_file_is_served(start, tmp_path, net, expected):
     assert start(tmp_path / "exported.pt2").wait_ready().predict("exported", ROW).json == expected
 
 
-def test_weights_file_is_served_with_the_model_file_beside_it(start, folder, expected):
-    assert start(folder / "weights.pth").wait_ready().predict("weights", ROW).json == expected
+def test_weights_file_is_served_with_the_model_file_beside_it(folder, expected):
+    assert loaded_answer(folder / "weights.pth") == ("weights", expected)
 
 
 def test_folder_that_names_no_handler_says_so(start, folder):
@@ -86,14 +95,14 @@ def test_folder_that_names_no_handler_says_so(start, folder):
     assert "Traceback" not in server.log
 
 
-def test_link_to_a_model_file_is_served_by_its_own_name(start, tmp_path, net, expected):
+def test_link_to_a_model_file_is_served_by_its_own_name(tmp_path, net, expected):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()
     save_program(net, blobs / "exported.pt2")
     (blobs / "exported.pt2").rename(blobs / "0a1b2c")
     (snapshot / "exported.pt2").symlink_to(blobs / "0a1b2c")
-    assert start(snapshot / "exported.pt2").wait_ready().predict("exported", ROW).json == expected
+    assert loaded_answer(snapshot / "exported.pt2") == ("exported", expected)
 
 
 def test_model_config_beside_a_model_file_names_its_handler(start, folder, expected):
@@ -105,6 +114,6 @@ def test_model_config_beside_a_model_file_names_its_handler(start, folder, expec
     assert server.describe("weights")["batchSize"] == 5
 
 
-def test_program_does_not_mind_the_model_file_of_a_training_folder(start, folder, net, expected):
+def test_program_does_not_mind_the_model_file_of_a_training_folder(folder, net, expected):
     save_program(net, folder / "exported.pt2")
-    assert start(folder / "exported.pt2").wait_ready().predict("exported", ROW).json == expected
+    assert loaded_answer(folder / "exported.pt2") == ("exported", expected)

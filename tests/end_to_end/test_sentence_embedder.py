@@ -15,21 +15,33 @@ pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
+from support.load_archives import outcome_of  # noqa: E402
+from support.running import RunningServer  # noqa: E402
 from support.sentence_models import minilm_folder, save_bert_folder, save_onnx_folder  # noqa: E402
 
 STEADY = {"OMP_NUM_THREADS": "1"}  # threads that wait for a busy machine's cores make small models slow
 
 
-def minilm(folder: Path, config: str = "") -> Path:
+BATCHES = "batchSize: 12\nmaxBatchDelay: 300"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("minilm")
+    running = RunningServer(folder / "log", str(minilm(folder)), env=STEADY)
+    yield running.wait_ready()
+    running.stop(timeout=40)
+
+
+def minilm(folder: Path) -> Path:
     """A model that points at the installed files instead of packing 90 MB."""
     settings = folder / "model-config.yaml"
-    settings.write_text(f"{config}\nhandler:\n  model_path: {minilm_folder()}\n  max_texts: 50\n")
+    settings.write_text(f"{BATCHES}\nhandler:\n  model_path: {minilm_folder()}\n  max_texts: 50\n")
     recipe = Recipe(model_name="minilm", handler="sentence_embedder", config_file=settings)
     return pack(recipe, folder, format="no-archive", force=True)
 
 
-def test_real_model_understands_every_spelling(start, tmp_path):
-    server = start(minilm(tmp_path), env=STEADY).wait_ready()
+def test_real_model_understands_every_spelling(server):
     text = "This is an example sentence"
     reply = server.predict("minilm", text)
     assert reply.headers["content-type"] == "application/json"
@@ -60,8 +72,7 @@ def check_pages_are_shared(pid: int) -> None:
         assert sizes["Private_Dirty"] == 0
 
 
-def test_bad_requests_of_a_batch_fail_alone(start, tmp_path):
-    server = start(minilm(tmp_path, "batchSize: 12\nmaxBatchDelay: 300"), env=STEADY).wait_ready()
+def test_bad_requests_of_a_batch_fail_alone(server):
     texts = ["the first text", "the second text, which is a little longer", "third"]
     alone = [server.predict("minilm", text).json for text in texts]
     json, plain = "application/json", "text/plain"
@@ -102,7 +113,7 @@ def test_folder_is_packed_with_one_command(start, tmp_path):
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()  # what runs in onnxruntime needs no torch
 
 
-def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
+def test_models_that_cannot_be_loaded_say_why(tmp_path):
     corrupt = save_bert_folder(tmp_path / "corrupt")
     (corrupt / "model.safetensors").write_bytes(b"\x00" * 64)
     missing = save_bert_folder(tmp_path / "missing")
@@ -114,8 +125,8 @@ def test_models_that_cannot_be_loaded_say_why(start, tmp_path):
         other: "would answer at random",
     }
     store = tmp_path / "packed"
-    recipes = [Recipe(model_name=f.name, handler="sentence_embedder", extra_files=[f]) for f in reasons]
-    server = start(*(pack(recipe, store, format="no-archive") for recipe in recipes)).wait_started()
     for folder, reason in reasons.items():
-        assert server.describe(folder.name)["workers"][0]["state"] == "failed"
-        assert reason in server.failure(folder.name)
+        recipe = Recipe(model_name=folder.name, handler="sentence_embedder", extra_files=[folder])
+        outcome = outcome_of(pack(recipe, store, format="no-archive"), [])
+        assert outcome["is_final"]
+        assert reason in outcome["failure"]

@@ -1,7 +1,8 @@
 """Changes single keys of config.json and compares the engine's network with that of transformers, from one folder.
 
 A change may be refused or warned of by name, or it gives the logits of transformers. Everything else is a defect.
-By hand, for all kinds or some: `PYTHONPATH=tests python -m support.config_attack [kind …]`.
+By hand, for all kinds or some: `PYTHONPATH=tests python -m support.config_attack [kind …]`; several keys at once,
+chosen by chance: `… --pairs 500 1` (their number and a seed).
 """
 
 from __future__ import annotations
@@ -119,10 +120,26 @@ def attack(change: Change, folder: Path) -> tuple[Verdict, str]:
         expected = expected_logits(change, folder)
     except Exception as error:  # transformers has no such network
         return "not possible", f"{type(error).__name__}: {error}"[:100]
+    return compared(folder, [change.key], expected)
+
+
+def attack_together(changes: list[Change], folder: Path) -> tuple[Verdict, str]:
+    """What becomes of several changes of one kind, none of which edits the file."""
+    try:
+        network = reference(changes[0].kind, **{change.key: change.value for change in changes})
+        network.save_pretrained(folder)
+        expected = logits_of(network)
+    except Exception as error:
+        return "not possible", f"{type(error).__name__}: {error}"[:100]
+    return compared(folder, [change.key for change in changes], expected)
+
+
+def compared(folder: Path, keys: list[str], expected: torch.Tensor) -> tuple[Verdict, str]:
+    """What the engine's own network makes of a folder, beside the logits of transformers."""
     try:
         model = load_model(folder)
-        if change.key in model.arch.unknown_keys:
-            return "warned", change.key
+        if unknown := [key for key in keys if key in model.arch.unknown_keys]:
+            return "warned", ", ".join(unknown)
         ids, places = some_ids()[0], torch.arange(LENGTH)
         with torch.inference_mode(), model.rotation.for_length(LENGTH):
             found = model.logits(model(ids, places, WholeAttention()))
@@ -140,18 +157,23 @@ def attack(change: Change, folder: Path) -> tuple[Verdict, str]:
 
 def expected_logits(change: Change, folder: Path) -> torch.Tensor:
     """Write the changed checkpoint, and return what transformers makes of it; raises if it cannot."""
-    is_edited = change.value is REMOVED or change.key in (
-        "rope_scaling",
-        BESIDE,
-    )  # else transformers writes the file as it is
-    network = reference(change.kind, **({} if is_edited else {change.key: change.value}))
+    network = reference(change.kind, **({} if is_edited(change) else {change.key: change.value}))
     network.save_pretrained(folder)
-    if is_edited:
+    if is_edited(change):
         edit(folder / "config.json", change)
         before, network = network.state_dict(), read_checkpoint(folder)
         after = network.state_dict()
         if before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before):
             raise ValueError("the weights are not those of this configuration")
+    return logits_of(network)
+
+
+def is_edited(change: Change) -> bool:
+    """Whether the file is edited for a change; otherwise transformers writes it so."""
+    return change.value is REMOVED or change.key in ("rope_scaling", BESIDE)
+
+
+def logits_of(network: Any) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = network(some_ids()).logits[0].float()
     if not logits.isfinite().all():
@@ -182,6 +204,27 @@ def sample_of(number: int, seed: int) -> list[Change]:
     return [rng.choice([*changes_of(rng.choice(kinds))]) for _ in range(number)]
 
 
+def pairs_of(number: int, seed: int) -> list[list[Change]]:
+    """Two or three changes of one kind each, chosen by chance."""
+    rng, kinds = random.Random(seed), sorted(KINDS_OF_ALL)
+    chosen = [[change for change in changes_of(rng.choice(kinds)) if not is_edited(change)] for _ in range(number)]
+    return [rng.sample(changes, rng.choice((2, 2, 3))) for changes in chosen]
+
+
+def attack_pairs(number: int, seed: int) -> int:
+    """Try changes together, and print the defects."""
+    counts: Counter[str] = Counter()
+    for changes in pairs_of(number, seed):
+        with tempfile.TemporaryDirectory() as folder:
+            verdict, detail = attack_together(changes, Path(folder))
+        counts[verdict] += 1
+        if verdict in DEFECTS:
+            together = ", ".join(f"{change.key} = {change.value!r}" for change in changes)
+            print(f"{verdict:10} {changes[0].kind:20} {together}: {detail}", flush=True)
+    print(*(f"{count} {verdict}" for verdict, count in counts.items()), sep=", ")
+    return int(any(counts[verdict] for verdict in DEFECTS))
+
+
 def main(kinds: list[str]) -> int:
     warnings.simplefilter("ignore")
     from transformers.utils import logging
@@ -189,6 +232,8 @@ def main(kinds: list[str]) -> int:
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     torch.set_num_threads(1)
+    if kinds[:1] == ["--pairs"]:
+        return attack_pairs(int(kinds[1]), seed=int(kinds[2]))
     counts: Counter[str] = Counter()
     for kind in kinds or KINDS_OF_ALL:
         for change in changes_of(kind):

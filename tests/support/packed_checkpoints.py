@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.models.transformer import Transformer
+from support.checkpoints import reference
 from support.tiny_models import ARCH, tiny_model
 from support.weights import config_of, hugging_face_tensors, logits_of
 
@@ -49,15 +50,37 @@ def write_packed(
     return folder / "packed", folder / "plain"
 
 
+def write_packed_kind(folder: Path, kind: str, pack: Pack, quantization: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Two folders with the weights of a random network of transformers: linear layers quantized by `pack`, and not."""
+    network = reference(kind)
+    network.save_pretrained(folder / "raw")
+    transposed = {name for name, module in network.named_modules() if type(module).__name__ == "Conv1D"}
+    packed: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "raw" / "model.safetensors").items():
+        if tensor.dim() != 2 or not is_linear(name) or "embed" in name or any(size % 8 for size in tensor.shape):
+            packed[name] = weights[name] = tensor
+            continue
+        start = name.removesuffix("weight")
+        is_transposed = start.removesuffix(".") in transposed
+        parts, plain = pack(tensor.t() if is_transposed else tensor)
+        weights[name] = plain.t() if is_transposed else plain
+        packed |= {start + leaf: part for leaf, part in parts.items()}
+    config = json.loads((folder / "raw" / "config.json").read_text())
+    write(folder / "packed", packed, {**config, "quantization_config": quantization})
+    write(folder / "plain", weights, config)
+    return folder / "packed", folder / "plain"
+
+
 def is_linear(name: str) -> bool:
     """Whether a tensor has the weights of a linear layer that tools quantize."""
-    others = ("embed_tokens", "norm", "lm_head", ".gate.weight")
+    others = ("embed_tokens", "norm", "lm_head", ".gate.weight", "wte", "wpe", "ln_")
     return name.endswith(".weight") and not any(other in name for other in others)
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True)
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 

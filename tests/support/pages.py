@@ -17,6 +17,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml|yml|toml|ini))\n")
 SERVES = re.compile(r"(?:\w+=\S+ )*flambeau (?:llm )?serve\b")
 COMMAND_S = 300.0  # a busy machine is no failure
+# Where others test at the same time, a second thread of a small network costs more than it computes.
+VARIABLES = {"PYTHONPATH": path(), "OMP_NUM_THREADS": "1"}
 PORTS = {8080: "port", 8081: "management_port", 8082: "metrics_port"}
 
 
@@ -68,7 +70,7 @@ class PageServer(ModelServer):
         before = Path.cwd()
         os.chdir(folder)
         try:
-            super().__init__(log, *words[command + len(self.subcommand) :], env={"PYTHONPATH": path(), **env})
+            super().__init__(log, *words[command + len(self.subcommand) :], env={**VARIABLES, **env})
         finally:
             os.chdir(before)
 
@@ -122,7 +124,7 @@ class Reader:
         if not commands.strip():
             return ""
         self.commands += 1
-        result = run(self._with_ports(commands), self.folder, COMMAND_S, PYTHONPATH=path(), **self._urls())
+        result = run(self._with_ports(commands), self.folder, COMMAND_S, **VARIABLES, **self._urls())
         assert result.returncode == 0, f"{commands}\n{result.stdout}{result.stderr}"
         return result.stdout
 

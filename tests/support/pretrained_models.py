@@ -219,6 +219,29 @@ def save_whisper(folder: Path) -> Path:
     return folder
 
 
+def save_vits(folder: Path, **options: Any) -> Path:
+    """A VITS of letters; without noise, so that it speaks a text always the same."""
+    from transformers import VitsConfig, VitsModel, VitsTokenizer
+
+    torch.manual_seed(0)
+    folder.mkdir(exist_ok=True)
+    vocabulary = {letter: i for i, letter in enumerate(["_", "<unk>", " ", *"abcdefghijklmnopqrstuvwxyz"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    VitsTokenizer(folder / "vocab.json", phonemize=False, pad_token="_").save_pretrained(folder)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "ffn_dim": 16, "flow_size": 16, "upsample_initial_channel": 32}
+    size |= {"spectrogram_bins": 9, "duration_predictor_filter_channels": 16, "posterior_encoder_num_wavenet_layers": 1}
+    size |= {"upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8]}
+    size |= {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]]}
+    quiet = {"noise_scale": 0.0, "noise_scale_duration": 0.0}
+    config = VitsConfig(vocab_size=len(vocabulary), sampling_rate=16_000, **size, **quiet, **options)
+    VitsModel(config).eval().save_pretrained(folder)
+    return folder
+
+
+def save_many_voices(folder: Path) -> Path:
+    return save_vits(folder, num_speakers=3, speaker_embedding_size=8)
+
+
 def save_multilingual_whisper(folder: Path) -> Path:
     """Whisper with its own tokenizer: languages, tasks, timestamps of segments and of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -295,6 +318,7 @@ MODELS = {
     "object-detection": save_yolos,
     "automatic-speech-recognition": save_ctc,
     "audio-classification": save_audio_classifier,
+    "text-to-speech": save_vits,
 }
 
 

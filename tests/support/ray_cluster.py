@@ -78,7 +78,9 @@ class RayCluster:
 def main(port: int) -> None:
     from ray.cluster_utils import Cluster
 
-    common = {"object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    common = {"object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
+    # What a head starts for people, logs and autoscaling: each is a process that imports Ray.
+    common |= {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "gcs_server_port": port, **common})
     nodes = [cluster.add_node(num_cpus=4, num_gpus=2, **common) for _ in range(2)]
     raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in nodes}

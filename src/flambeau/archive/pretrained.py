@@ -28,8 +28,13 @@ TASKS = (
     "object-detection",
     "automatic-speech-recognition",
     "audio-classification",
+    "text-to-speech",
 )
-ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
+ALIASES = {
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "text-to-audio": "text-to-speech",
+}
 EMBEDDING_TAGS = ("sentence-similarity", "feature-extraction")
 SUFFIXES = {  # of the class in `architectures` → tasks of that class, the default first
     "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
@@ -45,6 +50,7 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "ForCTC": ("automatic-speech-recognition",),
     "ForSpeechSeq2Seq": ("automatic-speech-recognition",),
     "ForAudioClassification": ("audio-classification",),
+    "VitsModel": ("text-to-speech",),
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
 IMAGE_READERS = ("Gemma3ForConditionalGeneration",)  # language models that the engine knows, with an encoder of images
@@ -92,6 +98,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {  # a request for each task that takes
     "summarization": {"inputs": "The tower is 324 metres tall, about as tall as a building of 81 floors."},
     "translation": {"inputs": "The house is wonderful."},
     "text2text-generation": {"inputs": "The house is wonderful."},
+    "text-to-speech": {"inputs": "Hello there"},
     "text-ranking": {"query": "What is a cat?", "texts": ["A cat is an animal", "The sea is deep"]},
 }
 GENERATED_TASKS = ("summarization", "translation", "text2text-generation")

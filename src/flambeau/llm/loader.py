@@ -21,6 +21,7 @@ from flambeau.llm.adapters.merge import check_merge, merge_on_load
 from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
@@ -42,7 +43,7 @@ from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
-from flambeau.llm.executor.head import HeadModel
+from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
@@ -518,13 +519,16 @@ def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config:
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
-    rounds = None
+    rounds: HeadRounds | None = None
+    by_kernels: HeadKernels | None = None
     if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
         blocks = max_blocks(model, config)
         rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
+    elif config.compile and can_compute_head(head, own):
+        by_kernels = CpuHead(head, own)
     else:
         logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds)
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:

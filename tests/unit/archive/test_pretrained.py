@@ -51,6 +51,7 @@ def write(folder: Path, card: str = "", **config: Any) -> Path:
             ("transformers", "audio-classification"),
         ),
         ("Wav2Vec2ForCTC", "wav2vec2", {}, "", ("transformers", "automatic-speech-recognition")),
+        ("VitsModel", "vits", {}, "", ("transformers", "text-to-speech")),
         ("WhisperForConditionalGeneration", "whisper", {}, "", ("transformers", "automatic-speech-recognition")),
         ("MarianMTModel", "marian", {}, "", ("transformers", "translation")),
         ("M2M100ForConditionalGeneration", "m2m_100", {}, "", ("transformers", "translation")),

@@ -16,7 +16,14 @@ from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import cache_dtype, load_engine, load_network
+from support.packed_checkpoints import write_packed
+from unit.llm.checkpoints.test_compressed_tensors import packed as packed_groups
 
+INT4_GROUPS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"all": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
 MODEL = Path(flambeau.examples.__file__).parent / "storyteller" / "draft"
 
 pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
@@ -33,6 +40,17 @@ def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float1
     assert backend.cache.keys[0].dtype == torch.float16
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+def test_4_bit_layers_of_other_tools_are_packed_for_the_cpu_kernels(tmp_path):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder, _ = write_packed(tmp_path, packed_groups(32), INT4_GROUPS)
+    backend = load_network(folder, EngineConfig(device="cpu", num_blocks=4), torch.device("cpu"), None).backend
+    layers = backend.model.model.layers
+    assert isinstance(layers[0].mlp.down_proj, PackedLinear)
+    assert layers[0].mlp.down_proj.kind == "int4"
     backend.close()
 
 

@@ -30,6 +30,7 @@ from flambeau.frontend.openai.requests import (
     request_schema,
     unsupported,
 )
+from flambeau.frontend.openai.sounds import SoundEncoder
 from flambeau.frontend.openai.speech import SpeechRequest, create_speech
 from flambeau.frontend.openai.transcripts import (
     FORMATS,
@@ -126,6 +127,7 @@ class AudioApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._encoder = SoundEncoder()
 
     def v1(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None:
         if len(segments) != 3 or segments[2] not in (*TASKS, "speech"):
@@ -135,7 +137,7 @@ class AudioApi:
         elif exchange.method != "POST":
             not_allowed(exchange, "POST")
         elif segments[2] == "speech":
-            create_speech(self._server, exchange)
+            create_speech(self._server, exchange, self._encoder)
         else:
             return self._create(exchange, *TASKS[segments[2]])
         return None

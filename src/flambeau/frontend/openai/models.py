@@ -30,7 +30,7 @@ LACKING: dict[Ability, str] = {
     "classifies",
     "transcribe": "writes down no speech; its handler must be transformers with task: automatic-speech-recognition, or "
     "another that transcribes",
-    "speak": "makes no speech; its handler must declare the ability speak",
+    "speak": "makes no speech; its handler must be transformers with task: text-to-speech, or another that speaks",
 }
 NONE = "No model here can answer such a request yet."
 READING = frozenset({"GET", "HEAD"})

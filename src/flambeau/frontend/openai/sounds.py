@@ -22,6 +22,7 @@ CONTENT_TYPES = {
 ENCODED = ("mp3", "flac", "opus")  # made of the whole sound by soundfile, in a process of its own
 ENCODER = "flambeau.frontend.openai.sound_encoder"
 ENCODING_S = 120.0
+MAX_PROCESSES = 4
 PCM_RATE = 24_000  # clients read the samples of `pcm` with this rate
 PCM, EXTENSIBLE = 1, 0xFFFE
 OPEN_END = 0xFFFFFFFF  # the size of a stream
@@ -123,8 +124,25 @@ def check_pcm(sound: Sound, model: str) -> None:
         )
 
 
-async def encode(file: bytes, name: str) -> bytes:
-    """A WAV file in another format."""
+class SoundEncoder:
+    """Turns WAV files into other formats, a few at a time, each in a process."""
+
+    def __init__(self, max_processes: int = MAX_PROCESSES) -> None:
+        self._places = asyncio.Semaphore(max_processes)
+
+    async def encode(self, file: bytes, name: str) -> bytes:
+        """A WAV file in another format. Raises JobFailed."""
+        try:
+            async with asyncio.timeout(ENCODING_S), self._places:
+                return await run_encoder(file, name)
+        except TimeoutError:
+            reason = f"it took more than {ENCODING_S:g} s"
+        except OSError as error:  # no process could be started
+            reason = str(error)
+        raise JobFailed(f"the sound cannot be encoded as {name}: {reason}; ask for wav", status=500)
+
+
+async def run_encoder(file: bytes, name: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", ENCODER, name),
@@ -133,16 +151,11 @@ async def encode(file: bytes, name: str) -> bytes:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(ENCODING_S):
-            found, problem = await process.communicate(file)
-    except TimeoutError:
-        raise JobFailed(
-            f"the sound was not encoded as {name} within {ENCODING_S:g} s; ask for wav", status=500
-        ) from None
+        found, problem = await process.communicate(file)
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        lines = problem.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        raise JobFailed(f"the sound cannot be encoded as {name}: {lines[-1]}; ask for wav", status=500)
+        lines = problem.decode("utf-8", "replace").strip().splitlines()
+        raise OSError(lines[-1] if lines else f"its encoder exited with {process.returncode}")
     return found

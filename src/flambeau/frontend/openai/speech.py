@@ -23,10 +23,10 @@ from flambeau.frontend.openai.sounds import (
     ENCODED,
     InvalidSound,
     Sound,
+    SoundEncoder,
     check_format,
     check_next,
     check_pcm,
-    encode,
     read_wav,
     wav_file,
     wav_head,
@@ -72,12 +72,12 @@ class SpeechRequest(ModelRequest):
     stream_format: str | None = optional(one_of("audio", "sse"))
 
 
-def create_speech(server: Server, exchange: Exchange) -> None:
+def create_speech(server: Server, exchange: Exchange, encoder: SoundEncoder) -> None:
     request = read_request(take_bytes(exchange), SpeechRequest)
     check_format(request.response_format or FORMATS[0])
     model, version = choose_model(server.registry, request.model, "speak")
     check_envelope(model)
-    reply, order = SpeechReply(exchange, model, server.config.error_style, request), order_of(request)
+    reply, order = SpeechReply(exchange, model, server.config.error_style, request, encoder), order_of(request)
     job = Job(
         reply,
         request_id=exchange.request_id,
@@ -98,11 +98,13 @@ def order_of(request: SpeechRequest) -> bytes:
 class SpeechReply(EventReply):
     """Writes a handler's WAV files to its exchange as one sound: in parts, or whole if it is encoded."""
 
-    __slots__ = ("_first", "_format", "_kept", "_num_kept")
+    __slots__ = ("_encoder", "_first", "_format", "_kept", "_num_kept")
 
-    def __init__(self, exchange: Exchange, model: Model, style: ErrorStyle, request: SpeechRequest) -> None:
+    def __init__(
+        self, exchange: Exchange, model: Model, style: ErrorStyle, request: SpeechRequest, encoder: SoundEncoder
+    ) -> None:
         super().__init__(exchange, model, style, is_streamed=request.stream_format == "sse")
-        self._format = request.response_format or FORMATS[0]
+        self._format, self._encoder = request.response_format or FORMATS[0], encoder
         self._first: Sound | None = None
         self._kept: list[Sound] = []
         self._num_kept = 0  # bytes
@@ -145,7 +147,7 @@ class SpeechReply(EventReply):
 
     async def _encode(self) -> None:
         try:
-            self._send([await encode(wav_file(self._kept), self._format)], ends=True)
+            self._send([await self._encoder.encode(wav_file(self._kept), self._format)], ends=True)
         except FlambeauError as error:
             self.on_error(error)
 

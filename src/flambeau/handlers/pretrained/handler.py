@@ -16,7 +16,7 @@ from flambeau.handlers.loaders.pretrained import Runtime, import_transformers
 from flambeau.handlers.loaders.torch_compile import read_pt2
 from flambeau.handlers.options import read_handler_options, resolve_model_path, warn_of_misspelled_keys
 from flambeau.handlers.pretrained.task import Task
-from flambeau.handlers.pretrained.task_request import read_task_request
+from flambeau.handlers.pretrained.task_request import TaskRequest, read_task_request
 from flambeau.handlers.request_rows import is_describe, refuse_explain
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ CLASSES = {  # import strings: a text model needs neither Pillow nor torchvision
     "image-classification": f"{PACKAGE}.image_tasks:ImageClassification",
     "object-detection": f"{PACKAGE}.image_tasks:ObjectDetection",
     "audio-classification": f"{PACKAGE}.audio_tasks:AudioClassification",
+    "text-to-speech": f"{PACKAGE}.text_to_speech:TextToSpeech",
 }
 
 
@@ -94,7 +95,7 @@ class TransformersHandler:
             return [self.describe_handle()]
         refuse_explain(context, "transformers")
         task = self.task
-        requests = [read_task_request(row, task.known, fields=task.fields, is_binary=task.is_binary) for row in data]
+        requests = [self.read(row) for row in data]
         inputs = [task.prepare(request) for request in requests]
         outputs = task.run([entry for own in inputs for entry in own])
         replies, taken = [], 0
@@ -103,6 +104,12 @@ class TransformersHandler:
             taken += len(own)
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
+
+    def read(self, row: Mapping[str, Any]) -> TaskRequest:
+        task = self.task
+        return read_task_request(
+            row, task.known, fields=task.fields, is_binary=task.is_binary, speaks="speak" in task.abilities
+        )
 
     def tensor_metadata(self) -> Any:
         """The tensors for KServe's metadata."""

@@ -30,7 +30,8 @@ class TaskRequest:
 
     inputs: Any
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    transcription: Mapping[str, Any] | None = None  # what /v1/audio asks for; see docs/openai.md
+    transcription: Mapping[str, Any] | None = None  # what /v1/audio asks for; see docs/handlers.md
+    speech: Mapping[str, Any] | None = None  # the same, of a task that speaks
 
     @property
     def is_many(self) -> bool:
@@ -47,15 +48,22 @@ class TaskRequest:
 
 
 def read_task_request(
-    row: Mapping[str, Any], known: Mapping[str, Kind], *, fields: Sequence[str] = (), is_binary: bool = False
+    row: Mapping[str, Any],
+    known: Mapping[str, Kind],
+    *,
+    fields: Sequence[str] = (),
+    is_binary: bool = False,
+    speaks: bool = False,
 ) -> TaskRequest:
     """Read a row: a plain value, or an object with `inputs` and `parameters`.
 
     `fields` are the keys of an input that may stand at the top level instead (`question` and `context`).
-    `is_binary`: bytes are the input itself, an image or a sound.
+    `is_binary`: bytes are the input itself, an image or a sound. `speaks`: the task has the ability.
     """
     if "transcription" in row and "file" in row and is_binary:
         return TaskRequest(inputs=row["file"], transcription=json.loads(row["transcription"]))
+    if "speech" in row and speaks:
+        return TaskRequest(inputs="", speech=json.loads(row["speech"]))
     value = next((row[key] for key in ("data", "body") if row.get(key) is not None), None)
     if value is None:
         if "body" in row or "data" in row or not row:

@@ -74,7 +74,7 @@ def read_4_bits(name: str, parts: Parts) -> PackedLayer:
     state = read_state(name, parts)
     shape = torch.Size(state["shape"])
     packed = parts["weight"]
-    if packed.dtype != torch.uint8 or packed.shape.numel() * 2 != shape.numel() or len(shape) != 2:
+    if packed.num_bytes * 2 != shape.numel() or len(shape) != 2:  # bytes may be stored as numbers of another type
         raise ill_formed(name, parts)
     num_blocks = -(-shape.numel() // state["blocksize"])
     if parts["weight.absmax"].shape.numel() != num_blocks or parts["weight.quant_map"].shape.numel() != TABLE_SIZE:
@@ -101,7 +101,7 @@ def is_nested(parts: Parts) -> bool:
 
 
 def dequantize_4_bits(parts: Parts, state: Mapping[str, Any]) -> Tensor:
-    pairs = parts["weight"].read().flatten()
+    pairs = parts["weight"].read().flatten().view(torch.uint8)
     codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten().int()
     numbers = parts["weight.quant_map"].read().float()[codes]
     largest = maxima(parts, state).repeat_interleave(state["blocksize"])[: len(numbers)]

@@ -42,6 +42,7 @@ SCALING_KEYS = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+NEUTRAL = {SCALING + "yarn_attn_factor": 1.0, SCALING + "yarn_ext_factor": 1.0, SCALING + "yarn_log_multiplier": 0.0}
 DTYPES = {0: "float32", 1: "float16"}  # by general.file_type; others are quantized or bfloat16
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale queries by another size
 
@@ -85,13 +86,17 @@ def common(header: GgufHeader) -> dict[str, Any]:
         "torch_dtype": DTYPES.get(header.values.get("general.file_type", -1), "bfloat16"),
         "rope_parameters": rope_parameters(header),
     }
-    known = {*KEYS, *WITHOUT_EFFECT, "rope.scaling.type", *(SCALING + key for key in SCALING_KEYS), *OWN_KEYS}
-    start = f"{header.architecture}."
+    known, start = known_keys(), f"{header.architecture}."
     return config | {
         key: value
         for key, value in header.values.items()
         if key.startswith(start) and key.removeprefix(start) not in known
     }
+
+
+def known_keys() -> set[str]:
+    """The keys of an architecture that are understood."""
+    return {*KEYS, *WITHOUT_EFFECT, *OWN_KEYS, *NEUTRAL, SCALING + "type", *(SCALING + key for key in SCALING_KEYS)}
 
 
 def scalar(header: GgufHeader, key: str) -> Any:
@@ -106,6 +111,7 @@ def scalar(header: GgufHeader, key: str) -> Any:
 
 def rope_parameters(header: GgufHeader) -> dict[str, Any]:
     """The settings of rotary positions, as config.json has them."""
+    check_rope_keys(header)
     kind = header.get("rope.scaling.type") or "none"
     theta = {"rope_theta": header.get("rope.freq_base", 10000.0)}
     if header.get("rope.scale_linear", 1.0) != 1.0:
@@ -121,6 +127,16 @@ def rope_parameters(header: GgufHeader) -> dict[str, Any]:
             parameters[f"{name}_factor"] = numbers(header, f"rope_factors_{name}.weight")
         parameters["attention_factor"] = header.get("rope.scaling.attn_factor")
     return parameters
+
+
+def check_rope_keys(header: GgufHeader) -> None:
+    """Raise for settings of positions that are not known: they would change the result."""
+    start = f"{header.architecture}.rope."
+    known = known_keys() - NEUTRAL.keys()
+    for name, value in header.values.items():
+        key = name.removeprefix(f"{header.architecture}.")
+        if name.startswith(start) and key not in known and value != NEUTRAL.get(key):
+            raise CheckpointError(f"{header.path} has {key} {value}, which is not supported")
 
 
 def numbers(header: GgufHeader, name: str) -> list[float]:
@@ -205,7 +221,7 @@ def query_scale(header: GgufHeader) -> dict[str, Any]:
 def phi_3(header: GgufHeader) -> dict[str, Any]:
     return {
         "architectures": ["Phi3ForCausalLM"],
-        "sliding_window": header.get("attention.sliding_window"),
+        "sliding_window": header.get("attention.sliding_window") or None,  # 0: there is none
         "original_max_position_embeddings": header.get(SCALING + "original_context_length"),
     }
 

@@ -7,6 +7,7 @@ stored in the same layout.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerForma
             f"config.json says that the weights are quantized ({layer_format.title}), but no file has a tensor "
             f"{' or '.join(layer_format.markers)}; download the checkpoint again, or remove quantization_config"
         )
-    layers = {name: read_layer(name, tensors, layer_format) for name in marked}
+    layers = {name: as_stored(arch, name, read_layer(name, tensors, layer_format)) for name in marked}
     settings, kept = choose_layout(arch, layers)
     replaced: dict[str, Mapping[str, LazyTensor]] = {}
     for name, layer in layers.items():
@@ -123,6 +124,14 @@ def marked_layers(names: Iterable[str], markers: Sequence[str]) -> dict[str, str
 def read_layer(name: str, tensors: Mapping[str, StoredTensor], layer_format: LayerFormat) -> PackedLayer:
     parts = {leaf: tensors[f"{name}.{leaf}"] for leaf in layer_format.leaves if f"{name}.{leaf}" in tensors}
     return layer_format.read(name, parts)
+
+
+def as_stored(arch: Architecture, name: str, layer: PackedLayer) -> PackedLayer:
+    """A layer as the family's files have it: tools quantize linear layers, also those that GPT-2 stores transposed."""
+    if not arch.transposed or not re.search(arch.transposed, canonical_name(f"{name}.weight", arch.renames)):
+        return layer
+    weight = layer.weight
+    return PackedLayer(weight=LazyTensor(weight.shape[::-1], weight.dtype, lambda: weight.read().t()))
 
 
 def choose_layout(

@@ -4,8 +4,8 @@ The head has an entry for each token that the target has computed: the token's h
 after it. The keys and values of entries are in the target's blocks, at the token's own place. Entries of new tokens
 wait until the token after them is known, and until there is a reason to compute them: a proposal, or a block of them.
 
-A round is a pass over the entries that wait, and one pass for each further token. It is plain PyTorch, or what was
-captured (`HeadRounds`).
+A round is a pass over the entries that wait, and one pass for each further token. It is plain PyTorch, kernels pass by
+pass (`HeadKernels`), or captured as a whole (`HeadRounds`).
 
 Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · J = K - 1 ·
 B blocks of the longest sequence · X numbers of hidden states · E hidden · D tokens of the head's vocabulary ·
@@ -81,6 +81,13 @@ class HeadRounds(Protocol):
         """Stop what runs in the background."""
 
 
+class HeadKernels(Protocol):
+    """Passes of a head by kernels, one by one."""
+
+    def run(self, inputs: StepInputs, hidden_TE: Tensor) -> Tensor | None:
+        """What the head goes on from [T, E]; None: the kernels are not ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadModel:
     """A head, its cache in the target's blocks, and the hidden states that the target's backend writes."""
@@ -89,7 +96,8 @@ class HeadModel:
     cache: KVCache
     states: HiddenStates
     attention: AttentionFactory
-    rounds: HeadRounds | None = None  # None: plain PyTorch
+    rounds: HeadRounds | None = None  # None: pass by pass
+    kernels: HeadKernels | None = None  # None: plain PyTorch
 
 
 @dataclass(slots=True)
@@ -206,6 +214,9 @@ class HeadProposer:
 
     def _run(self, inputs: StepInputs, hidden_TE: Tensor) -> Tensor:
         """The head's hidden states [T, E] of these entries; their keys and values are written."""
+        found = None if self._model.kernels is None else self._model.kernels.run(inputs, hidden_TE)
+        if found is not None:
+            return found
         inputs = inputs.to(self._device)
         attend = self._model.attention(self._model.cache, inputs)
         return self._head(inputs.ids_T, hidden_TE, inputs.positions_T, attend)  # type: ignore[no-any-return]

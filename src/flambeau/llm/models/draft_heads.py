@@ -92,7 +92,22 @@ class DraftHead(nn.Module):
         `ids_T` are the tokens after those that the hidden states belong to, and `positions_T` the positions of the
         latter.
         """
+        rotations = self.rotation(positions_T)
+        x_TE, both = self.begin(self.embed(ids_T), hidden_TE)
+        for layer in self.model.layers:
+            if both is not None and isinstance(layer, Eagle3Layer):
+                x_TE = layer.run(x_TE, both, rotations, attend)
+            else:
+                x_TE = layer(x_TE, rotations, attend)
+        return self.finish(x_TE)
+
+    def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The input of the first layer [T, E], and what its attention reads, if that is something else."""
         raise NotImplementedError
+
+    def finish(self, x_TE: Tensor) -> Tensor:
+        """What the head goes on from, after its last layer [T, E]."""
+        return self.model.norm(x_TE)  # type: ignore[no-any-return]
 
     def draft_logits(self, hidden_TE: Tensor) -> Tensor:
         """Logits [T, D] of the head's own tokens."""
@@ -121,17 +136,13 @@ class DraftHead(nn.Module):
 class Eagle3Layer(DecoderLayer):
     """The first layer of EAGLE-3: its attention reads embeddings and hidden states side by side."""
 
-    def __init__(self, arch: Architecture, *, norm_before_residual: bool) -> None:
+    def __init__(self, arch: Architecture) -> None:
         super().__init__(arch, 0)
         self.hidden_norm = make_norm(arch)
         rows = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_size
         self.self_attn.qkv_proj = nn.Linear(2 * arch.hidden_size, rows, bias=arch.qkv_bias)
-        self.norm_before_residual = norm_before_residual
 
-    def run(self, embedded_TE: Tensor, hidden_TE: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
-        normal_TE = self.hidden_norm(hidden_TE)
-        x_TE = normal_TE if self.norm_before_residual else hidden_TE
-        both = torch.cat((self.input_layernorm(embedded_TE), normal_TE), dim=-1)
+    def run(self, x_TE: Tensor, both: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         x_TE = x_TE + self.self_attn(both, rotations, attend)
         return x_TE + self.mlp(self.post_attention_layernorm(x_TE))  # type: ignore[no-any-return]
 
@@ -148,21 +159,22 @@ class Eagle3Head(DraftHead):
     def make_layer(self, number: int) -> DecoderLayer:
         if number:
             return super().make_layer(number)
-        return Eagle3Layer(self.arch, norm_before_residual=self.settings.norm_before_residual)
+        return Eagle3Layer(self.arch)
 
     def combine(self, states_TX: Tensor) -> Tensor:
         if self.input_norm is not None:
             states_TX = self.input_norm(states_TX)
         return self.fc(states_TX)  # type: ignore[no-any-return]
 
-    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        rotations = self.rotation(positions_T)
-        first, *others = self.model.layers
+    def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
+        first = self.model.layers[0]
         assert isinstance(first, Eagle3Layer)
-        x_TE = first.run(self.embed(ids_T), hidden_TE, rotations, attend)
-        for layer in others:
-            x_TE = layer(x_TE, rotations, attend)
-        return self.model.norm(x_TE) if self.settings.norms_output else x_TE
+        normal_TE = first.hidden_norm(hidden_TE)
+        both = torch.cat((first.input_layernorm(embedded_TE), normal_TE), dim=-1)
+        return normal_TE if self.settings.norm_before_residual else hidden_TE, both
+
+    def finish(self, x_TE: Tensor) -> Tensor:
+        return super().finish(x_TE) if self.settings.norms_output else x_TE
 
     def draft_logits(self, hidden_TE: Tensor) -> Tensor:
         if not self.settings.norms_output:
@@ -183,16 +195,17 @@ class EagleHead(DraftHead):
             layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
         return layer
 
-    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        rotations = self.rotation(positions_T)
-        x_TE: Tensor = self.fc(torch.cat((self.embed(ids_T), hidden_TE), dim=-1))
-        for layer in self.model.layers:
-            x_TE = layer(x_TE, rotations, attend)
-        return x_TE
+    def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.fc(torch.cat((embedded_TE, hidden_TE), dim=-1)), None
 
 
 class MtpHead(DraftHead):
-    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM-4.5 and MiMo."""
+    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM-4.5 and MiMo.
+
+    It was trained to predict one token from the target's normalized hidden states. For further tokens it goes on from
+    its own, normalized too. MiMo's own layer and SGLang do the same; vLLM leaves out that norm for DeepSeek and GLM.
+    Both are guesses, which the target verifies.
+    """
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__(settings)
@@ -200,15 +213,11 @@ class MtpHead(DraftHead):
         self.enorm, self.hnorm = make_norm(arch), make_norm(arch)
         self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
 
-    def forward(self, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        rotations = self.rotation(positions_T)
-        both = [self.enorm(self.embed(ids_T)), self.hnorm(hidden_TE)]
+    def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
+        both = [self.enorm(embedded_TE), self.hnorm(hidden_TE)]
         if self.settings.hidden_first:
             both.reverse()
-        x_TE: Tensor = self.eh_proj(torch.cat(both, dim=-1))
-        for layer in self.model.layers:
-            x_TE = layer(x_TE, rotations, attend)
-        return self.model.norm(x_TE)  # type: ignore[no-any-return]
+        return self.eh_proj(torch.cat(both, dim=-1)), None
 
 
 HEADS: dict[HeadKind, type[DraftHead]] = {"eagle3": Eagle3Head, "eagle": EagleHead, "mtp": MtpHead}

@@ -8,14 +8,15 @@ import wave
 import pytest
 
 from flambeau.errors import InvalidField, JobFailed
+from flambeau.frontend.openai import sounds
 from flambeau.frontend.openai.sound_encoder import FORMATS
 from flambeau.frontend.openai.sounds import (
     ENCODED,
     InvalidSound,
     Sound,
+    SoundEncoder,
     check_next,
     check_pcm,
-    encode,
     read_wav,
     wav_file,
     wav_head,
@@ -29,8 +30,8 @@ def read_back(file):
 
 
 def test_files_are_joined():
-    sounds = [read_wav(wav_of(b"abcd")), read_wav(wav_of(b"ef"))]
-    assert wav_file(sounds) == wav_of(b"abcdef")
+    both = [read_wav(wav_of(b"abcd")), read_wav(wav_of(b"ef"))]
+    assert wav_file(both) == wav_of(b"abcdef")
     odd = [Sound(read_wav(wav_of(width=1)).form, b"abc")]
     assert read_back(wav_file(odd)) == ((1, 1, 24_000, 3), b"abc")
 
@@ -73,13 +74,23 @@ async def test_encoded_in_a_process():
     file = wav_of(bytes(48_000))
     starts = {"mp3": b"\xff", "flac": b"fLaC", "opus": b"OggS"}
     for name, start in starts.items():
-        found = await encode(file, name)
+        found = await SoundEncoder().encode(file, name)
         assert found.startswith(start)
         assert len(found) < len(file)
     with pytest.raises(JobFailed, match="ask for wav"):
-        await encode(wav_of(rate=22_050), "opus")
+        await SoundEncoder().encode(wav_of(rate=22_050), "opus")
 
 
 async def test_failed_encoder_is_an_error():
     with pytest.raises(JobFailed, match="cannot be encoded as mp3"):
-        await encode(b"no sound", "mp3")
+        await SoundEncoder().encode(b"no sound", "mp3")
+
+
+async def test_encoder_that_hangs_or_is_missing_is_an_error(monkeypatch):
+    monkeypatch.setattr(sounds, "ENCODING_S", 0.01)
+    with pytest.raises(JobFailed, match="more than"):
+        await SoundEncoder(0).encode(b"", "mp3")
+    monkeypatch.setattr(sounds, "ENCODING_S", 60)
+    monkeypatch.setattr(sounds.sys, "executable", "/no/such/file")
+    with pytest.raises(JobFailed, match="No such file"):
+        await SoundEncoder().encode(b"", "mp3")

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.config.server import ErrorStyle
+from flambeau.errors import JobFailed
 from flambeau.frontend.openai.requests import read_request
 from flambeau.frontend.openai.sounds import read_wav, wav_head
 from flambeau.frontend.openai.speech import SpeechReply, SpeechRequest, order_of
 from flambeau.wire.messages import Part
+from support.fake_workers import until
 from support.http_exchanges import FakeConnection, new_exchange
 from support.openai_requests import refusal
 from support.wav_files import wav_of
@@ -46,11 +48,12 @@ def test_invalid_fields_are_named(field, value):
     assert refusal(read, **{field: value})[0] == field
 
 
-def reply_of(**fields):
+def reply_of(encoder=None, **fields):
     connection = FakeConnection()
     exchange = new_exchange(connection, "POST", "/v1/audio/speech", version="1.0")
     model = SimpleNamespace(name="m", answers=Counter())
-    return SpeechReply(exchange, model, ErrorStyle(), read(**{"response_format": "wav", **fields})), connection
+    request = read(**{"response_format": "wav", **fields})
+    return SpeechReply(exchange, model, ErrorStyle(), request, encoder), connection
 
 
 def part(data, *, last=False, **options):
@@ -112,3 +115,27 @@ def test_status_of_the_handler_is_kept():
     reply, connection = reply_of()
     reply.on_parts([Part(1, b"no such voice", status=404)])
     assert connection.status == 404
+
+
+class Encoder:
+    async def encode(self, file, name):
+        if name == "opus":
+            raise JobFailed("it fell", status=500)
+        return name.encode() + file
+
+
+async def test_whole_sound_is_encoded():
+    reply, connection = reply_of(Encoder(), response_format="mp3")
+    reply.on_parts([part(b"abcd")])
+    assert not connection.sent
+    reply.on_parts([part(b"ef"), Part(1, b"")])
+    await until(lambda: connection.sent)
+    assert connection.body == b"mp3" + wav_of(b"abcdef")
+    assert b"content-type: audio/mpeg\r\n" in connection.sent
+
+
+async def test_failed_encoder_is_answered():
+    reply, connection = reply_of(Encoder(), response_format="opus")
+    reply.on_parts([part(b"abcd", last=True)])
+    await until(lambda: connection.sent)
+    assert connection.status == 500

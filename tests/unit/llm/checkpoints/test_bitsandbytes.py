@@ -63,6 +63,14 @@ def test_4_bits_are_dequantized(tmp_path, nested, kind):
     assert isinstance(check_equal(*folders).model.layers[0].mlp.down_proj, torch.nn.Linear)
 
 
+def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path):
+    def pack(weight):
+        parts, plain = four_bits(weight)
+        return {**parts, "weight": parts["weight"].flatten().view(torch.bfloat16).view(-1, 1)}, plain
+
+    check_equal(*write_packed(tmp_path, pack, {**FOUR, "bnb_4bit_quant_storage": "bfloat16"}))
+
+
 def test_int8_is_ours(tmp_path):
     model = check_equal(*write_packed(tmp_path, eight_bits, EIGHT))
     assert isinstance(model.model.layers[0].self_attn.qkv_proj, Int8Linear)

@@ -160,6 +160,7 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
         f"rope_factors_{name}.weight": torch.tensor(given[f"{name}_factor"]) for name in ("long", "short")
     }
     more = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 16}
+    more |= {"attention.sliding_window": 0}  # as converters write that there is none
     factor = model.model.rotary_emb.attention_scaling
     write_gguf(
         tmp_path / "model.gguf",
@@ -270,6 +271,8 @@ def test_two_models_in_a_folder_need_a_name(path):
         ("llama", {"rope.dimension_count": 4}, "rope.dimension_count 4"),
         ("llama", {"rope.scaling.type": "linear", "rope.scaling.attn_factor": 2.0}, "attn_factor"),
         ("llama", {"rope.scaling.type": "spiral"}, "'spiral'"),
+        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.yarn_attn_factor": 0.5}, "yarn_attn_factor 0.5"),
+        ("llama", {"rope.twist": 3}, "rope.twist 3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, architecture, values, named):

@@ -15,7 +15,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize_on_load
 from flambeau.llm.quantize.settings import read_quantization
-from support.packed_checkpoints import PACKABLE, check_equal, to_levels, to_words, write_packed
+from support.packed_checkpoints import PACKABLE, check_equal, to_levels, to_words, write_packed, write_packed_kind
 from support.tiny_models import tiny_model
 from support.weights import logits_of
 
@@ -125,6 +125,12 @@ def test_experts_are_ours_too(tmp_path):
     sparse = tiny_model(replace(PACKABLE, num_experts=4, expert_size=256))
     model = check_equal(*write_packed(tmp_path, gptq(64), config(group_size=64), model=sparse))
     assert isinstance(model.model.layers[0].mlp.experts.gate_up_proj, ExpertStack)
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "gpt-neox", "phi-3", "qwen-3-moe", "deepseek-v3"])
+def test_families_that_store_their_layers_otherwise_are_read(tmp_path, kind):
+    """Transposed, fused, in another order, or as experts."""
+    check_equal(*write_packed_kind(tmp_path, kind, gptq(8), config(group_size=8)))
 
 
 def test_each_rank_reads_its_part(tmp_path):

@@ -13,12 +13,16 @@ from scipy import stats
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
+from flambeau.llm.backends.cuda.graphs import size_for
+from flambeau.llm.backends.cuda.head_rounds import CapturedRound, RoundBuffers
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.head import HeadModel, HeadProposer
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.sampling import rng
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import tiny_head, twin_proposals
@@ -150,9 +154,13 @@ def test_steps_with_and_without_it_take_turns(model, plain, proposals, monkeypat
     check_proposals(proposals, head, model)
 
 
+def no_attention(cache, inputs):
+    pytest.fail("the head ran as plain PyTorch")
+
+
 @pytest.mark.timeout(300)  # the kernels may have to be built
-@pytest.mark.parametrize("name", ["eagle3", "mtp"])
-def test_the_kernels_hand_over_hidden_states_too(name, proposals):
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kernels_hand_over_hidden_states_and_compute_heads(name, proposals):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
@@ -163,13 +171,127 @@ def test_the_kernels_hand_over_hidden_states_too(name, proposals):
     backend = CpuBackend(model, cache, states=states)
     assert backend.wait_until_compiled()
     assert backend.greedy is not None
-    proposing = HeadModel(head, KVCache(head.arch, 200, 4), states, PagedAttention)
+    own = KVCache(head.arch, 200, 4)
+    assert can_compute_head(head, own)
+    proposing = HeadModel(head, own, states, no_attention, kernels=CpuHead(head, own))
     engine = Engine(model.arch, backend, num_blocks=200, config=EngineConfig(block_size=4), draft=proposing)
     made, _ = run(engine, some_prompts(8), params)
     greedy = [engine.generate([prompt], params[0])[0].token_ids for prompt in some_prompts(8)[::2]]
     assert made == expected
     assert greedy == expected[::2]
+    check_proposals(proposals, head_of(name, model), model)  # its layers are packed by now
+
+
+class PlainPasses:
+    """The passes of a captured round, in plain PyTorch."""
+
+    def __init__(self, model):
+        self.head, self._cache = model.head, model.cache
+        self.num_tokens = self.head.settings.draft_vocab_size or ARCH.vocab_size
+        self.combine, self.draft_logits = self.head.combine, self.head.draft_logits
+
+    def run(self, ids_T, hidden_TE, inputs):
+        return self.head(ids_T, hidden_TE, inputs.positions_T, PagedAttention(self._cache, inputs))
+
+
+class PlainChoice:
+    """Sampling by temperature and top-k alone."""
+
+    def set(self, settings):
+        self._keys, (self._temperature, self._top_k, *_) = settings.keys_S, settings.numbers
+
+    def run(self, logits_TV, positions_T, next_T):
+        number = len(self._keys)
+        keys_S, temperature_S = torch.tensor(self._keys), torch.tensor(self._temperature)
+        logits_SV = logits_TV[:number]
+        scores_SV = logits_SV / temperature_S.where(temperature_S > 0, 1.0).unsqueeze(1)
+        for row, top_k in enumerate(self._top_k):
+            scores_SV[row, scores_SV[row] < scores_SV[row].topk(int(top_k)).values[-1]] = -torch.inf
+        noise_SV = rng.gumbel(keys_S, positions_T[:number] + 1, torch.arange(ARCH.vocab_size), rng.DRAW)
+        next_T.zero_()
+        next_T[:number] = (scores_SV + noise_SV * (temperature_S > 0).unsqueeze(1)).argmax(-1)
+
+
+class PlainRounds:
+    """Captured rounds without a device that could capture them."""
+
+    def __init__(self, model):
+        self._passes, self._width = PlainPasses(model), len(model.states.layers) * ARCH.hidden_size
+        self.sizes = set()
+
+    def find(self, num_sequences, num_ahead):
+        size = size_for(num_sequences)
+        self.sizes.add(size)
+        buffers = RoundBuffers(size, num_ahead, 80, torch.device("cpu"))
+        states_TX = torch.full((size * (num_ahead + 1), self._width), torch.nan)
+        logits_KSD = torch.zeros(num_ahead, size, self._passes.num_tokens)
+        return CapturedRound(self._passes, buffers, PlainChoice(), states_TX, logits_KSD)
+
+    def wait_until_compiled(self, timeout_s=None):
+        return True
+
+    def close(self):
+        pass
+
+
+def with_rounds(engine):
+    """The same engine, whose head runs in captured rounds."""
+    speculator = engine._executor._speculator
+    proposer = speculator._proposer._other
+    rounds = PlainRounds(proposer._model)
+    proposer._model = replace(proposer._model, rounds=rounds)
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("eagle3", {"max_num_seqs": 5}),
+        ("mtp", {"num_blocks": 40}),
+        ("eagle", {"max_step_tokens": 40, "max_num_seqs": 3}),
+    ],
+    ids=["three sizes", "preempted", "in chunks"],
+)
+def test_captured_rounds_propose_the_same_and_change_no_text(model, plain, proposals, monkeypatch, name, options):
+    """Also where more entries wait than a round takes, and sequences do not want proposals, or have no room left."""
+    params, tokens, _ = plain
+    turns = itertools.cycle([5, *[0] * 9, 5, 5, 5])
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda *_: next(turns))
+    head = head_of(name, model)
+    engine = tiny_engine(model, head=head, block_size=16 if name == "eagle" else 4, **options)
+    rounds = with_rounds(engine)
+    for _ in range(2):
+        assert run(engine, PROMPTS, params)[0] == tokens
+    assert rounds.sizes
     check_proposals(proposals, head, model)
+
+
+@pytest.mark.parametrize("bias", [{}, {5: 1.0}], ids=["as drawn", "with changed logits"])
+def test_captured_rounds_keep_the_distribution(model, bias):
+    """Of the second tokens of many answers; where logits are changed, the head does not know of it."""
+    prompt, top_k, temperature = (1, 2, 3, 4, 4, 2, 1, 3), 12, 2.0
+    params = SamplingParams(max_tokens=2 + 5, top_k=top_k, temperature=temperature, n=128, logit_bias=bias)
+    engine = tiny_engine(model, head=tiny_head("mtp", model), max_num_seqs=64, max_step_tokens=1024)
+    with_rounds(engine)
+    completions = [each for _ in range(6) for each in engine.generate([[*prompt]], params)]
+    assert 0 < sum(c.counts.num_accepted for c in completions) < sum(c.counts.num_drafted for c in completions)
+
+    def chances(ids):
+        with torch.inference_mode():
+            logits = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention())[-1]).double()
+        for token, value in bias.items():
+            logits = logits + value * (torch.arange(len(logits)) == token)
+        return logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf).div(temperature).softmax(-1)
+
+    first = chances(prompt)
+    expected = sum(first[i] * chances((*prompt, i)) for i in first.nonzero().flatten().tolist()) * len(completions)
+    found = torch.zeros(ARCH.vocab_size, dtype=torch.float64)
+    for completion in completions:
+        found[completion.token_ids[1]] += 1
+    assert not found[expected == 0].any()
+    is_rare = expected < 8
+    bins = [torch.cat((x[~is_rare], x[is_rare].sum().view(1))).tolist() for x in (found, expected)]
+    assert stats.chisquare(*bins).pvalue > 1e-4
 
 
 def test_without_a_seed_the_distribution_is_the_targets(model):

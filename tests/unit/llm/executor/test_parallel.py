@@ -27,7 +27,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
-from support.tiny_models import ARCH, tiny_model
+from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
 PROMPTS = [[1, 2, 3, 4, 5], [9] * 20, [40, 41]]
@@ -211,6 +211,11 @@ def test_a_bias_of_a_sum_is_added_once():
 def test_heads_that_cannot_be_shared_out_are_refused(size, what):
     with pytest.raises(LLMError, match=what):
         local_architecture(ARCH, size)
+
+
+def test_recurrent_layers_are_refused_as_such_whatever_the_sizes():
+    with pytest.raises(LLMError, match="recurrent layers cannot be split among ranks"):
+        local_architecture(replace(tiny_hybrid("mamba").arch, num_heads=1, intermediate_size=1), 2)
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])

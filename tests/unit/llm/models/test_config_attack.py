@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.config_attack import BESIDE, DEFECTS, REMOVED, Change, attack, sample_of
+from support.config_attack import BESIDE, DEFECTS, REMOVED, Change, attack, attack_together, pairs_of, sample_of
 
 YARN = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 32}
 FOUND = [
@@ -38,3 +38,10 @@ def test_changes_chosen_by_chance_are_computed_as_in_transformers_or_refused(tmp
     for i, change in enumerate(sample_of(8, seed=1)):
         verdict, detail = attack(change, tmp_path / str(i))
         assert verdict not in DEFECTS, (change, detail)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_changes_of_several_keys_are_computed_as_in_transformers_or_refused(tmp_path):
+    for i, changes in enumerate(pairs_of(8, seed=1)):
+        verdict, detail = attack_together(changes, tmp_path / str(i))
+        assert verdict not in DEFECTS, (changes, detail)

@@ -86,6 +86,8 @@ class CTokens(ctypes.Structure):
         ("adapters", c_void_p),
         ("lora", c_void_p),
         ("states", c_void_p),
+        ("hidden", c_void_p),
+        ("attention_input", c_void_p),
     )
 
 

@@ -9,6 +9,7 @@ Shapes: N rows · T tokens of the step · S sequences · J further tokens of eac
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
@@ -62,6 +64,95 @@ EXTRAS = frozenset(
 PACKED_FLOAT32_BYTES = 1 << 30
 
 
+class NetworkPointers:
+    """Structures that point to weights and caches, which are kept alive with them."""
+
+    def __init__(self, cache: KVCache, *, packs_float32: bool) -> None:
+        self._cache, self._packs_float32 = cache, packs_float32
+        self._references: list[Any] = [cache]
+
+    def network(
+        self,
+        arch: Architecture,
+        layers: Iterable[nn.Module],
+        rotation: Rotation,
+        *,
+        embedding: Tensor | None,
+        last_norm: nn.Module | None,
+        head: CMatrix,
+        recorded: tuple[int, ...],
+    ) -> CNetwork:
+        """A network of these layers; without embeddings, hidden states are its input."""
+        made = [self._layer(arch, layer, rotation, i) for i, layer in enumerate(layers)]
+        self._references.append(array := (CLayer * len(made))(*made))
+        dtype = torch.float32 if embedding is None else embedding.dtype
+        return CNetwork(
+            arch.hidden_size,
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_size,
+            arch.rotary_size or arch.head_size,
+            arch.intermediate_size,
+            self._cache.block_size,
+            len(made),
+            ACTIVATIONS.index(arch.activation),
+            arch.has_gate,
+            CACHE_KINDS[self._cache.keys[0].dtype],
+            CACHE_KINDS[dtype],
+            array,
+            None if embedding is None else self._pointer(embedding),
+            self._norm(last_norm, arch),
+            head,
+            arch.norm_epsilon,
+            arch.head_size**-0.5 if arch.attention_scale is None else arch.attention_scale,
+            arch.attention_softcap or 0.0,
+            float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
+            arch.residual_scale,
+            arch.logit_scale,
+            arch.logit_softcap or 0.0,
+            self._pointer(torch.tensor(recorded, dtype=torch.int64)),
+            len(recorded),
+        )
+
+    def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
+        attention, mlp, cache = layer.self_attn, layer.mlp, self._cache
+        up = mlp.gate_up_proj if arch.has_gate else mlp.up_proj
+        return CLayer(
+            *(self._norm(getattr(layer, name, None), arch) for name in norm_names(arch)),
+            self._norm(attention.q_norm, arch),
+            self._norm(attention.k_norm, arch),
+            *(self._rotation(rotation, attention)),
+            *map(self.matrix, (attention.qkv_proj, attention.o_proj, up, mlp.down_proj)),
+            *map(self._pointer, (cache.keys[number], cache.values[number])),
+            arch.window(number) or 0,
+        )
+
+    def _norm(self, norm: Any, arch: Architecture) -> int | None:
+        if norm is None or isinstance(norm, nn.Identity):
+            return None
+        return self._pointer(norm.weight.detach().float() + arch.norm_offset)
+
+    def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
+        if not attention.is_rotated:
+            return None, None
+        tables = rotation.local if attention.is_local and rotation.local is not None else rotation
+        return self._pointer(tables.cos), self._pointer(tables.sin)
+
+    def matrix(self, layer: Any) -> CMatrix:
+        one = packed(layer, packs_float32=self._packs_float32)
+        if one is not None:
+            self._references.append(one)
+            return one.matrix
+        bias = None if layer.bias is None else self._pointer(layer.bias.detach())
+        weight = self._pointer(layer.weight.detach())
+        return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
+
+    def _pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._references.append(tensor)
+        return tensor.data_ptr()
+
+
 class CpuNetwork:
     """Pointers to a network's weights and its cache, and the calls that compute steps."""
 
@@ -73,89 +164,22 @@ class CpuNetwork:
         states: HiddenStates | None = None,
     ) -> None:
         arch, body = model.arch, model.model
-        recorded = torch.tensor(() if states is None else states.layers, dtype=torch.int64)
-        self._references: list[Any] = [cache]  # keeps alive what the structures point to
-        self._packs_float32 = can_pack_float32(model)
-        layers = [self._layer(model, layer, cache, i) for i, layer in enumerate(body.layers)]
-        self._references.append(array := (CLayer * len(layers))(*layers))
-        embedding = body.embed_tokens.weight
-        self._network = CNetwork(
-            arch.hidden_size,
-            arch.num_heads,
-            arch.num_kv_heads,
-            arch.head_size,
-            arch.rotary_size or arch.head_size,
-            arch.intermediate_size,
-            cache.block_size,
-            len(layers),
-            ACTIVATIONS.index(arch.activation),
-            arch.has_gate,
-            CACHE_KINDS[cache.keys[0].dtype],
-            CACHE_KINDS[embedding.dtype],
-            array,
-            self._pointer(embedding),
-            self._norm(body.norm, arch),
-            self._head(model),
-            arch.norm_epsilon,
-            arch.head_size**-0.5 if arch.attention_scale is None else arch.attention_scale,
-            arch.attention_softcap or 0.0,
-            # Rounded as the network's numbers are.
-            float(torch.tensor(arch.embedding_scale, dtype=embedding.dtype)),
-            arch.residual_scale,
-            arch.logit_scale,
-            arch.logit_softcap or 0.0,
-            self._pointer(recorded),
-            len(recorded),
+        recorded = () if states is None else states.layers
+        self._pointers = NetworkPointers(cache, packs_float32=can_pack_float32(model))
+        self._network = self._pointers.network(
+            arch,
+            body.layers,
+            model.rotation,
+            embedding=body.embed_tokens.weight,
+            last_norm=body.norm,
+            head=self._pointers.matrix(last_layer(model)),
+            recorded=recorded,
         )
         self._width = arch.vocab_size
         self._states, self._states_width = states, len(recorded) * arch.hidden_size
         assert kernels.library is not None
         self._library = kernels.library
         self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers, matrix_names(arch))
-
-    def _layer(self, model: Transformer, layer: Any, cache: KVCache, number: int) -> CLayer:
-        arch, attention, mlp = model.arch, layer.self_attn, layer.mlp
-        up = mlp.gate_up_proj if arch.has_gate else mlp.up_proj
-        return CLayer(
-            *(self._norm(getattr(layer, name, None), arch) for name in norm_names(arch)),
-            self._norm(attention.q_norm, arch),
-            self._norm(attention.k_norm, arch),
-            *(self._rotation(model, attention)),
-            *map(self._matrix, (attention.qkv_proj, attention.o_proj, up, mlp.down_proj)),
-            *map(self._pointer, (cache.keys[number], cache.values[number])),
-            arch.window(number) or 0,
-        )
-
-    def _norm(self, norm: Any, arch: Architecture) -> int | None:
-        return None if norm is None else self._pointer(norm.weight.detach().float() + arch.norm_offset)
-
-    def _rotation(self, model: Transformer, attention: Any) -> tuple[int | None, int | None]:
-        if not attention.is_rotated:
-            return None, None
-        local = model.rotation.local
-        tables = local if attention.is_local and local is not None else model.rotation
-        return self._pointer(tables.cos), self._pointer(tables.sin)
-
-    def _matrix(self, layer: Any) -> CMatrix:
-        one = packed(layer, packs_float32=self._packs_float32)
-        if one is not None:
-            self._references.append(one)
-            return one.matrix
-        bias = None if layer.bias is None else self._pointer(layer.bias.detach())
-        weight = self._pointer(layer.weight.detach())
-        return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
-
-    def _head(self, model: Transformer) -> CMatrix:
-        """The last layer; with 8-bit weights if the others have integer weights."""
-        head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
-        if type(head) is nn.Linear and has_integer_weights(model):
-            head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
-        return self._matrix(head)
-
-    def _pointer(self, tensor: Tensor) -> int:
-        tensor = tensor.contiguous()
-        self._references.append(tensor)
-        return tensor.data_ptr()
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them."""
@@ -261,6 +285,14 @@ def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
     )
 
 
+def last_layer(model: Transformer) -> nn.Module:
+    """The last layer; with 8-bit weights if the others have integer weights."""
+    head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
+    if type(head) is nn.Linear and has_integer_weights(model):
+        head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
+    return head  # type: ignore[no-any-return]
+
+
 def linear_of(weight: Tensor) -> nn.Linear:
     """A linear layer with these weights."""
     with torch.device("meta"):
@@ -291,10 +323,18 @@ def unknown_parts(arch: Architecture) -> list[str]:
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on a CPU; no experts, layer norms, parallel or sharded layers."""
-    arch, keys = model.arch, cache.keys[0]
-    if unknown_parts(arch) or not model.rotation.has_tables:
+    return can_attend(model.arch, model.rotation, cache) and has_known_layers(model)
+
+
+def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
+    """Whether the kernels know the parts of layers and their cache."""
+    keys = cache.keys[0]
+    if unknown_parts(arch) or not rotation.has_tables:
         return False
-    if keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS or arch.head_size not in HEAD_SIZES:
-        return False
-    known = (PackedLinear, *INTEGER_LAYERS)
+    return keys.device.type == "cpu" and keys.dtype in CACHE_KINDS and arch.head_size in HEAD_SIZES
+
+
+def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
+    """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
+    known = (PackedLinear, *INTEGER_LAYERS, *others)
     return all(is_unmodified(module, known) for module in model.modules())

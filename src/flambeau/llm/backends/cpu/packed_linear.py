@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
-from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -173,9 +173,16 @@ def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
     words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
     lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
     groups = lines.reshape(len(lines), -1, group // 4, LANES)
-    numbers = (in_pairs(layer.scales), in_pairs(layer.minimums))
+    numbers = map(in_pairs, narrow_numbers(layer))
     panels = torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
     return PackedLinear("int4", panels, size, layer.out_features, layer.bias, group)
+
+
+def narrow_numbers(layer: Int4Linear) -> tuple[Tensor, Tensor]:
+    """Scales and minimums in bfloat16. Files that were made elsewhere have wider ones: the middle level stays exact."""
+    scales = layer.scales.bfloat16()
+    rest = layer.scales.float() - scales.float()
+    return scales, (layer.minimums.float() + rest * (MAX_LEVEL / 2)).bfloat16()
 
 
 def in_pairs(numbers_OG: Tensor) -> Tensor:

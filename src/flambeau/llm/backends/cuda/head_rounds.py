@@ -133,18 +133,23 @@ class CapturedRound:
     @torch.inference_mode()
     def run(self, plan: RoundPlan, states_TX: Tensor, settings: RowSettings) -> DrawnRound:
         """Draw with the random numbers that the target will use; `states_TX` are those of all entries, one by one."""
+        if self._graph is None:
+            self._fill(plan, states_TX, settings)
+            self.compute()
+        else:
+            with torch.cuda.device(self._states_TX.device):
+                self._fill(plan, states_TX, settings)
+                self._graph.replay()
+        number = len(plan.next_S)
+        return DrawnRound(self._ids_KS[:, :number].T.clone(), self._logits_KSD[:, :number].transpose(0, 1))
+
+    def _fill(self, plan: RoundPlan, states_TX: Tensor, settings: RowSettings) -> None:
         self._buffers.fill(plan)
         if settings is not self._settings:
             self._chooser.set(settings)
             self._settings = settings
         rows_T = self._buffers["rows"].flatten()
         torch.index_select(states_TX, 0, rows_T, out=self._states_TX)  # padding has the first one's
-        if self._graph is None:
-            self.compute()
-        else:
-            self._graph.replay()
-        number = len(plan.next_S)
-        return DrawnRound(self._ids_KS[:, :number].T.clone(), self._logits_KSD[:, :number].transpose(0, 1))
 
     def compute(self) -> None:
         """All passes, and the choices between them."""

@@ -228,3 +228,17 @@ def test_processors_without_the_newest_instructions_give_the_same(processor, tmp
     monkeypatch.setattr(bindings.kernels, "library", older)
     for each, result in zip(layers, expected, strict=True):
         torch.testing.assert_close(each(x), result, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_int4_weights_of_other_tools_have_wide_scales(group_size):
+    """As layers of GPTQ, AWQ and GGUF files: scales and minimums in float32 are rounded for the kernels."""
+    plain = linear(320, 33)
+    layer = Int4Linear.from_linear(plain, group_size)
+    layer.scales = layer.scales.float() * 1.003
+    layer.minimums = -layer.scales * 7
+    fast = packed(layer)
+    for rows in ROWS:
+        x = torch.randn(rows, 320)
+        expected = layer(rounded_inputs(x, group_size))
+        assert (fast(x) - expected).abs().max() < 0.01 * expected.abs().max()

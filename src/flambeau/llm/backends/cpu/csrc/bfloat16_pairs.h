@@ -16,8 +16,8 @@ inline Floats add_pair(Floats sums, Words weights, uint32_t pair) {
                                                    reinterpret_cast<__m512bh>(Words{} + pair)));
 #else
   const Words both = Words{} + pair;
-  sums += reinterpret_cast<Floats>(weights << 16) * reinterpret_cast<Floats>(both << 16);
-  return sums + reinterpret_cast<Floats>(weights & 0xffff0000u) * reinterpret_cast<Floats>(both & 0xffff0000u);
+  sums += as<Floats>(weights << 16) * as<Floats>(both << 16);
+  return sums + as<Floats>(weights & 0xffff0000u) * as<Floats>(both & 0xffff0000u);
 #endif
 }
 
@@ -27,9 +27,7 @@ inline void multiply_pair_panel(const uint32_t* x, const uint32_t* panel, int64_
   Floats low[rows] = {}, high[rows] = {};
   x += first * pairs;
   for (int64_t k = 0; k < pairs; ++k, panel += 2 * kLine) {
-    Words left, right;
-    std::memcpy(&left, panel, sizeof left);
-    std::memcpy(&right, panel + kLine, sizeof right);
+    const Words left = read<Words>(panel), right = read<Words>(panel + kLine);
     for (int m = 0; m < rows; ++m) {
       low[m] = add_pair(low[m], left, x[m * pairs + k]);
       high[m] = add_pair(high[m], right, x[m * pairs + k]);

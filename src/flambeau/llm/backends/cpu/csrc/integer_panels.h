@@ -27,46 +27,36 @@ constexpr bool kMultipliesSigned = false;
 #endif
 
 // Adds to each lane of the sums the products of four unsigned bytes with four signed bytes, the same for all lanes.
-inline Ints add_products(Ints sums, Words levels, int32_t four) {
+template <typename Sums, typename Levels>
+inline Sums add_products(const Sums& sums, const Levels& levels, int32_t four) {
+  if constexpr (is_pair<Sums>) {
+    return {add_products(sums.low, levels.low, four), add_products(sums.high, levels.high, four)};
+  } else {
 #if defined(__AVX512VNNI__)
-  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(levels),
-                                                    _mm512_set1_epi32(four)));
+    return as<Sums>(_mm512_dpbusd_epi32(as<__m512i>(sums), as<__m512i>(levels), _mm512_set1_epi32(four)));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    return vusdotq_s32(sums, vreinterpretq_u8_u32(levels), vreinterpretq_s8_s32(vdupq_n_s32(four)));
 #elif defined(__ARM_FEATURE_DOTPROD)
-  int32x4_t parts[4];
-  uint8x16_t bytes[4];
-  std::memcpy(parts, &sums, sizeof sums), std::memcpy(bytes, &levels, sizeof levels);
-  const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(four));
-  for (int i = 0; i < 4; ++i)
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-    parts[i] = vusdotq_s32(parts[i], bytes[i], all);
+    return vdotq_s32(sums, vreinterpretq_s8_u32(levels), vreinterpretq_s8_s32(vdupq_n_s32(four)));
 #else
-    parts[i] = vdotq_s32(parts[i], vreinterpretq_s8_u8(bytes[i]), all);
-#endif
-  std::memcpy(&sums, parts, sizeof sums);
-  return sums;
-#else
-  const Words even = levels & 0x00ff00ff, odd = levels >> 8 & 0x00ff00ff;
+    const Levels even = levels & 0x00ff00ff, odd = levels >> 8 & 0x00ff00ff;
 #if defined(__AVX512BW__)
-  const __m512i all = _mm512_set1_epi32(four);
-  const __m512i low = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), high = _mm512_srai_epi16(all, 8);
-  return sums + reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(even), low)) +
-         reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(odd), high));
-#elif defined(__AVX2__)
-  const __m256i all = _mm256_set1_epi32(four);
-  const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), high = _mm256_srai_epi16(all, 8);
-  __m256i first[2], second[2];
-  std::memcpy(first, &even, sizeof even), std::memcpy(second, &odd, sizeof odd);
-  for (int i = 0; i < 2; ++i)
-    first[i] = _mm256_add_epi32(_mm256_madd_epi16(first[i], low), _mm256_madd_epi16(second[i], high));
-  Ints products;
-  std::memcpy(&products, first, sizeof products);
-  return sums + products;
+    const __m512i all = _mm512_set1_epi32(four);
+    const __m512i low = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), high = _mm512_srai_epi16(all, 8);
+    return sums + as<Sums>(_mm512_madd_epi16(as<__m512i>(even), low)) +
+           as<Sums>(_mm512_madd_epi16(as<__m512i>(odd), high));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i all = _mm256_set1_epi32(four);
+    const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), high = _mm256_srai_epi16(all, 8);
+    return sums + as<Sums>(_mm256_madd_epi16(as<__m256i>(even), low)) +
+           as<Sums>(_mm256_madd_epi16(as<__m256i>(odd), high));
 #else
-  const auto part = [&](int i) { return static_cast<int32_t>(static_cast<int8_t>(four >> 8 * i)); };
-  return sums + reinterpret_cast<Ints>(even & 0xffff) * part(0) + reinterpret_cast<Ints>(odd & 0xffff) * part(1) +
-         reinterpret_cast<Ints>(even >> 16) * part(2) + reinterpret_cast<Ints>(odd >> 16) * part(3);
+    const auto part = [&](int i) { return static_cast<int32_t>(static_cast<int8_t>(four >> 8 * i)); };
+    return sums + as<Sums>(even & 0xffff) * part(0) + as<Sums>(odd & 0xffff) * part(1) +
+           as<Sums>(even >> 16) * part(2) + as<Sums>(odd >> 16) * part(3);
 #endif
 #endif
+  }
 }
 
 // The rows of a step as small integers [M, padded]; for each group [M, groups] a factor, the sum of its numbers times
@@ -108,8 +98,7 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
   [[maybe_unused]] const float* offsets = x.offsets.data() + first * x.groups;
   [[maybe_unused]] const int32_t* starts = x.starts.data() + first * x.groups;
   const auto next = [&panel] {
-    Words words;
-    std::memcpy(&words, panel, sizeof words);
+    const Words words = read<Words>(panel);
     panel += kLine;
     return words;
   };
@@ -141,8 +130,8 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
     }
     for (int m = 0; m < rows; ++m) {
       const float factor = factors[m * x.groups + g];
-      const Floats first_sum = __builtin_convertvector(left[m], Floats) * factor;
-      const Floats second_sum = __builtin_convertvector(right[m], Floats) * factor;
+      const Floats first_sum = converted<Floats>(left[m]) * factor;
+      const Floats second_sum = converted<Floats>(right[m]) * factor;
       low[m] += first_sum * scale_low, high[m] += second_sum * scale_high;
       if constexpr (bits == 4) {
         const float offset = offsets[m * x.groups + g];

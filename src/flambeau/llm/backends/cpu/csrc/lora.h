@@ -62,8 +62,7 @@ inline void add_lora_part(const LoraPart& part, const float* x, float* out, int6
     }
     for (int m = 0; m < rows; ++m) {
       float* to = out + m * width + part.start + n;
-      const Floats y = load(to) + sums[m];
-      std::memcpy(to, &y, sizeof y);
+      write(load(to) + sums[m], to);
     }
   }
   for (int64_t n = whole; n < part.count; ++n)

@@ -44,6 +44,8 @@ struct Tokens {
   const int64_t* adapters = nullptr;  // [T], or none has one
   const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
   float* states = nullptr;  // [T, M, E], or nobody reads them
+  const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
+  const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
 };
 
 inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
@@ -97,15 +99,13 @@ inline void activate(int64_t kind, const float* gate, const float* up, float* ou
 template <typename stored>
 inline void widen(const stored* from, float* to, int64_t size) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Floats x = load(from + i);
-    std::memcpy(to + i, &x, sizeof x);
-  }
+  for (; i + kLanes <= size; i += kLanes) write(load(from + i), to + i);
   stored rest[kLanes] = {};
   if (i == size) return;
   std::copy(from + i, from + size, rest);
-  const Floats x = load(rest);
-  std::memcpy(to + i, &x, (size - i) * sizeof(float));
+  float wide[kLanes];
+  write(load(rest), wide);
+  std::copy_n(wide, size - i, to + i);
 }
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
@@ -147,6 +147,7 @@ class Pass {
       feed_forward(net_.layers[i]);
     }
     record(net_.num_layers);
+    if (!num_rows) return;
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t row = rows ? rows[i] : i;
       normalize(x_ + row * net_.hidden, net_.last_norm, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
@@ -170,8 +171,13 @@ class Pass {
   }
 
   void embed(int64_t t) {
-    const int64_t size = net_.hidden, at = tokens_.ids[t] * size;
+    const int64_t size = net_.hidden;
     float* to = x_ + t * size;
+    if (tokens_.hidden) {
+      std::copy_n(tokens_.hidden + t * size, size, to);
+      return;
+    }
+    const int64_t at = tokens_.ids[t] * size;
     switch (net_.embedding_kind) {
       case kBfloat16: widen(static_cast<const bfloat*>(net_.embedding) + at, to, size); break;
       case kFloat16: widen(static_cast<const half*>(net_.embedding) + at, to, size); break;
@@ -229,7 +235,8 @@ class Pass {
   }
 
   void attend(const Layer& layer) {
-    multiply(layer, 0, layer.qkv, normalized(layer.attention_norm), qkv_);
+    const bool is_given = tokens_.attention_input && &layer == net_.layers;
+    multiply(layer, 0, layer.qkv, is_given ? tokens_.attention_input : normalized(layer.attention_norm), qkv_);
     each_token([&](int64_t t) { position(layer, t); });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
@@ -269,16 +276,15 @@ class Pass {
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.
 inline int64_t argmax(const float* logits, int64_t size) {
   Floats high = Floats{} - INFINITY;
-  auto is_nan = high != high;
+  Words nans{};
   const int64_t whole = size / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     const Floats x = load(logits + i);
-    high = x > high ? x : high;
-    is_nan |= x != x;
+    high = larger(x, high);
+    nans = nans | as<Words>(x != x);
   }
-  float highest = -INFINITY;
-  bool has_nan = false;
-  for (int lane = 0; lane < kLanes; ++lane) highest = std::max(highest, high[lane]), has_nan |= is_nan[lane] != 0;
+  float highest = largest(high);
+  bool has_nan = sum(nans & 1) != 0;
   for (int64_t i = whole; i < size; ++i) highest = std::max(highest, logits[i]), has_nan |= logits[i] != logits[i];
   return has_nan || !std::isfinite(highest) ? -1 : std::find(logits, logits + size, highest) - logits;
 }

@@ -8,16 +8,16 @@ namespace flambeau {
 
 constexpr int64_t kNumbersPerTask = 1 << 16;
 
-inline bool fits_bfloat16(const Floats& x) { return sum(reinterpret_cast<Words>(x) & 0xffff) == 0; }
+inline bool fits_bfloat16(const Floats& x) { return sum(as<Words>(x) & 0xffff) == 0; }
 
 // Infinite numbers and NaN are left to float32.
 inline bool fits_float16(const Floats& x) {
-  const Words bits = reinterpret_cast<Words>(x), size = bits & 0x7fffffff;
+  const Words bits = as<Words>(x), size = bits & 0x7fffffff;
   const Floats steps = magnitude(x) * 0x1p24f;  // of the smallest number
-  const Floats whole = __builtin_convertvector(rounded(steps < 1024.0f ? steps : Floats{}), Floats);
+  const Floats whole = converted<Floats>(rounded(chosen(steps < 1024.0f, steps, Floats{})));
   const auto is_small = (size < 0x38800000) & (whole == steps);
   const auto is_normal = (size >= 0x38800000) & (size < 0x47800000) & ((bits & 0x1fff) == 0);
-  return sum(reinterpret_cast<Words>(is_small | is_normal) & 1) == kLanes;
+  return sum(as<Words>(is_small | is_normal) & 1) == kLanes;
 }
 
 // The smallest kind that represents all numbers exactly: bfloat16, else float16, else float32.

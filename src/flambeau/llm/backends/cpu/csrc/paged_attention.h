@@ -82,10 +82,9 @@ FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
   Floats high = Floats{} + scores[0];
   for (int64_t i = 0; i < whole; i += kLanes) {
     const Floats x = load(scores + i);
-    high = x > high ? x : high;
+    high = larger(x, high);
   }
-  float highest = high[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, high[lane]);
+  float highest = largest(high);
   for (int64_t i = whole; i < length; ++i) highest = std::max(highest, scores[i]);
   for (int64_t i = 0; i < kLanes; ++i) rest[i] = i < more ? scores[whole + i] : highest;
   Floats total{};
@@ -177,7 +176,7 @@ void attend_heads(const PagedStep<stored>& step, const float* q, float* out, con
            }
        });
   for (int h = 0; h < heads; ++h)
-    for (int i = 0; i < parts; ++i) std::memcpy(out + h * size + i * kLanes, &total[h][i], sizeof total[h][i]);
+    for (int i = 0; i < parts; ++i) write(total[h][i], out + h * size + i * kLanes);
 }
 
 // All heads of a group, as many at a time as fit into registers.
@@ -214,7 +213,7 @@ FLAMBEAU_ONCE void score_tile(const float* const* queries, const float* keys, fl
     const Floats key = load(keys + d * kLanes);
     for (int m = 0; m < rows; ++m) sums[m] += queries[m][d] * key;
   }
-  for (int m = 0; m < rows; ++m) std::memcpy(scores + m * room, &sums[m], sizeof sums[m]);
+  for (int m = 0; m < rows; ++m) write(sums[m], scores + m * room);
 }
 
 template <int parts, int rows, typename stored>
@@ -233,7 +232,7 @@ inline void add_values(const PagedStep<stored>& step, const int64_t* table, int6
            }
        });
   for (int m = 0; m < rows; ++m)
-    for (int i = 0; i < parts; ++i) std::memcpy(outs[m] + i * kLanes, &total[m][i], sizeof total[m][i]);
+    for (int i = 0; i < parts; ++i) write(total[m][i], outs[m] + i * kLanes);
 }
 
 // All heads of a group for consecutive tokens of a sequence: keys are transposed once for all queries, so that scores
@@ -265,8 +264,7 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
       const stored* key = step.keys + (table[at / step.block_size] * step.block_size + at % step.block_size) * stride +
                           kv_head * room_of_head<stored>(size);
       for (int part = 0; part < parts; ++part) {
-        const Floats numbers = load(key + part * kLanes) * scale_of<size>(key);
-        std::memcpy(&rows_of_keys[i][part * kLanes], &numbers, sizeof numbers);
+        write(load(key + part * kLanes) * scale_of<size>(key), &rows_of_keys[i][part * kLanes]);
       }
     }
     for (int64_t d = 0; d < size; ++d)

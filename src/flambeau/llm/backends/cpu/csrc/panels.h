@@ -32,9 +32,8 @@ struct Float32 {
 struct Bfloat16 {
   static constexpr int64_t lines = 1;
   static void load(const uint32_t* at, Floats& low, Floats& high) {
-    Words words;
-    std::memcpy(&words, at, sizeof words);
-    low = reinterpret_cast<Floats>(words << 16), high = reinterpret_cast<Floats>(words & 0xffff0000u);
+    const Words words = read<Words>(at);
+    low = as<Floats>(words << 16), high = as<Floats>(words & 0xffff0000u);
   }
 };
 
@@ -55,8 +54,7 @@ struct Columns {
 
   void store(int64_t row, const Floats& low, const Floats& high) const {
     float totals[kPanel];
-    std::memcpy(totals, &low, sizeof low);
-    std::memcpy(totals + kLanes, &high, sizeof high);
+    write(low, totals), write(high, totals + kLanes);
     float* to = out + row * width;
     if (bias)
       for (int64_t n = 0; n < count; ++n) totals[n] += bias[n];

@@ -25,17 +25,17 @@ struct Levels {
 };
 
 inline Floats clamped(const Floats& x, float low, float high) {
-  const Floats above = x < low ? Floats{} + low : x;
-  return above > high ? Floats{} + high : above;
+  const Floats above = chosen(x < low, Floats{} + low, x);
+  return chosen(above > high, Floats{} + high, above);
 }
 
-inline Floats nearest(const Floats& x) { return __builtin_convertvector(rounded(x), Floats); }
+inline Floats nearest(const Floats& x) { return converted<Floats>(rounded(x)); }
 
 inline Levels quantize_group8(const float* weights, int64_t group, uint8_t* levels) {
   Floats high{};
   for (int64_t i = 0; i < group; i += kLanes) {
     const Floats size = magnitude(load(weights + i));
-    high = size > high ? size : high;
+    high = larger(size, high);
   }
   float scale = to_bfloat16(largest(high) / 127.0f);
   if (scale == 0) scale = 1;
@@ -76,7 +76,7 @@ inline Levels quantize_group4(const float* weights, int64_t group, uint8_t* leve
   Floats high = load(weights), low = high;
   for (int64_t i = kLanes; i < group; i += kLanes) {
     const Floats x = load(weights + i);
-    high = x > high ? x : high, low = x < low ? x : low;
+    high = larger(x, high), low = chosen(x < low, x, low);
   }
   const float most = largest(high), least = -largest(-low);
   Levels best{};
@@ -118,8 +118,7 @@ inline void quantize_panel(const stored* weights, int64_t count, int64_t size, i
       for (int64_t i = 0; i < there; i += kLanes) {
         stored some[kLanes] = {};
         std::copy_n(weights + n * size + start + i, std::min<int64_t>(kLanes, there - i), some);
-        const Floats wide = load(some);
-        std::memcpy(numbers + i, &wide, sizeof wide);
+        write(load(some), numbers + i);
       }
       const Levels found = bits == 8 ? quantize_group8(numbers, group, levels[n]) : quantize_group4(numbers, group, levels[n]);
       scales[n] = found.scale, minimums[n] = found.minimum;

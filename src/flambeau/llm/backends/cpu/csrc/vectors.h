@@ -10,30 +10,26 @@
 #include <arm_neon.h>
 #endif
 
+#include "wide_vectors.h"
+
 // Compiled once instead of in every caller: the library is built on the machine that uses it.
 #define FLAMBEAU_ONCE __attribute__((noinline))
 
 namespace flambeau {
 
 constexpr int kLanes = 16;
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
-using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
-using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
+using Floats = WideVector<float, kLanes>::type;
+using Words = WideVector<uint32_t, kLanes>::type;
+using Ints = WideVector<int32_t, kLanes>::type;
+using Halves = WideVector<uint16_t, kLanes>::type;
 enum class bfloat : uint16_t {};  // the upper half of a float's bits
 enum class half : uint16_t {};    // IEEE's float16
 enum class byte : int8_t {};      // a multiple of a scale that is kept elsewhere
 
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
+inline Floats load(const float* from) { return read<Floats>(from); }
 
 inline Floats load(const bfloat* from) {
-  Halves half;
-  std::memcpy(&half, from, sizeof half);
-  return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
+  return as<Floats>(converted<Words>(read<Halves>(from)) << 16);
 }
 
 // Sixteen small integers from bytes and to bytes; compilers convert them one by one.
@@ -42,14 +38,12 @@ inline Ints load_bytes(const int8_t* from) {
   return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  const __m256i parts[2] = {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
-  Ints x;
-  std::memcpy(&x, parts, sizeof x);
-  return x;
+  const __m256i upper = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes));
+  return {as<decltype(Ints::low)>(_mm256_cvtepi8_epi32(bytes)), as<decltype(Ints::low)>(upper)};
 #else
-  Ints x;
-  for (int lane = 0; lane < kLanes; ++lane) x[lane] = from[lane];
-  return x;
+  int32_t numbers[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = from[lane];
+  return read<Ints>(numbers);
 #endif
 }
 
@@ -59,30 +53,27 @@ inline void store_bytes(const Ints& x, target* to) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(x)));
 #else
-  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<target>(x[lane]);
+  int32_t numbers[kLanes];
+  write(x, numbers);
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<target>(numbers[lane]);
 #endif
 }
 
 inline Floats load(const byte* from) {
-  return __builtin_convertvector(load_bytes(reinterpret_cast<const int8_t*>(from)), Floats);
+  return converted<Floats>(load_bytes(reinterpret_cast<const int8_t*>(from)));
 }
 
 inline Floats load(const half* from) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__F16C__)
-  const __m256 parts[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
-                           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1))};
-  Floats x;
-  std::memcpy(&x, parts, sizeof x);
-  return x;
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m128i* parts = reinterpret_cast<const __m128i*>(from);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(parts)), _mm256_cvtph_ps(_mm_loadu_si128(parts + 1))};
 #else
-  Halves bits;
-  std::memcpy(&bits, from, sizeof bits);
-  const Words wide = __builtin_convertvector(bits, Words), magnitude = (wide & 0x7fff) << 13;
-  const Words scaled = reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) * 0x1p112f);
-  const Words number = (wide & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : scaled;  // infinite and NaN stay so
-  return reinterpret_cast<Floats>(number | (wide & 0x8000) << 16);
+  const Words wide = converted<Words>(read<Halves>(from)), magnitude = (wide & 0x7fff) << 13;
+  const Words scaled = as<Words>(as<Floats>(magnitude) * 0x1p112f);
+  const Words number = chosen((wide & 0x7c00) == 0x7c00, magnitude | 0x7f800000, scaled);  // infinite and NaN stay so
+  return as<Floats>(number | (wide & 0x8000) << 16);
 #endif
 }
 
@@ -116,27 +107,24 @@ constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the 
 // To the nearest integer, ties to even; for sizes below 2^22.
 inline Ints rounded(const Floats& x) {
   const Floats shifted = x + kRoundShift;
-  return reinterpret_cast<Ints>(shifted) - 0x4b400000;
+  return as<Ints>(shifted) - 0x4b400000;
 }
 
-inline Floats magnitude(const Floats& x) { return x < 0.0f ? -x : x; }
+inline Floats magnitude(const Floats& x) { return chosen(x < 0.0f, -x, x); }
 
 using Quarter = float __attribute__((vector_size(kLanes)));
 
 inline float largest(const Floats& x) {
-  const auto a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto b = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15), half = a > b ? a : b;
-  const auto c = __builtin_shufflevector(half, half, 0, 1, 2, 3), d = __builtin_shufflevector(half, half, 4, 5, 6, 7);
-  const Quarter four = c > d ? c : d;
+  const auto half = larger(lower_half(x), upper_half(x));
+  const Quarter four = larger(lower_half(half), upper_half(half));
   return std::max(std::max(four[0], four[1]), std::max(four[2], four[3]));
 }
 
 // The sums of lanes i, i + 4, i + 8 and i + 12.
 template <typename Vector>
 inline auto fold(const Vector& x) {
-  const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-  return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  const auto half = lower_half(x) + upper_half(x);
+  return lower_half(half) + upper_half(half);
 }
 
 template <typename Vector>
@@ -155,7 +143,7 @@ inline Quantized quantize_bytes(const float* x, int64_t size, int8_t* to) {
   Floats high{}, invalid{};
   for (int64_t i = 0; i < size; i += kLanes) {
     const Floats number = load(x + i), size_of = magnitude(number);
-    high = size_of > high ? size_of : high;
+    high = larger(size_of, high);
     invalid += number - number;  // NaN for what is not finite
   }
   const float highest = largest(high), inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
