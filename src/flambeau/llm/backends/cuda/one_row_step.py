@@ -54,6 +54,7 @@ ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
 MAX_SIZE = 2048  # hidden
+WITH_EXPERTS = False  # supported, but not measured yet
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
 
