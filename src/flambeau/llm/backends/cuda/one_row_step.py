@@ -54,7 +54,6 @@ ATTENTION_WARPS = 4
 MAX_SPLITS = 8  # blocks of a cluster
 ATTENTION_BLOCKS = 256
 MAX_SIZE = 2048  # hidden
-WITH_EXPERTS = False  # supported, but not measured yet
 MAX_QUERIES = 8  # heads that share a key-value head: more need too many registers
 
 
@@ -386,6 +385,6 @@ def weight_kinds(model: Transformer) -> set[int | None]:
     return {kind_of(linear) for linear, _ in linear_layers(model)[:-1]}
 
 
-def is_measured_faster(hidden_size: int, kinds: set[int | None], *, has_experts: bool = False) -> bool:
+def is_measured_faster(hidden_size: int, kinds: set[int | None], *, has_experts: bool) -> bool:
     """On an H200, with 2,048 and 4,096: in wider networks launches matter less than the rate of the products."""
     return hidden_size <= MAX_SIZE and kinds <= {BFLOAT16, INT8, FP8} and not has_experts

@@ -60,7 +60,7 @@ def test_the_kernels_are_used_where_they_were_measured_to_be_faster():
     assert not is_measured_faster(4096, {BFLOAT16}, has_experts=False)
     assert not is_measured_faster(2048, {INT4}, has_experts=False)
     assert not is_measured_faster(2048, {None}, has_experts=False)
-    assert not is_measured_faster(2048, {BFLOAT16}, has_experts=True)  # not measured
+    assert not is_measured_faster(2048, {BFLOAT16}, has_experts=True)
 
 
 # ---- on a GPU ----
