@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-WAIT_S = 30.0  # a busy machine renders slowly
+WAIT_S = 60.0  # a busy machine renders and answers slowly
 
 
 def needs_browser() -> pytest.MarkDecorator:
