@@ -18,11 +18,12 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ PIPE_BYTES = 1 << 20
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
 _size = struct.Struct("<I")
 
-# New formats with their numbers, pickled; entries as number, time and payload; lines dropped before they got here.
-Frame = tuple[bytes, list[tuple[int, float, Any]], int]
+# New formats with their numbers, pickled; the formats' numbers, the times and the payloads of entries, a list for each,
+# which takes less time than a tuple for each entry; lines dropped before they got here.
+Frame = tuple[bytes, tuple[list[int], tuple[float, ...], tuple[Any, ...]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,19 +165,20 @@ class LogProcess(Logs):
         self._own.write_batch(batch)
 
     def _frame(self, batch: list[Entry], dropped: int = 0) -> Frame:
-        numbers, formats = self._numbers, b""
+        lines, times, payloads, _ = zip(*batch, strict=True) if batch else ((), (), (), ())
+        number_of, new = self._numbers.__getitem__, b""
         try:
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
+            numbers = [*map(number_of, lines)]
         except KeyError:
-            formats = pickle.dumps(self._number(batch))
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
-        return formats, entries, dropped
+            new = pickle.dumps(self._number(lines))
+            numbers = [*map(number_of, lines)]
+        return new, (numbers, times, payloads), dropped
 
-    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat | LineGroup]]:
+    def _number(self, lines: Iterable[LineFormat | LineGroup]) -> list[tuple[int, LineFormat | LineGroup]]:
         """Number the formats that the process does not know."""
         if len(self._numbers) > MAX_FORMATS:
             self._numbers.clear()
-        new = [line for line in dict.fromkeys(entry[0] for entry in batch) if line not in self._numbers]
+        new = [line for line in dict.fromkeys(lines) if line not in self._numbers]
         self._numbers.update((line, number) for number, line in enumerate(new, len(self._numbers)))
         return [(self._numbers[line], line) for line in new]
 
@@ -256,8 +259,8 @@ def main() -> None:
         if frame[-1] == FLUSH:
             os.write(int(sys.argv[2]), b"f")
         else:
-            entries = frame[1]
-            waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
+            times = frame[1][1]
+            waits = bool(times) and yields(len(times), time.time() - times[0], priority.yields)
             priority.run(partial(take_frame, frame, formats, logs), yields=waits)
     logs.close()
 
@@ -300,10 +303,10 @@ def wait_for_idle_cores() -> None:
 
 def take_frame(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
     """Write the entries of a frame."""
-    new, entries, dropped = frame
+    new, (numbers, times, payloads), dropped = frame
     formats.update(pickle.loads(new) if new else ())
     logs.num_dropped += dropped
-    logs.write_batch([(formats[number], created, payload, 0) for number, created, payload in entries])
+    logs.write_batch([*zip(map(formats.__getitem__, numbers), times, payloads, repeat(0))])
 
 
 def read_frame(pipe: int) -> bytes | None:
