@@ -17,6 +17,7 @@ from flambeau.llm.backends.recurrent import PagedRecurrence, WholeRecurrence
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, load
+from flambeau.llm.models.architecture import AlibiKind
 from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.recurrent import Recur
@@ -121,15 +122,19 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionO
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if alibi is not None:  # a function of the place instead of the distance: the softmax is the same
-        slopes, places = alibi_slopes(num_heads, q.device).view(-1, 1, 1), torch.arange(k.shape[-2], device=q.device)
-        is_rounded = alibi == "scaled"
-        scores = scores + ((slopes.bfloat16() * places).float() * scale if is_rounded else slopes * places)
+        scores = scores + alibi_biases(alibi, num_heads, torch.arange(k.shape[-2], device=q.device), scale)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is None:
         return scores.softmax(dim=-1).to(v.dtype) @ v
     sink = sinks.float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
     weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
     return weights.to(v.dtype) @ v
+
+
+def alibi_biases(kind: AlibiKind, num_heads: int, places_C: Tensor, scale: float) -> Tensor:
+    """What is added to the scores [H, 1, C] of each head for each place."""
+    slopes = alibi_slopes(num_heads, places_C.device).view(-1, 1, 1)
+    return (slopes.bfloat16() * places_C).float() * scale if kind == "scaled" else slopes * places_C
 
 
 def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:

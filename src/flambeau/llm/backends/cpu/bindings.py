@@ -28,11 +28,14 @@ class CPagedStep(ctypes.Structure):
         *((name, c_int64) for name in ("block_size", "table_width", "window")),
         ("scale", c_float),
         ("softcap", c_float),
+        ("sinks", c_void_p),
+        ("biases", c_void_p),
+        ("num_places", c_int64),
     )
 
 
 KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs")  # as in csrc/matrix.h
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/network.h
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
 
 class CMatrix(ctypes.Structure):
@@ -46,16 +49,23 @@ class CMatrix(ctypes.Structure):
     )
 
 
+class CNorm(ctypes.Structure):
+    """The weights of a norm: `Norm`. Without a bias it is an RMS norm, else a layer norm."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "cos", "sin")),
+        *((name, CNorm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "qk_norm")),
+        *((name, c_void_p) for name in ("cos", "sin")),
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int64),
+        ("sinks", c_void_p),
     )
 
 
@@ -66,11 +76,17 @@ class CNetwork(ctypes.Structure):
         *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_size", "rotary_size", "intermediate")),
         *((name, c_int64) for name in ("block_size", "num_layers")),
         *((name, c_int64) for name in ("activation", "has_gate", "cache_kind", "embedding_kind")),
+        *((name, c_int64) for name in ("is_parallel", "wide_qk_norm", "late_qk_norm")),
         ("layers", POINTER(CLayer)),
         ("embedding", c_void_p),
-        ("last_norm", c_void_p),
+        ("positions", c_void_p),
+        ("embedding_norm", CNorm),
+        ("last_norm", CNorm),
         ("head", CMatrix),
         *((name, c_float) for name in ("epsilon", "scale", "softcap")),
+        ("biases", c_void_p),
+        ("num_places", c_int64),
+        ("clip", c_float),
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
         ("recorded", c_void_p),
         ("num_recorded", c_int64),

@@ -6,7 +6,6 @@ Shapes: T entries of the pass · E hidden
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Layer, HeadBody
+from flambeau.llm.models.norms import CenteredNorm, RMSNorm
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,7 @@ class CpuHead:
             head.arch,
             head.model.layers,
             head.rotation,
-            embedding=None,
-            last_norm=None,
+            body=None,
             head=CMatrix(),
             recorded=(head.arch.num_layers,),
         )
@@ -62,7 +61,9 @@ class CpuHead:
 
 def can_compute_head(head: DraftHead, cache: KVCache) -> bool:
     """Whether the kernels support the layers of a head, whose numbers are float32."""
-    norms: list[Any] = [layer.post_attention_layernorm for layer in head.model.layers]
-    if any(norm.weight.dtype != torch.float32 for norm in norms) or not can_attend(head.arch, head.rotation, cache):
+    norms = [module for module in head.model.layers.modules() if isinstance(module, RMSNorm | CenteredNorm)]
+    if any(weight.dtype != torch.float32 for norm in norms for weight in norm.parameters()):
+        return False
+    if head.arch.is_parallel or not can_attend(head.arch, head.rotation, cache):
         return False
     return has_known_layers(head, (DraftHead, HeadBody, Eagle3Layer, nn.Identity))

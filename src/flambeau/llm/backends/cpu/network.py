@@ -26,17 +26,21 @@ from flambeau.llm.backends.cpu.bindings import (
     CLoraPart,
     CMatrix,
     CNetwork,
+    CNorm,
     CTokens,
     index_pointers,
     kernels,
 )
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized, packed
+from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Transformer, is_unmodified
+from flambeau.llm.models.transformer import Decoder, Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -45,12 +49,27 @@ INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
+        "norm",
+        "norm_bias",
         "norm_offset",
         "norm_places",
+        "has_norm_weight",
+        "has_last_norm",
+        "is_parallel",
+        "parallel_norms",
         "has_gate",
         "activation",
         "rotary_size",
         "local_rope_theta",
+        "wide_qk_norm",
+        "late_qk_norm",
+        "separate_qk_norm",
+        "clip_qkv",
+        "has_sinks",
+        "alibi",
+        "learned_positions",
+        "position_offset",
+        "embedding_norm",
         "attention_scale",
         "attention_softcap",
         "logit_softcap",
@@ -77,15 +96,16 @@ class NetworkPointers:
         layers: Iterable[nn.Module],
         rotation: Rotation,
         *,
-        embedding: Tensor | None,
-        last_norm: nn.Module | None,
+        body: Decoder | None,
         head: CMatrix,
         recorded: tuple[int, ...],
     ) -> CNetwork:
-        """A network of these layers; without embeddings, hidden states are its input."""
+        """A network of these layers; without the other parts of a decoder, hidden states are its input."""
         made = [self._layer(arch, layer, rotation, i) for i, layer in enumerate(layers)]
         self._references.append(array := (CLayer * len(made))(*made))
+        embedding = None if body is None else body.embed_tokens.weight
         dtype = torch.float32 if embedding is None else embedding.dtype
+        biases_HP = place_biases(arch)
         return CNetwork(
             arch.hidden_size,
             arch.num_heads,
@@ -99,13 +119,21 @@ class NetworkPointers:
             arch.has_gate,
             CACHE_KINDS[self._cache.keys[0].dtype],
             CACHE_KINDS[dtype],
+            arch.is_parallel,
+            arch.wide_qk_norm,
+            arch.late_qk_norm,
             array,
-            None if embedding is None else self._pointer(embedding),
-            self._norm(last_norm, arch),
+            self._pointer(embedding),
+            self._pointer(None if body is None else learned_positions(body, arch)),
+            self._norm(getattr(body, "embed_norm", None)),
+            self._norm(getattr(body, "norm", None)),
             head,
             arch.norm_epsilon,
-            arch.head_size**-0.5 if arch.attention_scale is None else arch.attention_scale,
+            attention_scale(arch),
             arch.attention_softcap or 0.0,
+            self._pointer(biases_HP),
+            0 if biases_HP is None else biases_HP.shape[1],
+            arch.clip_qkv or 0.0,
             float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
             arch.residual_scale,
             arch.logit_scale,
@@ -118,19 +146,30 @@ class NetworkPointers:
         attention, mlp, cache = layer.self_attn, layer.mlp, self._cache
         up = mlp.gate_up_proj if arch.has_gate else mlp.up_proj
         return CLayer(
-            *(self._norm(getattr(layer, name, None), arch) for name in norm_names(arch)),
-            self._norm(attention.q_norm, arch),
-            self._norm(attention.k_norm, arch),
+            *(self._norm(getattr(layer, name, None)) for name in norm_names(arch)),
+            self._qk_norm(attention),
             *(self._rotation(rotation, attention)),
             *map(self.matrix, (attention.qkv_proj, attention.o_proj, up, mlp.down_proj)),
             *map(self._pointer, (cache.keys[number], cache.values[number])),
             arch.window(number) or 0,
+            self._pointer(None if attention.sinks is None else attention.sinks.detach().float()),
         )
 
-    def _norm(self, norm: Any, arch: Architecture) -> int | None:
+    def _norm(self, norm: Any) -> CNorm:
         if norm is None or isinstance(norm, nn.Identity):
-            return None
-        return self._pointer(norm.weight.detach().float() + arch.norm_offset)
+            return CNorm()
+        weight, bias = norm_weights(norm)
+        return CNorm(self._pointer(weight), self._pointer(bias))
+
+    def _qk_norm(self, attention: Attention) -> CNorm:
+        """The weights of all heads of queries and keys, one after the other."""
+        if attention.q_norm is None or attention.k_norm is None:
+            return CNorm()
+        sides = (attention.q_norm, attention.num_heads), (attention.k_norm, attention.num_kv_heads)
+        parts = [(norm_weights(norm), count * attention.head_size) for norm, count in sides]
+        weight = torch.cat([repeated(weight, size) for (weight, _), size in parts])
+        biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
+        return CNorm(self._pointer(weight), self._pointer(torch.cat(biases) if biases else None))
 
     def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
         if not attention.is_rotated:
@@ -147,7 +186,9 @@ class NetworkPointers:
         weight = self._pointer(layer.weight.detach())
         return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
 
-    def _pointer(self, tensor: Tensor) -> int:
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
         tensor = tensor.contiguous()
         self._references.append(tensor)
         return tensor.data_ptr()
@@ -170,8 +211,7 @@ class CpuNetwork:
             arch,
             body.layers,
             model.rotation,
-            embedding=body.embed_tokens.weight,
-            last_norm=body.norm,
+            body=body,
             head=self._pointers.matrix(last_layer(model)),
             recorded=recorded,
         )
@@ -285,6 +325,40 @@ def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
     )
 
 
+def norm_weights(norm: Any) -> tuple[Tensor, Tensor | None]:
+    """The weights of a norm in float32; a layer norm always has both."""
+    offset = getattr(norm, "offset", 0.0)
+    if isinstance(norm, RMSNorm):
+        return norm.weight.detach().float() + offset, None
+    weight = norm.weight.detach().float() + offset if norm.weight is not None else torch.ones(norm.size)
+    bias = getattr(norm, "bias", None)
+    return weight, torch.zeros_like(weight) if bias is None else bias.detach().float()
+
+
+def repeated(weight: Tensor, size: int) -> Tensor:
+    """So many weights, of heads that may share theirs."""
+    flat = weight.flatten()
+    return flat.repeat(size // len(flat))
+
+
+def attention_scale(arch: Architecture) -> float:
+    return arch.head_size**-0.5 if arch.attention_scale is None else arch.attention_scale
+
+
+def place_biases(arch: Architecture) -> Tensor | None:
+    """What is added to the scores of each head for each place [H, P]; None: nothing."""
+    if arch.alibi is None:
+        return None
+    return alibi_biases(arch.alibi, arch.num_heads, torch.arange(arch.max_length), attention_scale(arch)).squeeze(1)
+
+
+def learned_positions(body: Decoder, arch: Architecture) -> Tensor | None:
+    """The embeddings of positions [P, E] in float32; None: there are none."""
+    if body.embed_positions is None:
+        return None
+    return body.embed_positions.weight.detach()[arch.position_offset :].float()
+
+
 def last_layer(model: Transformer) -> nn.Module:
     """The last layer; with 8-bit weights if the others have integer weights."""
     head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
@@ -318,11 +392,14 @@ def can_pack_float32(model: Transformer) -> bool:
 
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
-    return sorted(set(arch.extras) - EXTRAS) + (["experts"] if arch.num_experts else [])
+    unknown = set(arch.extras) - EXTRAS
+    if arch.norm_places == "sum":
+        unknown.add("norm_places")
+    return sorted(unknown) + (["experts"] if arch.num_experts else [])
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether the kernels support a network: on a CPU; no experts, layer norms, parallel or sharded layers."""
+    """Whether the kernels support a network: on a CPU; no experts, no sharded layers."""
     return can_attend(model.arch, model.rotation, cache) and has_known_layers(model)
 
 

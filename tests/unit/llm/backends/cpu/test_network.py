@@ -17,7 +17,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
-from support.llm_steps import prompts, random_model, room, step_inputs
+from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +156,11 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm": "layer"},
-        {"is_parallel": True},
+        {"norm_places": "sum"},
+        {"embedding_size": 16},
         {"num_experts": 4, "expert_size": 8},
-        {"alibi": "plain"},
+        {"chunks": (None, 8)},
+        {"gates_attention": True},
         {"head_size": 8},
     ],
 )
@@ -183,6 +184,16 @@ def logits_of_both(model, dtype=torch.float32):
     return found, torch.cat((eager.prefill(first, rows_N), eager.decode(drafted))).float()
 
 
+UNROTATED = frozenset({0, 1})
+LAYER_NORMS = {
+    "norm": "layer",
+    "norm_bias": True,
+    "qkv_bias": True,
+    "output_bias": True,
+    "mlp_bias": True,
+    "has_gate": False,
+    "activation": "gelu",
+}
 FAMILIES = {
     "Qwen 2": {"qkv_bias": True},
     "Qwen 3": {"qk_norm": True},
@@ -197,20 +208,75 @@ FAMILIES = {
     "no gate": {"has_gate": False, "activation": "relu_squared"},
     "gelu": {"activation": "gelu"},
     "relu": {"activation": "relu", "has_gate": False},
+    "layer norms": {"norm": "layer", "norm_bias": True},
+    "layer norms without biases": {"norm": "layer", "norm_offset": 1.0},
+    "OLMo 1": {"norm": "layer", "has_norm_weight": False, "clip_qkv": 0.7},
+    "GPT-NeoX": {**LAYER_NORMS, "is_parallel": True, "parallel_norms": True, "rotary_size": 8},
+    "Phi 2": {**LAYER_NORMS, "is_parallel": True, "qk_norm": True, "rotary_size": 8, "head_bias": True},
+    "Command R": {"norm": "layer", "is_parallel": True, "separate_qk_norm": True, "logit_scale": 0.3},
+    "parallel layers with multipliers": {"is_parallel": True, "residual_scale": 0.3},
+    "GPT-2": {**LAYER_NORMS, "learned_positions": True, "unrotated_layers": UNROTATED, "activation": "gelu_tanh"},
+    "OPT": {**LAYER_NORMS, "learned_positions": True, "position_offset": 2, "has_last_norm": False},
+    "BLOOM": {**LAYER_NORMS, "embedding_norm": True, "alibi": "plain", "unrotated_layers": UNROTATED},
+    "Falcon with ALiBi": {"norm": "layer", "alibi": "scaled", "num_heads": 5, "num_kv_heads": 1},
+    "OLMo 2": {"norm_places": "after", "qk_norm": True, "wide_qk_norm": True},
+    "Hunyuan": {"qk_norm": True, "late_qk_norm": True},
+    "sinks": {"has_sinks": True, "windows": (None, 5)},
 }
+INTEGER_FAMILIES = ("GPT-NeoX", "GPT-2", "BLOOM", "Command R", "OLMo 2")
+
+
+def model_of(family: str, **changes):
+    """A random network of a family; its norms and biases have an effect, too."""
+    model = random_model(head_size=16, **FAMILIES[family], **changes)
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 or "norm" in name:
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    return model
 
 
 @needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_networks_of_other_families_give_the_twins_logits(family):
-    model = random_model(head_size=16, **FAMILIES[family])
-    generator = torch.Generator().manual_seed(3)
-    for weight in model.parameters():
-        if weight.dim() == 1:
-            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    model = model_of(family)
     assert network.can_compute(model, room(model, 1)), model.arch.extras
     found, expected = logits_of_both(model)
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+def test_networks_of_other_families_say_the_same_alone_and_among_others(family):
+    model, asked = model_of(family), prompts(5)
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)})
+    together = network.CpuNetwork(model, room(model, 5)).run(inputs, inputs.query_starts[1:] - 1)
+    for i, ids in enumerate(asked):
+        alone = step_inputs({0: (0, ids)})
+        logits = network.CpuNetwork(model, room(model, 5)).run(alone, alone.query_starts[1:] - 1)
+        assert torch.equal(logits[0], together[i])
+    assert greedy(KernelSteps(model), asked, 8) == greedy(EagerBackend(model, room(model, 5)), asked, 8)
+
+
+class KernelSteps:
+    """Steps of the kernels in the form of a backend."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model) -> None:
+        self._network = network.CpuNetwork(model, room(model, 5))
+        self.decode = self.prefill = self._network.run
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("family", INTEGER_FAMILIES)
+def test_networks_of_other_families_give_the_logits_of_their_quantized_layers(family, kind):
+    model = quantize(model_of(family, intermediate_size=64), kind, group_size=32, lm_head=True)
+    pack_layers(model, (Int8Linear, Int4Linear))
+    assert network.can_compute(model, room(model, 1))
+    found, layer_by_layer = logits_of_both(model)
+    assert (found - layer_by_layer).norm() / layer_by_layer.norm() < 0.01  # inputs near a limit round either way
 
 
 @needs_kernels

@@ -66,14 +66,16 @@ void run(Kind kind, Kind cache_kind) {
   std::vector<std::vector<char>> caches(2 * kLayers, std::vector<char>(kBlocks * kBlock * kKvHeads * (kHeadSize + 4) * 4));
   std::vector<Layer> layers;
   for (int64_t i = 0; i < kLayers; ++i) {
-    layers.push_back({ones.data(), ones.data(), nullptr, nullptr, nullptr, nullptr, cos.data(), sin.data(),
+    const Norm norm{ones.data(), nullptr};
+    layers.push_back({norm, norm, {}, {}, {}, cos.data(), sin.data(),
                       random_matrix(kind, (kHeads + 2 * kKvHeads) * kHeadSize, kHidden),
                       random_matrix(kind, kHidden, kHeads * kHeadSize), random_matrix(kind, 2 * kWide, kHidden),
-                      random_matrix(kind, kHidden, kWide), caches[2 * i].data(), caches[2 * i + 1].data(), 0});
+                      random_matrix(kind, kHidden, kWide), caches[2 * i].data(), caches[2 * i + 1].data(), 0,
+                      nullptr});
   }
   const Network network{kHidden, kHeads, kKvHeads, kHeadSize, kHeadSize, kWide, kBlock, kLayers, kSilu, 1, cache_kind,
-                        kFloat32, layers.data(), table.data(), ones.data(), random_matrix(kind, kVocab, kHidden),
-                        1e-5f, 0.25f, 0, 1, 1, 1, 0, nullptr, 0};
+                        kFloat32, 0, 0, 0, layers.data(), table.data(), nullptr, {}, {ones.data(), nullptr},
+                        random_matrix(kind, kVocab, kHidden), 1e-5f, 0.25f, 0, nullptr, 0, 0, 1, 1, 1, 0, nullptr, 0};
   run(network, {3, 1, 4, 1, 5, 9, 2, 6}, {0, 1, 2, 3, 4, 0, 1, 2}, {0, 5, 8});
   run(network, {5, 35}, {5, 3}, {0, 1, 2});
 }

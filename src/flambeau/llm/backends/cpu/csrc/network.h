@@ -1,36 +1,44 @@
-// A whole step of a decoder in one call: RMS norms, rotary positions, no experts, one layer after the other.
+// A whole step of a decoder in one call, one layer after the other.
 //
 // Shapes: T tokens of the step, E hidden, H heads, G key-value heads, D head size, F intermediate, V vocabulary.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "activations.h"
 #include "lora.h"
 #include "matrix.h"
+#include "norms.h"
 #include "paged_attention.h"
 
 namespace flambeau {
 
-enum Activation : int64_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
-
 struct Layer {
-  const float *attention_norm, *mlp_norm;            // before them, or null
-  const float *attention_post_norm, *mlp_post_norm;  // after them, or null
-  const float *q_norm, *k_norm;                      // of each head, or null
+  Norm attention_norm, mlp_norm;            // before them
+  Norm attention_post_norm, mlp_post_norm;  // after them
+  Norm qk_norm;                             // [H + G, D]: of each head of queries and keys, or of all at once
   const float *cos, *sin;                            // [places, rotary_size / 2], or null: not rotated
   Matrix qkv, out, gate_up, down;
   void *keys, *values;
   int64_t window;
+  const float* sinks;  // of attention [H], or null
 };
 
 struct Network {
   int64_t hidden, heads, kv_heads, head_size, rotary_size, intermediate, block_size, num_layers;
   int64_t activation, has_gate, cache_kind, embedding_kind;
+  int64_t is_parallel;     // attention and the feed-forward layer have the same input
+  int64_t wide_qk_norm;    // one norm over all heads of queries, and one over those of keys
+  int64_t late_qk_norm;    // after the rotation
   const Layer* layers;
   const void* embedding;   // [V, E]
-  const float* last_norm;  // [E]
+  const float* positions;  // [places, E]: embeddings that are added, or null
+  Norm embedding_norm, last_norm;
   Matrix head;
   float epsilon, scale, softcap;  // of attention; a softcap of 0: none
+  const float* biases;            // of attention [H, num_places], or null
+  int64_t num_places;
+  float clip;  // the largest absolute value of queries, keys and values; 0: any
   float embedding_scale, residual_scale, logit_scale, logit_softcap;
   const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
   int64_t num_recorded;
@@ -48,17 +56,6 @@ struct Tokens {
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
 };
 
-inline void normalize(const float* x, const float* weight, float* out, int64_t size, float epsilon) {
-  float lanes[kLanes] = {}, total = 0;
-  const int64_t whole = size / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
-  for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
-  for (int64_t i = whole; i < size; ++i) total += x[i] * x[i];
-  const float factor = 1.0f / std::sqrt(total / static_cast<float>(size) + epsilon);
-  for (int64_t i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
-}
-
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
 inline void rope(float* heads, int64_t count, int64_t size, const float* cos, const float* sin, int64_t half) {
   for (float* head = heads; head < heads + count * size; head += size)
@@ -67,33 +64,6 @@ inline void rope(float* heads, int64_t count, int64_t size, const float* cos, co
       head[i] = first * cos[i] - second * sin[i];
       head[half + i] = second * cos[i] + first * sin[i];
     }
-}
-
-inline float silu(float x) { return x / (1.0f + exponential(-std::min(std::max(x, -87.0f), 87.0f))); }
-
-inline float gelu_tanh(float x) {  // with tanh(y) = 1 - 2 / (exp(2 y) + 1)
-  const float y = 0.7978845608f * (x + 0.044715f * x * x * x);
-  return x * (1.0f - 1.0f / (1.0f + exponential(std::min(std::max(2.0f * y, -87.0f), 87.0f))));
-}
-
-// out[i] = activate(gate[i]), times up[i] unless that is null.
-template <typename Activate>
-inline void activate(const float* gate, const float* up, float* out, int64_t size, const Activate& function) {
-  if (up) {
-    for (int64_t i = 0; i < size; ++i) out[i] = function(gate[i]) * up[i];
-  } else {
-    for (int64_t i = 0; i < size; ++i) out[i] = function(gate[i]);
-  }
-}
-
-inline void activate(int64_t kind, const float* gate, const float* up, float* out, int64_t size) {
-  switch (kind) {
-    case kSilu: return activate(gate, up, out, size, silu);
-    case kGeluTanh: return activate(gate, up, out, size, gelu_tanh);
-    case kGelu: return activate(gate, up, out, size, [](float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678f)); });
-    case kRelu: return activate(gate, up, out, size, [](float x) { return x < 0 ? 0 : x; });  // NaN stays
-    default: return activate(gate, up, out, size, [](float x) { return x < 0 ? 0 : x * x; });
-  }
 }
 
 template <typename stored>
@@ -110,7 +80,7 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, qkv, attended, gate_up, gated, added, logits;
+  std::vector<float> x, normal, other_normal, qkv, attended, gate_up, gated, added, logits;
 
   static Workspace& of_thread() {
     static thread_local Workspace workspace;
@@ -136,6 +106,7 @@ class Pass {
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
     added_ = space.grown(space.added, count * net.hidden);
+    if (net.is_parallel) other_normal_ = space.grown(space.other_normal, count * net.hidden);
   }
 
   // The logits [N, V] of some of the tokens.
@@ -143,14 +114,16 @@ class Pass {
     each_token([&](int64_t t) { embed(t); });
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
-      attend(net_.layers[i]);
-      feed_forward(net_.layers[i]);
+      compute(net_.layers[i]);
     }
     record(net_.num_layers);
     if (!num_rows) return;
     for (int64_t i = 0; i < num_rows; ++i) {
-      const int64_t row = rows ? rows[i] : i;
-      normalize(x_ + row * net_.hidden, net_.last_norm, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
+      const float* row = x_ + (rows ? rows[i] : i) * net_.hidden;
+      if (net_.last_norm)
+        net_.last_norm.apply(row, normal_ + i * net_.hidden, net_.hidden, net_.epsilon);
+      else
+        std::copy_n(row, net_.hidden, normal_ + i * net_.hidden);
     }
     net_.head.multiply(normal_, logits, num_rows, false, num_threads_);
     const int64_t size = num_rows * net_.head.width;
@@ -185,6 +158,11 @@ class Pass {
     }
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
+    if (net_.positions) {
+      const float* place = net_.positions + tokens_.positions[t] * size;
+      for (int64_t i = 0; i < size; ++i) to[i] += place[i];
+    }
+    if (net_.embedding_norm) net_.embedding_norm.apply(to, to, size, net_.epsilon);
   }
 
   // Copies the input of a layer to where it is asked for.
@@ -197,12 +175,25 @@ class Pass {
           std::copy_n(x_ + t * size, size, tokens_.states + t * stride + m * size);
   }
 
+  void compute(const Layer& layer) {
+    if (net_.is_parallel) {
+      const float* input = normalized(layer.attention_norm, normal_);
+      const float* other = layer.mlp_norm ? normalized(layer.mlp_norm, other_normal_) : input;
+      attend(layer, input);
+      feed_forward(layer, other);
+    } else {
+      const bool is_given = tokens_.attention_input && &layer == net_.layers;
+      attend(layer, is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_));
+      feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    }
+  }
+
   // The input of attention or of the feed-forward layer; without a norm, x itself.
-  const float* normalized(const float* norm) {
+  const float* normalized(const Norm& norm, float* out) {
     if (!norm) return x_;
     const int64_t size = net_.hidden;
-    each_token([&](int64_t t) { normalize(x_ + t * size, norm, normal_ + t * size, size, net_.epsilon); });
-    return normal_;
+    each_token([&](int64_t t) { norm.apply(x_ + t * size, out + t * size, size, net_.epsilon); });
+    return out;
   }
 
   void multiply(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
@@ -211,7 +202,7 @@ class Pass {
   }
 
   // x += the product, perhaps normalized and scaled.
-  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const float* post_norm) {
+  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm) {
     const int64_t size = net_.hidden;
     const bool is_direct = !post_norm && net_.residual_scale == 1;
     float* output = is_direct ? x_ : added_;
@@ -220,37 +211,48 @@ class Pass {
     if (is_direct) return;
     each_token([&](int64_t t) {
       float *x = x_ + t * size, *y = added_ + t * size;
-      if (post_norm) normalize(y, post_norm, y, size, net_.epsilon);
+      if (post_norm) post_norm.apply(y, y, size, net_.epsilon);
       for (int64_t i = 0; i < size; ++i) x[i] += y[i] * net_.residual_scale;
     });
   }
 
-  void position(const Layer& layer, int64_t t) {
-    float* heads = qkv_ + t * qkv_width_;
-    const int64_t size = net_.head_size, half = net_.rotary_size / 2, at = tokens_.positions[t] * half;
-    if (layer.q_norm)
-      for (int64_t h = 0; h < net_.heads + net_.kv_heads; ++h)
-        normalize(heads + h * size, h < net_.heads ? layer.q_norm : layer.k_norm, heads + h * size, size, net_.epsilon);
-    if (layer.cos) rope(heads, net_.heads + net_.kv_heads, size, layer.cos + at, layer.sin + at, half);
+  void normalize_heads(const Norm& norm, float* heads) {
+    const int64_t size = net_.head_size, queries = net_.heads * size, all = queries + net_.kv_heads * size;
+    if (net_.wide_qk_norm) {
+      norm.apply(heads, heads, queries, net_.epsilon);
+      norm.apply(heads + queries, heads + queries, all - queries, net_.epsilon, queries);
+    } else {
+      for (int64_t at = 0; at < all; at += size) norm.apply(heads + at, heads + at, size, net_.epsilon, at);
+    }
   }
 
-  void attend(const Layer& layer) {
-    const bool is_given = tokens_.attention_input && &layer == net_.layers;
-    multiply(layer, 0, layer.qkv, is_given ? tokens_.attention_input : normalized(layer.attention_norm), qkv_);
+  // What queries, keys and values are before attention.
+  void position(const Layer& layer, int64_t t) {
+    float* heads = qkv_ + t * qkv_width_;
+    const int64_t half = net_.rotary_size / 2, at = tokens_.positions[t] * half;
+    if (layer.qk_norm && !net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+    if (net_.clip > 0)
+      for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
+    if (layer.cos) rope(heads, net_.heads + net_.kv_heads, net_.head_size, layer.cos + at, layer.sin + at, half);
+    if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+  }
+
+  void attend(const Layer& layer, const float* input) {
+    multiply(layer, 0, layer.qkv, input, qkv_);
     each_token([&](int64_t t) { position(layer, t); });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
         qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
         qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
         tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
-        net_.softcap};
+        net_.softcap, layer.sinks, net_.biases, net_.num_places};
     attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
     add(layer, 1, layer.out, attended_, layer.attention_post_norm);
   }
 
-  void feed_forward(const Layer& layer) {
+  void feed_forward(const Layer& layer, const float* input) {
     const int64_t size = net_.intermediate, width = net_.gate_up_width();
-    multiply(layer, 2, layer.gate_up, normalized(layer.mlp_norm), gate_up_);
+    multiply(layer, 2, layer.gate_up, input, gate_up_);
     each_token([&](int64_t t) {
       const float* gate = gate_up_ + t * width;
       activate(net_.activation, gate, net_.has_gate ? gate + size : nullptr, gated_ + t * size, size);
@@ -270,7 +272,7 @@ class Pass {
   const Tokens& tokens_;
   const int num_threads_;
   const int64_t heads_width_, qkv_width_;
-  float *x_, *normal_, *qkv_, *attended_, *gate_up_, *gated_, *added_;
+  float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *attended_, *gate_up_, *gated_, *added_;
 };
 
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.

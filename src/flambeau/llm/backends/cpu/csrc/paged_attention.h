@@ -33,12 +33,15 @@ struct PagedStep {
   const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
   float scale, softcap;  // a softcap of 0: none
+  const float* sinks = nullptr;   // [H]: scores that take part in the softmax and have no value, or null
+  const float* biases = nullptr;  // [H, num_places]: added to scores, or null
+  int64_t num_places = 0;
 
   template <typename other>
   PagedStep<other> with() const {
     return {q, k, v, static_cast<other*>(keys), static_cast<other*>(values), out, q_stride, k_stride, v_stride, positions,
             slots, starts, tables, num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window, scale,
-            softcap};
+            softcap, sinks, biases, num_places};
   }
 
   int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
@@ -75,8 +78,8 @@ inline void write_heads(const float* from, int64_t heads, stored* to) {
   }
 }
 
-// Turns scores into weights that sum to one. Nothing beyond them is read.
-FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
+// Turns scores into weights that sum to one, with that of the sink if there is one. Nothing beyond them is read.
+FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length, const float* sink) {
   alignas(64) float rest[kLanes];
   const int64_t whole = length / kLanes * kLanes, more = length - whole;
   Floats high = Floats{} + scores[0];
@@ -86,6 +89,7 @@ FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
   }
   float highest = largest(high);
   for (int64_t i = whole; i < length; ++i) highest = std::max(highest, scores[i]);
+  if (sink) highest = std::max(highest, *sink);
   for (int64_t i = 0; i < kLanes; ++i) rest[i] = i < more ? scores[whole + i] : highest;
   Floats total{};
   for (int64_t i = 0; i < whole; i += kLanes) {
@@ -95,9 +99,21 @@ FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length) {
   for (int lane = 0; lane < kLanes; ++lane) rest[lane] = exponential(std::max(rest[lane] - highest, -87.0f));
   for (int64_t i = more; i < kLanes; ++i) rest[i] = 0;
   total += load(rest);
-  const float share = 1.0f / sum(total);
+  const float share = 1.0f / (sum(total) + (sink ? exponential(std::max(*sink - highest, -87.0f)) : 0.0f));
   for (int64_t i = 0; i < whole; ++i) scores[i] *= share;
   for (int64_t i = 0; i < more; ++i) scores[whole + i] = rest[i] * share;
+}
+
+// Turns the scores of a head for the places from `begin` on into weights.
+template <typename stored>
+inline void weigh(const PagedStep<stored>& step, int64_t head, int64_t begin, float* scores, int64_t length) {
+  if (step.softcap > 0)
+    for (int64_t i = 0; i < length; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
+  if (step.biases) {
+    const float* biases = step.biases + head * step.num_places + begin;
+    for (int64_t i = 0; i < length; ++i) scores[i] += biases[i];
+  }
+  softmax(scores, length, step.sinks ? step.sinks + head : nullptr);
 }
 
 // Prefetches the rows of a block: blocks are scattered, so the hardware cannot predict the next one.
@@ -133,9 +149,11 @@ inline Floats product_of(const Floats* query, const stored* key) {
 // One token and some heads that share keys and values, which are loaded once for all; parts = D / kLanes. Each head
 // has `room` scores.
 template <int parts, int heads, typename stored>
-void attend_heads(const PagedStep<stored>& step, const float* q, float* out, const int64_t* table, int64_t kv_head,
+void attend_heads(const PagedStep<stored>& step, int64_t t, int64_t head, const int64_t* table, int64_t kv_head,
                   int64_t place, float* scores, int64_t room) {
   constexpr int64_t size = parts * kLanes, room_in_cache = room_of_head<stored>(size);
+  const float* q = step.q + t * step.q_stride + head * size;
+  float* out = step.out + (t * step.heads + head) * size;
   constexpr bool is_scaled = std::is_same_v<stored, byte>;
   const int64_t stride = step.kv_heads * room_in_cache, begin = step.first_seen(place), end = place + 1;
   Floats query[heads][parts], total[heads][parts] = {};
@@ -163,9 +181,7 @@ void attend_heads(const PagedStep<stored>& step, const float* q, float* out, con
            for (int h = 0; h < heads; ++h)
              score[h * room] = sum(product_of<parts>(query[h], key)) * scale_of<size>(key);
        });
-  if (step.softcap > 0)
-    for (int64_t i = 0; i < heads * room; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
-  for (int h = 0; h < heads; ++h) softmax(scores + h * room, end - begin);
+  for (int h = 0; h < heads; ++h) weigh(step, head + h, begin, scores + h * room, end - begin);
   for_each_run<size>(step.values + kv_head * room_in_cache, table, step.block_size, stride, begin, end,
        [&](int64_t at, const stored* value, int64_t count) {
          const float* weight = scores + at - begin;
@@ -182,7 +198,7 @@ void attend_heads(const PagedStep<stored>& step, const float* q, float* out, con
 // All heads of a group, as many at a time as fit into registers.
 template <int parts, typename stored>
 void attend_group(const PagedStep<stored>& step, int64_t t, const int64_t* table, int64_t kv_head) {
-  constexpr int64_t size = parts * kLanes, most = std::clamp((kRowsAtOnce == 8 ? 16 : 8) / parts, 1, 4);
+  constexpr int64_t most = std::clamp((kRowsAtOnce == 8 ? 16 : 8) / parts, 1, 4);
   static thread_local std::vector<float> scores;
   const int64_t group = step.heads / step.kv_heads, place = step.positions[t];
   const int64_t room = (place + 1 + kLanes) / kLanes * kLanes;
@@ -190,9 +206,7 @@ void attend_group(const PagedStep<stored>& step, int64_t t, const int64_t* table
   for (int64_t done = 0; done < group;) {
     const int64_t head = kv_head * group + done, count = std::min(most, group - done);
     const auto attend = [&](auto heads) {
-      attend_heads<parts, heads.value>(step, step.q + t * step.q_stride + head * size,
-                                       step.out + (t * step.heads + head) * size, table, kv_head, place, scores.data(),
-                                       room);
+      attend_heads<parts, heads.value>(step, t, head, table, kv_head, place, scores.data(), room);
     };
     if constexpr (most >= 4)
       if (count == 4) attend(std::integral_constant<int, 4>{});
@@ -276,10 +290,8 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t place = step.positions[first + row / group], seen = step.first_seen(place) - begin;
     float* mine = &scores[row * room];
-    if (step.softcap > 0)
-      for (int64_t i = seen; i <= place - begin; ++i) mine[i] = step.softcap * std::tanh(mine[i] / step.softcap);
     std::fill(mine, mine + seen, 0.0f);
-    softmax(mine + seen, place + 1 - begin - seen);
+    weigh(step, kv_head * group + row % group, begin + seen, mine + seen, place + 1 - begin - seen);
     std::fill(mine + place + 1 - begin, mine + room, 0.0f);
   }
   in_portions<together>(rows, [&](auto some, int64_t row) {
