@@ -23,7 +23,8 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_layers, quantized_for_kernels
+from flambeau.llm.backends.cpu.packed_experts import pack_experts_of
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, ROUTER, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
@@ -65,6 +66,7 @@ from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
@@ -385,11 +387,13 @@ def packs_on_load(
 
 
 def packer(path: Path, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
-    """For `load_model(arrived=…)`: packs each linear layer as soon as it is loaded."""
+    """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded."""
     packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
 
     def arrived(name: str, module: nn.Module) -> nn.Module | None:
-        if type(module) is not nn.Linear:
+        if isinstance(module, Experts):
+            pack_experts_of(module, packs_float32=packs_float32)
+        if type(module) is not nn.Linear or name.endswith(ROUTER):
             return None
         return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
 

@@ -16,8 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.activations import ACTIVATIONS
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Activation, Architecture
 from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
+
+
+class ExpertLayers(nn.Module):
+    """The weights of all experts in the form of kernels, which multiply with them; replaces a parameter [N, O, I]."""
+
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        raise NotImplementedError
 
 
 class Experts(nn.Module):
@@ -34,6 +42,7 @@ class Experts(nn.Module):
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
+        self.kind: Activation = "silu" if arch.has_gate else arch.activation
 
     def reset_parameters(self) -> None:
         """Random weights, as nn.Linear has them."""
@@ -55,8 +64,8 @@ class Experts(nn.Module):
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
             up_bias, down_bias = self.biases(expert)
             before, after = self.scales(weights_TA[tokens, places, None])
-            gate_up = F.linear(scaled(x_TE[tokens], before).to(x_TE.dtype), self.gate_up_proj[expert], up_bias)
-            y = F.linear(self.activate(gate_up), self.down_proj[expert], down_bias)
+            gate_up = multiply(self.gate_up_proj, expert, scaled(x_TE[tokens], before).to(x_TE.dtype), up_bias)
+            y = multiply(self.down_proj, expert, self.activate(gate_up), down_bias)
             y_TE.index_add_(0, tokens, scaled(y, after).to(y_TE.dtype))
         return y_TE
 
@@ -101,6 +110,14 @@ class Experts(nn.Module):
             return F.silu(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+
+
+def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear layer of one expert."""
+    if not isinstance(weights, ExpertLayers):
+        return F.linear(x, weights[expert], bias)
+    y = weights.multiply(expert, x)
+    return y if bias is None else y + bias
 
 
 def scaled(x: Tensor, weights: Tensor | None) -> Tensor:

@@ -26,6 +26,7 @@ from flambeau.llm.backends.cpu.network import (
     has_layers,
     unknown_parts,
 )
+from flambeau.llm.backends.cpu.packed_experts import pack_experts
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
@@ -35,6 +36,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.mapped_files import release_weight_files, trim_heap
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import ExpertStack
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ class CpuBackend:
         self._num_eager: Counter[Hashable] = Counter()
         self._network: CpuNetwork | None = None
         self._has_kernels = can_compute(model, cache)
-        if self._has_kernels and kernels.library is not None and has_layers(model, (PackedLinear,)):
+        is_packed = has_layers(model, (PackedLinear,)) and not has_layers(model, (ExpertStack,))
+        if self._has_kernels and kernels.library is not None and is_packed:
             self._build_kernels()  # quickly: all layers but the last are packed
         elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
@@ -127,7 +130,9 @@ class CpuBackend:
         if not kernels.load():
             forget_plain_layers(self.model)
             return self._eager.decode
-        pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=can_pack_float32(self.model))
+        packs_float32 = can_pack_float32(self.model)
+        pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=packs_float32)
+        pack_experts(self.model, packs_float32=packs_float32)
         self._network = CpuNetwork(self.model, self.cache, self._adapters, self._states)
         release_weight_files()  # the kernels have copies of most of them
         trim_heap()

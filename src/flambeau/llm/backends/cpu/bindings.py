@@ -55,6 +55,20 @@ class CNorm(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
+class CExperts(ctypes.Structure):
+    """The router and the experts of a layer: `Experts`."""
+
+    _fields_ = (
+        ("router", CMatrix),
+        ("score_bias", c_void_p),
+        ("gate_up", POINTER(CMatrix)),
+        ("down", POINTER(CMatrix)),
+        *((name, CMatrix) for name in ("shared_gate_up", "shared_down", "shared_gate")),
+        *((name, c_int64) for name in ("count", "num_chosen", "is_sigmoid", "normalizes", "activation")),
+        *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
+    )
+
+
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
@@ -62,6 +76,7 @@ class CLayer(ctypes.Structure):
         *((name, CNorm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "qk_norm")),
         *((name, c_void_p) for name in ("cos", "sin")),
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
+        ("experts", POINTER(CExperts)),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int64),
@@ -73,8 +88,8 @@ class CNetwork(ctypes.Structure):
     """A whole network: `Network`."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_size", "rotary_size", "intermediate")),
-        *((name, c_int64) for name in ("block_size", "num_layers")),
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_size", "rotary_size")),
+        *((name, c_int64) for name in ("block_size", "num_layers", "intermediate", "max_experts")),
         *((name, c_int64) for name in ("activation", "has_gate", "cache_kind", "embedding_kind")),
         *((name, c_int64) for name in ("is_parallel", "wide_qk_norm", "late_qk_norm")),
         ("layers", POINTER(CLayer)),

@@ -9,7 +9,7 @@ Shapes: N rows · T tokens of the step · S sequences · J further tokens of eac
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES
 from flambeau.llm.backends.cpu.bindings import (
     ACTIVATIONS,
     KINDS,
+    CExperts,
     CLayer,
     CLoraLayer,
     CLoraPart,
@@ -31,6 +32,7 @@ from flambeau.llm.backends.cpu.bindings import (
     index_pointers,
     kernels,
 )
+from flambeau.llm.backends.cpu.packed_experts import LEAVES, PackedStack, can_pack, packed_stack
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized, packed
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.inputs import StepInputs
@@ -38,14 +40,18 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Decoder, Transformer, is_unmodified
+from flambeau.llm.models.transformer import Decoder, PlainMLP, Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
+from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
+SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
+ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
@@ -70,6 +76,13 @@ EXTRAS = frozenset(
         "learned_positions",
         "position_offset",
         "embedding_norm",
+        "expert_bias",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "shared_expert_size",
+        "gates_shared_expert",
+        "router",
+        "routed_scale",
         "attention_scale",
         "attention_softcap",
         "logit_softcap",
@@ -112,9 +125,10 @@ class NetworkPointers:
             arch.num_kv_heads,
             arch.head_size,
             arch.rotary_size or arch.head_size,
-            arch.intermediate_size,
             self._cache.block_size,
             len(made),
+            max(arch.intermediate_size, arch.expert_size, arch.shared_expert_size),
+            arch.num_experts,
             ACTIVATIONS.index(arch.activation),
             arch.has_gate,
             CACHE_KINDS[self._cache.keys[0].dtype],
@@ -144,16 +158,58 @@ class NetworkPointers:
 
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
         attention, mlp, cache = layer.self_attn, layer.mlp, self._cache
-        up = mlp.gate_up_proj if arch.has_gate else mlp.up_proj
+        has_experts = isinstance(mlp, SparseMLP)
         return CLayer(
             *(self._norm(getattr(layer, name, None)) for name in norm_names(arch)),
             self._qk_norm(attention),
             *(self._rotation(rotation, attention)),
-            *map(self.matrix, (attention.qkv_proj, attention.o_proj, up, mlp.down_proj)),
+            *map(self.matrix, (attention.qkv_proj, attention.o_proj)),
+            *((CMatrix(), CMatrix()) if has_experts else self._feed_forward(mlp)),
+            self._experts(mlp) if has_experts else None,
             *map(self._pointer, (cache.keys[number], cache.values[number])),
             arch.window(number) or 0,
             self._pointer(None if attention.sinks is None else attention.sinks.detach().float()),
         )
+
+    def _feed_forward(self, mlp: Any) -> tuple[CMatrix, CMatrix]:
+        up = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
+        return self.matrix(up), self.matrix(mlp.down_proj)
+
+    def _experts(self, mlp: SparseMLP) -> Any:
+        experts, shared, shared_gate = mlp.experts, mlp.shared_expert, mlp.shared_expert_gate
+        weight, bias = mlp.gate.weight.float(), mlp.gate.bias
+        arrays = [(CMatrix * len(weight))(*self._expert_matrices(experts, leaf)) for leaf in LEAVES]
+        made = CExperts(
+            self._plain(weight, None if bias is None else bias.float()),
+            self._pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
+            *arrays,
+            *((CMatrix(), CMatrix()) if shared is None else self._feed_forward(shared)),
+            CMatrix() if shared_gate is None else self.matrix(shared_gate),
+            len(weight),
+            mlp.settings.num_chosen,
+            mlp.router == "biased_sigmoid",
+            mlp.normalizes_experts,
+            ACTIVATIONS.index(experts.kind),
+            mlp.routed_scale,
+            experts.limit or 0.0,
+            experts.alpha,
+        )
+        self._references += [*arrays, made]
+        return ctypes.pointer(made)
+
+    def _expert_matrices(self, experts: Experts, leaf: str) -> Iterator[CMatrix]:
+        weights, biases_NO = getattr(experts, leaf), getattr(experts, f"{leaf}_bias")
+        stack = packed_stack(weights, packs_float32=self._packs_float32)
+        self._references.append(stack)
+        for number in range(len(weights)):
+            matrix = stack.matrix(number) if stack is not None else self._plain(weights[number])
+            matrix.bias = self._pointer(None if biases_NO is None else biases_NO[number].detach().float())
+            yield matrix
+
+    def _plain(self, weight_OI: Tensor, bias: Tensor | None = None) -> CMatrix:
+        """Float32 weights as they are."""
+        pointers = self._pointer(weight_OI.detach()), self._pointer(None if bias is None else bias.detach())
+        return CMatrix(KINDS.index("plain"), *pointers, weight_OI.shape[1], len(weight_OI), 1)
 
     def _norm(self, norm: Any) -> CNorm:
         if norm is None or isinstance(norm, nn.Identity):
@@ -182,9 +238,7 @@ class NetworkPointers:
         if one is not None:
             self._references.append(one)
             return one.matrix
-        bias = None if layer.bias is None else self._pointer(layer.bias.detach())
-        weight = self._pointer(layer.weight.detach())
-        return CMatrix(KINDS.index("plain"), weight, bias, layer.in_features, layer.out_features, 1)
+        return self._plain(layer.weight, layer.bias)
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
@@ -219,7 +273,8 @@ class CpuNetwork:
         self._states, self._states_width = states, len(recorded) * arch.hidden_size
         assert kernels.library is not None
         self._library = kernels.library
-        self._lora = None if adapters is None else LoraTable(adapters, arch.num_layers, matrix_names(arch))
+        names = [f"model.layers.{i}.{name}" for i in range(arch.num_layers) for name in matrix_names(arch, i)]
+        self._lora = None if adapters is None else LoraTable(adapters, names)
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them."""
@@ -260,8 +315,8 @@ class CpuNetwork:
 class LoraTable:
     """Pointers to the weights of all adapters; built again when one was loaded or unloaded."""
 
-    def __init__(self, store: AdapterStore, num_layers: int, names: tuple[str, ...]) -> None:
-        self._store, self._num_layers, self._names = store, num_layers, names
+    def __init__(self, store: AdapterStore, names: list[str]) -> None:
+        self._store, self._names = store, names
         self._numbers: tuple[int, ...] = ()
         self._table: Any = None
         self._references: list[Any] = []
@@ -279,10 +334,9 @@ class LoraTable:
 
     def _build(self) -> None:
         self._numbers, self._references = tuple(self._store.adapters), []
-        layers = [CLoraLayer()] * (self._num_layers * len(self._names))  # without an adapter
+        layers = [CLoraLayer()] * len(self._names)  # without an adapter
         for adapter in self._store.adapters.values():
-            for i in range(self._num_layers):
-                layers += [self._layer(adapter.parts.get(f"model.layers.{i}.{name}", [])) for name in self._names]
+            layers += [self._layer(adapter.parts.get(name, [])) for name in self._names]
         self._table = (CLoraLayer * len(layers))(*layers)
 
     def _layer(self, parts: list[LoraPart]) -> CLoraLayer:
@@ -307,10 +361,12 @@ def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     return tokens
 
 
-def matrix_names(arch: Architecture) -> tuple[str, str, str, str]:
-    """The layers whose matrices csrc/network.h multiplies with, in its order."""
-    up = "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj"
-    return "self_attn.qkv_proj", "self_attn.o_proj", up, "mlp.down_proj"
+def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str]:
+    """The matrices that adapters may change, in the order of csrc/network.h; of experts, those for all tokens."""
+    attention = "self_attn.qkv_proj", "self_attn.o_proj"
+    if arch.has_experts(layer):
+        return *attention, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj"
+    return *attention, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj"
 
 
 def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
@@ -395,11 +451,13 @@ def unknown_parts(arch: Architecture) -> list[str]:
     unknown = set(arch.extras) - EXTRAS
     if arch.norm_places == "sum":
         unknown.add("norm_places")
-    return sorted(unknown) + (["experts"] if arch.num_experts else [])
+    if arch.router not in ROUTERS:
+        unknown.add("router")
+    return sorted(unknown)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
-    """Whether the kernels support a network: on a CPU; no experts, no sharded layers."""
+    """Whether the kernels support a network: on a CPU; no sharded layers."""
     return can_attend(model.arch, model.rotation, cache) and has_known_layers(model)
 
 
@@ -413,5 +471,8 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, *INTEGER_LAYERS, *others)
+    known = (PackedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
+    if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
+        return False
     return all(is_unmodified(module, known) for module in model.modules())

@@ -27,6 +27,7 @@ LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
 INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+ROUTER = ".mlp.gate"  # the layer that chooses experts stays as it is: it decides between scores that are close
 
 
 class PackedLinear(nn.Module):
@@ -49,20 +50,36 @@ class PackedLinear(nn.Module):
         numbers = self.in_features, self.out_features, self.group_size
         return CMatrix(KINDS.index(self.kind), self.panels.data_ptr(), bias, *numbers)
 
+    def part(self, start: int, count: int) -> CMatrix:
+        """The structure for so many outputs; they begin with a panel, and end with one or with the last output."""
+        matrix, panel_words = self.matrix, self.panels.numel() // -(-self.out_features // PANEL)
+        assert start % PANEL == 0
+        matrix.weights += start // PANEL * panel_words * self.panels.itemsize
+        matrix.bias = None if self.bias is None else self.bias[start:].data_ptr()
+        matrix.width = count
+        return matrix
+
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
-        library = kernels.library
-        assert library is not None
-        flat = x.reshape(-1, self.in_features).float().contiguous()
-        y = torch.empty(len(flat), self.out_features)
-        library.flambeau_multiply(self.matrix, flat.data_ptr(), y.data_ptr(), len(flat), torch.get_num_threads())
-        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return multiply(self.matrix, x)
+
+
+def multiply(matrix: CMatrix, x: Tensor) -> Tensor:
+    """[…, I] to […, O]."""
+    library = kernels.library
+    assert library is not None
+    flat = x.reshape(-1, matrix.size).float().contiguous()
+    y = torch.empty(len(flat), matrix.width)
+    library.flambeau_multiply(matrix, flat.data_ptr(), y.data_ptr(), len(flat), torch.get_num_threads())
+    return y.to(x.dtype).view(*x.shape[:-1], matrix.width)
 
 
 def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_float32: bool = True) -> None:
     """Replace the layers of these kinds, one by one; a network can be used meanwhile."""
     for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
         layer = model.get_submodule(name)
+        if name.endswith(ROUTER):
+            continue
         if type(layer) in kinds and (other := packed(layer, packs_float32=packs_float32)) is not None:
             model.set_submodule(name, other)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import EagerBackend
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
@@ -29,16 +31,20 @@ def expected_tokens(model, asked, num_tokens=8):
     return greedy(EagerBackend(model, room(model, len(asked))), asked, num_tokens)
 
 
-def test_a_plain_network_says_the_same_once_the_kernels_are_there(caplog):
+@pytest.mark.parametrize("changes", [{}, {"num_experts": 4, "expert_size": 16}])
+def test_a_network_says_the_same_once_the_kernels_are_there(caplog, changes):
     caplog.set_level("INFO")
     if not bindings.kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    model, asked = random_model(head_size=16), prompts(5)
-    expected = expected_tokens(model, asked)  # before the layers are packed
+    model, asked = random_model(head_size=16, **changes), prompts(5)
+    expected = expected_tokens(model, asked)
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
     backend = CpuBackend(model, room(model, 5))
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend._network is not None
     assert greedy(backend, asked, 8) == expected
+    assert all(type(module) is not nn.Linear or name.endswith("gate") for name, module in model.named_modules())
+    assert expected_tokens(model, asked) == expected  # layer by layer, now that they are packed
     switched = [record.args for record in caplog.records if record.name == "flambeau.llm.backends.cpu.backend"]
     assert switched == [("the model", "CPU kernels")]
     assert backend.decode_path == "CPU kernels"

@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraAdapter, LoraPart
 from flambeau.llm.backends.cpu import bindings, network
+from flambeau.llm.backends.cpu.packed_experts import PackedStack, pack_experts
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.outputs import NO_TOKEN
@@ -158,7 +161,8 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
     [
         {"norm_places": "sum"},
         {"embedding_size": 16},
-        {"num_experts": 4, "expert_size": 8},
+        {"num_experts": 4, "expert_size": 8},  # half a panel
+        {"num_experts": 4, "expert_size": 16, "router": "sparse_mixer"},
         {"chunks": (None, 8)},
         {"gates_attention": True},
         {"head_size": 8},
@@ -194,6 +198,7 @@ LAYER_NORMS = {
     "has_gate": False,
     "activation": "gelu",
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_token": 2, "expert_size": 32}
 FAMILIES = {
     "Qwen 2": {"qkv_bias": True},
     "Qwen 3": {"qk_norm": True},
@@ -222,8 +227,22 @@ FAMILIES = {
     "OLMo 2": {"norm_places": "after", "qk_norm": True, "wide_qk_norm": True},
     "Hunyuan": {"qk_norm": True, "late_qk_norm": True},
     "sinks": {"has_sinks": True, "windows": (None, 5)},
+    "Mixtral": EXPERTS,
+    "OLMoE": {**EXPERTS, "normalizes_experts": False, "qk_norm": True, "wide_qk_norm": True},
+    "Qwen 2 MoE": {**EXPERTS, "normalizes_experts": False, "shared_expert_size": 48, "gates_shared_expert": True},
+    "Granite MoE": {**EXPERTS, "residual_scale": 0.3, "shared_expert_size": 32},
+    "GLM-4.5": {
+        **EXPERTS,
+        "router": "biased_sigmoid",
+        "routed_scale": 2.5,
+        "shared_expert_size": 16,
+        "dense_layers": frozenset({0}),
+    },
+    "Ernie 4.5 MoE": {**EXPERTS, "router": "biased_softmax"},
+    "gpt-oss": {**EXPERTS, "expert_bias": True, "swiglu_limit": 0.5, "has_sinks": True},
+    "experts without gates": {**EXPERTS, "has_gate": False, "activation": "relu_squared", "norm_places": "both"},
 }
-INTEGER_FAMILIES = ("GPT-NeoX", "GPT-2", "BLOOM", "Command R", "OLMo 2")
+INTEGER_FAMILIES = ("GPT-NeoX", "GPT-2", "BLOOM", "Command R", "OLMo 2", "Mixtral", "Qwen 2 MoE")
 
 
 def model_of(family: str, **changes):
@@ -275,8 +294,62 @@ def test_networks_of_other_families_give_the_logits_of_their_quantized_layers(fa
     model = quantize(model_of(family, intermediate_size=64), kind, group_size=32, lm_head=True)
     pack_layers(model, (Int8Linear, Int4Linear))
     assert network.can_compute(model, room(model, 1))
+    unpacked, _ = logits_of_both(model)
+    pack_experts(model, packs_float32=True)
     found, layer_by_layer = logits_of_both(model)
+    assert torch.equal(found, unpacked)
     assert (found - layer_by_layer).norm() / layer_by_layer.norm() < 0.01  # inputs near a limit round either way
+
+
+@needs_kernels
+@pytest.mark.parametrize("packs_float32", [True, False])
+def test_experts_of_any_floats_are_packed_or_read_as_they_are(packs_float32, monkeypatch):
+    monkeypatch.setattr(network, "PACKED_FLOAT32_BYTES", 1 << 30 if packs_float32 else 0)
+    model = model_of("Mixtral")
+    expected = logits_of_both(model)[1]
+    pack_experts(model, packs_float32=packs_float32)
+    assert isinstance(model.model.layers[0].mlp.experts.down_proj, PackedStack) == packs_float32
+    for logits in logits_of_both(model):
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=2e-5)
+
+
+@needs_kernels
+def test_experts_of_16_bits_give_the_twins_logits_within_their_rounding():
+    model = model_of("Mixtral").to(torch.bfloat16)
+    found, expected = logits_of_both(model, torch.bfloat16)
+    assert (found - expected).norm() / expected.norm() < 8 * torch.finfo(torch.bfloat16).eps
+
+
+@needs_kernels
+def test_adapters_change_the_expert_for_all_tokens():
+    model, generator = model_of("GLM-4.5"), torch.Generator().manual_seed(4)
+
+    def part(name: str) -> LoraPart:
+        layer = model.get_submodule(name)
+        a_RI, b_OR = (torch.randn(size, generator=generator) for size in ((3, layer.in_features), (8, 3)))
+        return LoraPart(layer.out_features - 8, 0.3 * a_RI, 0.3 * b_OR)
+
+    cpu = torch.device("cpu")
+    target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
+    store = AdapterStore(target)
+    names = [f"model.layers.1.mlp.shared_expert.{leaf}" for leaf in ("gate_up_proj", "down_proj")]
+    store.adapters[1] = LoraAdapter({name: [part(name)] for name in (*names, "model.layers.0.mlp.down_proj")})
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(prompts(3))})
+    rows_N = inputs.query_starts[1:] - 1
+    plain = network.CpuNetwork(model, room(model, 3), store).run(inputs, rows_N)
+    inputs.adapters_T = torch.tensor([1, 0, 1]).repeat_interleave(inputs.query_starts.diff())
+    expected = EagerBackend(model, room(model, 3), adapters=store).prefill(inputs, rows_N)
+    found = network.CpuNetwork(model, room(model, 3), store).run(inputs, rows_N)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
+    assert torch.equal(found[1], plain[1])
+    assert not torch.allclose(found[0], plain[0], atol=0.01)
+
+
+@needs_kernels
+def test_scores_of_experts_that_are_no_numbers_leave_no_token():
+    model = model_of("Mixtral")
+    model.model.layers[0].mlp.gate.weight[:] = torch.nan
+    assert network.CpuNetwork(model, room(model, 1)).argmax(step_inputs({0: (0, [5, 6, 7])})).tolist() == [NO_TOKEN] * 3
 
 
 @needs_kernels

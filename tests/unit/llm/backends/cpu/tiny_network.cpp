@@ -70,10 +70,10 @@ void run(Kind kind, Kind cache_kind) {
     layers.push_back({norm, norm, {}, {}, {}, cos.data(), sin.data(),
                       random_matrix(kind, (kHeads + 2 * kKvHeads) * kHeadSize, kHidden),
                       random_matrix(kind, kHidden, kHeads * kHeadSize), random_matrix(kind, 2 * kWide, kHidden),
-                      random_matrix(kind, kHidden, kWide), caches[2 * i].data(), caches[2 * i + 1].data(), 0,
+                      random_matrix(kind, kHidden, kWide), nullptr, caches[2 * i].data(), caches[2 * i + 1].data(), 0,
                       nullptr});
   }
-  const Network network{kHidden, kHeads, kKvHeads, kHeadSize, kHeadSize, kWide, kBlock, kLayers, kSilu, 1, cache_kind,
+  const Network network{kHidden, kHeads, kKvHeads, kHeadSize, kHeadSize, kBlock, kLayers, kWide, 0, kSilu, 1, cache_kind,
                         kFloat32, 0, 0, 0, layers.data(), table.data(), nullptr, {}, {ones.data(), nullptr},
                         random_matrix(kind, kVocab, kHidden), 1e-5f, 0.25f, 0, nullptr, 0, 0, 1, 1, 1, 0, nullptr, 0};
   run(network, {3, 1, 4, 1, 5, 9, 2, 6}, {0, 1, 2, 3, 4, 0, 1, 2}, {0, 5, 8});

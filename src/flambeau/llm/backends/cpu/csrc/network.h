@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "experts.h"
 #include "lora.h"
 #include "matrix.h"
 #include "norms.h"
@@ -19,13 +20,16 @@ struct Layer {
   Norm qk_norm;                             // [H + G, D]: of each head of queries and keys, or of all at once
   const float *cos, *sin;                            // [places, rotary_size / 2], or null: not rotated
   Matrix qkv, out, gate_up, down;
+  const Experts* experts;  // in the place of gate_up and down, or null
   void *keys, *values;
   int64_t window;
   const float* sinks;  // of attention [H], or null
 };
 
 struct Network {
-  int64_t hidden, heads, kv_heads, head_size, rotary_size, intermediate, block_size, num_layers;
+  int64_t hidden, heads, kv_heads, head_size, rotary_size, block_size, num_layers;
+  int64_t intermediate;  // of the widest feed-forward layer
+  int64_t max_experts;   // of a layer; 0: no layer has experts
   int64_t activation, has_gate, cache_kind, embedding_kind;
   int64_t is_parallel;     // attention and the feed-forward layer have the same input
   int64_t wide_qk_norm;    // one norm over all heads of queries, and one over those of keys
@@ -80,14 +84,16 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, other_normal, qkv, attended, gate_up, gated, added, logits;
+  std::vector<float> x, normal, other_normal, qkv, attended, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<int64_t> chosen;
 
   static Workspace& of_thread() {
     static thread_local Workspace workspace;
     return workspace;
   }
 
-  static float* grown(std::vector<float>& buffer, int64_t size) {
+  template <typename Number>
+  static Number* grown(std::vector<Number>& buffer, int64_t size) {
     if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
     return buffer.data();
   }
@@ -107,6 +113,11 @@ class Pass {
     gated_ = space.grown(space.gated, count * net.intermediate);
     added_ = space.grown(space.added, count * net.hidden);
     if (net.is_parallel) other_normal_ = space.grown(space.other_normal, count * net.hidden);
+    if (!net.max_experts) return;
+    gathered_ = space.grown(space.gathered, count * net.hidden);
+    scores_ = space.grown(space.scores, count * net.max_experts);
+    weights_ = space.grown(space.weights, count * net.max_experts);
+    chosen_ = space.grown(space.chosen, count * net.max_experts);
   }
 
   // The logits [N, V] of some of the tokens.
@@ -137,7 +148,12 @@ class Pass {
   // In groups of four: fewer rows are not worth another thread.
   template <typename Work>
   void each_token(const Work& work) {
-    const int64_t group = 4, count = tokens_.num_tokens;
+    each_row(tokens_.num_tokens, work);
+  }
+
+  template <typename Work>
+  void each_row(int64_t count, const Work& work) {
+    const int64_t group = 4;
     Threads::of_process().share((count + group - 1) / group, num_threads_, [&](int64_t task) {
       for (int64_t t = task * group; t < std::min(count, (task + 1) * group); ++t) work(t);
     });
@@ -203,12 +219,16 @@ class Pass {
 
   // x += the product, perhaps normalized and scaled.
   void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm) {
-    const int64_t size = net_.hidden;
     const bool is_direct = !post_norm && net_.residual_scale == 1;
     float* output = is_direct ? x_ : added_;
     matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
     adapt(layer, which, matrix, input, output);
-    if (is_direct) return;
+    if (!is_direct) add(post_norm);
+  }
+
+  // x += what was computed before, perhaps normalized and scaled.
+  void add(const Norm& post_norm) {
+    const int64_t size = net_.hidden;
     each_token([&](int64_t t) {
       float *x = x_ + t * size, *y = added_ + t * size;
       if (post_norm) post_norm.apply(y, y, size, net_.epsilon);
@@ -251,13 +271,66 @@ class Pass {
   }
 
   void feed_forward(const Layer& layer, const float* input) {
-    const int64_t size = net_.intermediate, width = net_.gate_up_width();
+    if (layer.experts) return mix(layer, *layer.experts, input);
     multiply(layer, 2, layer.gate_up, input, gate_up_);
-    each_token([&](int64_t t) {
-      const float* gate = gate_up_ + t * width;
-      activate(net_.activation, gate, net_.has_gate ? gate + size : nullptr, gated_ + t * size, size);
+    gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
+      activate(net_.activation, gate, up, out, size);
     });
     add(layer, 3, layer.down, gated_, layer.mlp_post_norm);
+  }
+
+  // What is between the two matrices of a feed-forward layer.
+  template <typename Activate>
+  void gate(int64_t num_rows, int64_t size, const Activate& activate) {
+    each_row(num_rows, [&](int64_t row) {
+      const float* from = gate_up_ + row * (net_.has_gate ? 2 * size : size);
+      activate(from, net_.has_gate ? from + size : nullptr, gated_ + row * size, size);
+    });
+  }
+
+  // A token's experts are added up in the order of their numbers, whatever other tokens there are.
+  void mix(const Layer& layer, const Experts& experts, const float* input) {
+    const int64_t count = tokens_.num_tokens, size = net_.hidden, num_chosen = experts.num_chosen;
+    experts.router.multiply(input, scores_, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      choose_experts(experts, scores_ + t * experts.count, chosen_ + t * num_chosen, weights_ + t * num_chosen);
+    });
+    const Routing routing(chosen_, weights_, count, experts);
+    std::fill_n(added_, count * size, 0.0f);
+    for (int64_t n = 0; n < experts.count; ++n) {
+      const Routing::Row* rows = routing.rows.data() + routing.starts[n];
+      const int64_t num_rows = routing.starts[n + 1] - routing.starts[n];
+      if (!num_rows) continue;
+      each_row(num_rows, [&](int64_t i) { std::copy_n(input + rows[i].token * size, size, gathered_ + i * size); });
+      experts.gate_up[n].multiply(gathered_, gate_up_, num_rows, false, num_threads_);
+      gate(num_rows, experts.down[n].size, [&](const float* gate, const float* up, float* out, int64_t width) {
+        if (experts.limit > 0)
+          clamped_swiglu(gate, up, out, width, experts.limit, experts.alpha);
+        else
+          activate(experts.activation, gate, up, out, width);
+      });
+      experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
+      each_row(num_rows, [&](int64_t i) { add_row(rows[i].token, rows[i].weight, gathered_ + i * size); });
+    }
+    if (experts.shared_down.weights) add_shared(layer, experts, input);
+    add(layer.mlp_post_norm);
+  }
+
+  // The expert for all tokens.
+  void add_shared(const Layer& layer, const Experts& experts, const float* input) {
+    const bool is_gated = experts.shared_gate.weights != nullptr;
+    multiply(layer, 2, experts.shared_gate_up, input, gate_up_);
+    gate(tokens_.num_tokens, experts.shared_down.size, [&](const float* gate, const float* up, float* out, int64_t width) {
+      activate(experts.activation, gate, up, out, width);
+    });
+    multiply(layer, 3, experts.shared_down, gated_, gathered_);
+    if (is_gated) experts.shared_gate.multiply(input, scores_, tokens_.num_tokens, false, num_threads_);
+    each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
+  }
+
+  void add_row(int64_t t, float weight, const float* row) {
+    float* to = added_ + t * net_.hidden;
+    for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
   }
 
   // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
@@ -273,6 +346,8 @@ class Pass {
   const int num_threads_;
   const int64_t heads_width_, qkv_width_;
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *attended_, *gate_up_, *gated_, *added_;
+  float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
+  int64_t* chosen_ = nullptr;
 };
 
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.

@@ -1,0 +1,88 @@
+// Experts: a router sends each token to a few feed-forward layers; each of these computes all its tokens at once.
+//
+// Shapes: T tokens of the step, N experts, A experts of a token, E hidden.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "activations.h"
+#include "matrix.h"
+
+namespace flambeau {
+
+struct Experts {
+  Matrix router;               // [N, E]
+  const float* score_bias;     // [N]: decides on the choice, no part of the weights; or null
+  const Matrix *gate_up, *down;  // [N]
+  Matrix shared_gate_up, shared_down;  // an expert for all tokens; no weights: there is none
+  Matrix shared_gate;                  // [1, E]: its sigmoid is the factor of that expert; no weights: 1
+  int64_t count, num_chosen;
+  int64_t is_sigmoid;   // scores are weighed one by one instead of by a softmax
+  int64_t normalizes;   // the weights of the chosen experts sum to one
+  int64_t activation;
+  float weight_scale;   // of the weights of the chosen experts
+  float limit, alpha;   // of a clamped SwiGLU; a limit of 0: the activation
+};
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// gpt-oss: the gate and what it multiplies are clamped.
+inline void clamped_swiglu(const float* gate, const float* up, float* out, int64_t size, float limit, float alpha) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float x = std::min(gate[i], limit), y = std::min(std::max(up[i], -limit), limit);
+    out[i] = x / (1.0f + exponential(std::min(std::max(-alpha * x, -87.0f), 87.0f))) * (y + 1.0f);
+  }
+}
+
+// Scores [N] become weights: all that the router says, before experts are chosen.
+inline void weigh_experts(const Experts& experts, float* scores) {
+  const int64_t count = experts.count;
+  if (experts.is_sigmoid) {
+    for (int64_t n = 0; n < count; ++n) scores[n] = sigmoid(scores[n]);
+    return;
+  }
+  const float highest = *std::max_element(scores, scores + count);
+  float total = 0;
+  for (int64_t n = 0; n < count; ++n) total += scores[n] = std::exp(scores[n] - highest);
+  for (int64_t n = 0; n < count; ++n) scores[n] /= total;
+}
+
+// Chooses the experts of a token by the router's scores [N], which are used up; writes their numbers and weights [A].
+inline void choose_experts(const Experts& experts, float* scores, int64_t* chosen, float* weights) {
+  weigh_experts(experts, scores);
+  std::vector<bool> is_taken(experts.count);
+  float total = 0;
+  for (int64_t a = 0; a < experts.num_chosen; ++a) {
+    const auto rank = [&](int64_t n) { return scores[n] + (experts.score_bias ? experts.score_bias[n] : 0.0f); };
+    int64_t best = -1;
+    for (int64_t n = 0; n < experts.count; ++n)
+      if (!is_taken[n] && (best < 0 || rank(n) > rank(best))) best = n;
+    is_taken[best] = true;
+    chosen[a] = best, weights[a] = scores[best], total += scores[best];
+  }
+  const float scale = experts.weight_scale;
+  for (int64_t a = 0; a < experts.num_chosen; ++a) weights[a] = (experts.normalizes ? weights[a] / total : weights[a]) * scale;
+}
+
+// The tokens of each expert, in their order.
+struct Routing {
+  struct Row {
+    int64_t token;
+    float weight;
+  };
+  std::vector<Row> rows;        // [T * A], by experts
+  std::vector<int64_t> starts;  // [N + 1]
+
+  Routing(const int64_t* chosen, const float* weights, int64_t num_tokens, const Experts& experts)
+      : rows(num_tokens * experts.num_chosen), starts(experts.count + 1) {
+    const int64_t count = static_cast<int64_t>(rows.size());
+    for (int64_t i = 0; i < count; ++i) ++starts[chosen[i] + 1];
+    for (int64_t n = 0; n < experts.count; ++n) starts[n + 1] += starts[n];
+    std::vector<int64_t> next(starts);
+    for (int64_t i = 0; i < count; ++i) rows[next[chosen[i]]++] = {i / experts.num_chosen, weights[i]};
+  }
+};
+
+}  // namespace flambeau
