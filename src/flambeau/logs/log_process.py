@@ -273,12 +273,20 @@ def main() -> None:
         if data is None:
             break
         frame = marshal.loads(data)
+        entries = frame[1]
+        waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
+        batch = entries_of(frame, formats, logs)
+        while len(entries) < FEW and len(batch) < MANY and frame[-1] != FLUSH and is_readable(pipe):
+            data = read_frame(pipe)  # lines that a quiet server sends one by one are written together
+            if data is None:
+                break
+            frame = marshal.loads(data)
+            batch += entries_of(frame, formats, logs)
+        priority.run(partial(logs.write_batch, batch), yields=waits)
         if frame[-1] == FLUSH:
             os.write(int(sys.argv[2]), b"f")
-        else:
-            entries = frame[1]
-            waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
-            priority.run(partial(take_frame, frame, formats, logs), yields=waits)
+        if data is None:
+            break
     logs.close()
 
 
@@ -318,12 +326,16 @@ def wait_for_idle_cores() -> None:
         pass  # not Linux, or a sandbox that does not allow it
 
 
-def take_frame(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
-    """Write the entries of a frame."""
+def entries_of(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> list[Entry]:
+    """The entries of a frame; its new formats and the dropped lines are noted."""
     new, entries, dropped = frame
     formats.update(pickle.loads(new) if new else ())
-    logs.num_dropped += dropped
-    logs.write_batch([(formats[number], created, payload, 0) for number, created, payload in entries])
+    logs.num_dropped += max(0, dropped)
+    return [(formats[number], created, payload, 0) for number, created, payload in entries]
+
+
+def is_readable(pipe: int) -> bool:
+    return bool(select.select([pipe], [], [], 0)[0])
 
 
 def read_frame(pipe: int) -> bytes | None:

@@ -24,12 +24,12 @@ from flambeau.logs.log_process import (
     LogProcess,
     LogTargets,
     Priority,
+    entries_of,
     framed,
     read_frame,
-    take_frame,
     yields,
 )
-from flambeau.logs.writer import AccessLog
+from flambeau.logs.writer import AccessLog, Logs
 
 LINE = message_format(SERVER, logging.INFO, "main", "test")
 
@@ -153,6 +153,23 @@ def test_the_few_entries_of_a_quiet_server_are_passed_on_at_once(targets, tmp_pa
     ]
 
 
+def test_lines_that_wait_in_the_pipe_are_all_written_before_a_flush_returns(targets, tmp_path, monkeypatch):
+    logs = LogProcess(targets)
+    logs.add(LINE, "first")
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    os.kill(logs.pid, signal.SIGSTOP)
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)
+    for i in range(AT_ONCE // 2):
+        logs.add(LINE, str(i))
+    os.kill(logs.pid, signal.SIGCONT)
+    logs.flush(60)
+    assert [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")] == [
+        "first",
+        *map(str, range(AT_ONCE // 2)),
+    ]
+    logs.close(60)
+
+
 def test_an_entry_that_the_pipe_does_not_take_whole_wakes_the_writing_thread(targets, tmp_path, monkeypatch):
     logs = LogProcess(targets)
     with monkeypatch.context() as patched:
@@ -233,16 +250,8 @@ def test_formats_are_sent_once_and_forgotten_when_there_are_many(targets, monkey
     assert [bool(formats) for formats, _, _ in frames] == [True, True, False, True, True, True, True]
     assert [entries[0][0] for _, entries, _ in frames] == [0, 1, 1, 2, 3, 0, 1]
     formats: dict[int, LineFormat] = {}
-    written: list[str] = []
-
-    class Collected:
-        num_dropped = 0
-
-        def write_batch(self, batch):
-            written.extend(line.logger for line, *_ in batch)
-
-    for frame in frames:
-        take_frame(frame, formats, Collected())
+    told = Logs(None)
+    written = [line.logger for frame in frames for line, *_ in entries_of(frame, formats, told)]
     assert written == ["l0", "l1", "l1", "l2", "l3", "l4", "l0"]
 
 
