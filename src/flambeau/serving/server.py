@@ -28,7 +28,7 @@ from flambeau.serving.model_sources.dependencies import Dependencies
 from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
-from flambeau.serving.registry import Registry, name_from, new_model, settings_of
+from flambeau.serving.registry import Registry, check_runtime, name_from, new_model, settings_of
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.server_metrics import HostMetricsReader
 from flambeau.serving.telemetry import Telemetry
@@ -176,6 +176,7 @@ class Server:
         that the model is a node of; a node that is a function has a `source` instead of a URL.
 
         """
+        check_runtime(runtime)  # before anything is downloaded
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
         elif source is None:
