@@ -7,7 +7,7 @@ import itertools
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,10 @@ from flambeau.wire.shared_memory import Segment, SegmentPool
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+
+
+async def nothing_to_save() -> None:
+    """The default of `change_saved`."""
 
 
 class Server:
@@ -96,6 +100,7 @@ class Server:
         self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
         self.has_started = False  # the startup models have loaded or failed
         self.on_change: Callable[[], None] = lambda: None  # called after models, versions or worker numbers changed
+        self.change_saved: Callable[[], Awaitable[None]] = nothing_to_save  # waits for what `on_change` has started
         self._is_late = False  # the drain timed out
         self._probe: Segment | None = None
         self._host: Host | None = None

@@ -15,6 +15,7 @@ import pytest
 from flambeau.logs import log_process
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat, message_format
 from flambeau.logs.log_process import (
+    AT_ONCE,
     FEW,
     GATHERED,
     LATE_S,
@@ -130,8 +131,43 @@ def test_dropped_lines_are_reported(targets, tmp_path, monkeypatch):
     assert len(kept) + logs.num_dropped == 100
 
 
+def test_the_few_entries_of_a_quiet_server_are_passed_on_at_once(targets, tmp_path, monkeypatch):
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
+    monkeypatch.setattr(log_process, "QUIET_S", 60)
+    logs = LogProcess(targets)
+    for i in range(AT_ONCE):
+        logs.add(LINE, str(i))
+        assert not logs._waiting
+    until(lambda: len(lines_of(tmp_path / "ts_log.log")) == AT_ONCE)
+    logs.add(LINE, "one too many")  # a busy server's are gathered
+    assert len(logs._waiting) == 1
+    monkeypatch.setattr(log_process, "QUIET_S", 0)
+    logs._will_write = False  # as the writing thread leaves it
+    logs.add(LINE, "after a while")
+    assert not logs._waiting
+    logs.close(60)
+    assert [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")] == [
+        *map(str, range(AT_ONCE)),
+        "one too many",
+        "after a while",
+    ]
+
+
+def test_an_entry_that_the_pipe_does_not_take_whole_wakes_the_writing_thread(targets, tmp_path, monkeypatch):
+    logs = LogProcess(targets)
+    with monkeypatch.context() as patched:
+        patched.setattr(logs, "_write_unsent", lambda: None)  # a full pipe
+        patched.setattr(logs, "_start", lambda: None)
+        logs.add(LINE, "first")
+    assert logs._will_write
+    logs._start()
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    logs.close(60)
+
+
 def test_many_entries_are_passed_on_by_the_thread_that_adds_them(targets, tmp_path, monkeypatch):
     monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
+    monkeypatch.setattr(log_process, "AT_ONCE", 0)
     logs = LogProcess(targets)
     for i in range(GATHERED - 1):
         logs.add(LINE, str(i))
