@@ -15,7 +15,7 @@ CLASSES = {
         r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
         r"\t-\r\u001c- \u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff",
     ),
-    "d": ("0-9", r"\p{Nd}"),
+    "d": ("0-9", r"\p{Decimal_Number}"),
     "w": ("0-9A-Z_a-z", r"\p{L}\p{N}_"),
 }
 TOKEN = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)

@@ -198,7 +198,6 @@ def test_patterns_of_rust_are_those_of_python_for_ordinary_texts():
         r"[\]a]",
         r"^[\w.-]+$",
         r"^\s*$",
-       
         r"^(a|b)*$",
         r"\[b",
     ):
