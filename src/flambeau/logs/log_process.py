@@ -18,11 +18,12 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ PIPE_BYTES = 1 << 20
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
 _size = struct.Struct("<I")
 
-# New formats with their numbers, pickled; entries as number, time and payload; lines dropped before they got here.
-Frame = tuple[bytes, list[tuple[int, float, Any]], int]
+# New formats with their numbers, pickled; the formats' numbers, the times and the payloads of entries, a list for each,
+# which takes less time than a tuple for each entry; lines dropped before they got here.
+Frame = tuple[bytes, tuple[list[int], tuple[float, ...], tuple[Any, ...]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,19 +185,20 @@ class LogProcess(Logs):
         self._own.write_batch(batch)
 
     def _frame(self, batch: list[Entry], dropped: int = 0) -> Frame:
-        numbers, formats = self._numbers, b""
+        lines, times, payloads, _ = zip(*batch, strict=True) if batch else ((), (), (), ())
+        number_of, new = self._numbers.__getitem__, b""
         try:
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
+            numbers = [*map(number_of, lines)]
         except KeyError:
-            formats = pickle.dumps(self._number(batch))
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
-        return formats, entries, dropped
+            new = pickle.dumps(self._number(lines))
+            numbers = [*map(number_of, lines)]
+        return new, (numbers, times, payloads), dropped
 
-    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat | LineGroup]]:
+    def _number(self, lines: Iterable[LineFormat | LineGroup]) -> list[tuple[int, LineFormat | LineGroup]]:
         """Number the formats that the process does not know."""
         if len(self._numbers) > MAX_FORMATS:
             self._numbers.clear()
-        new = [line for line in dict.fromkeys(entry[0] for entry in batch) if line not in self._numbers]
+        new = [line for line in dict.fromkeys(lines) if line not in self._numbers]
         self._numbers.update((line, number) for number, line in enumerate(new, len(self._numbers)))
         return [(self._numbers[line], line) for line in new]
 
@@ -272,18 +275,16 @@ def main() -> None:
         data = read_frame(pipe)
         if data is None:
             break
-        frame = marshal.loads(data)
-        entries = frame[1]
-        waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
-        batch = entries_of(frame, formats, logs)
-        while len(entries) < FEW and len(batch) < MANY and frame[-1] != FLUSH and is_readable(pipe):
+        frames: list[Frame] = [marshal.loads(data)]
+        times = frames[0][1][1]
+        waits = bool(times) and yields(len(times), time.time() - times[0], priority.yields)
+        while len(times) < FEW and len(frames) < MANY and frames[-1][-1] != FLUSH and is_readable(pipe):
             data = read_frame(pipe)  # lines that a quiet server sends one by one are written together
             if data is None:
                 break
-            frame = marshal.loads(data)
-            batch += entries_of(frame, formats, logs)
-        priority.run(partial(logs.write_batch, batch), yields=waits)
-        if frame[-1] == FLUSH:
+            frames.append(marshal.loads(data))
+        priority.run(partial(take_frames, frames, formats, logs), yields=waits)
+        if frames[-1][-1] == FLUSH:
             os.write(int(sys.argv[2]), b"f")
         if data is None:
             break
@@ -326,12 +327,14 @@ def wait_for_idle_cores() -> None:
         pass  # not Linux, or a sandbox that does not allow it
 
 
-def entries_of(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> list[Entry]:
-    """The entries of a frame; its new formats and the dropped lines are noted."""
-    new, entries, dropped = frame
-    formats.update(pickle.loads(new) if new else ())
-    logs.num_dropped += max(0, dropped)
-    return [(formats[number], created, payload, 0) for number, created, payload in entries]
+def take_frames(frames: list[Frame], formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
+    """Write the entries of frames."""
+    batch: list[Entry] = []
+    for new, (numbers, times, payloads), dropped in frames:
+        formats.update(pickle.loads(new) if new else ())
+        logs.num_dropped += max(0, dropped)  # FLUSH is none
+        batch += zip(map(formats.__getitem__, numbers), times, payloads, repeat(0))
+    logs.write_batch(batch)
 
 
 def is_readable(pipe: int) -> bool:

@@ -24,12 +24,12 @@ from flambeau.logs.log_process import (
     LogProcess,
     LogTargets,
     Priority,
-    entries_of,
     framed,
     read_frame,
+    take_frames,
     yields,
 )
-from flambeau.logs.writer import AccessLog, Logs
+from flambeau.logs.writer import AccessLog
 
 LINE = message_format(SERVER, logging.INFO, "main", "test")
 
@@ -250,8 +250,17 @@ def test_formats_are_sent_once_and_forgotten_when_there_are_many(targets, monkey
     assert [bool(formats) for formats, _, _ in frames] == [True, True, False, True, True, True, True]
     assert [entries[0][0] for _, entries, _ in frames] == [0, 1, 1, 2, 3, 0, 1]
     formats: dict[int, LineFormat] = {}
-    told = Logs(None)
-    written = [line.logger for frame in frames for line, *_ in entries_of(frame, formats, told)]
+    written: list[str] = []
+
+    class Collected:
+        num_dropped = 0
+
+        def write_batch(self, batch):
+            written.extend(line.logger for line, *_ in batch)
+
+    take_frames(frames[:3], formats, Collected())
+    for frame in frames[3:]:
+        take_frames([frame], formats, Collected())
     assert written == ["l0", "l1", "l1", "l2", "l3", "l4", "l0"]
 
 
