@@ -119,8 +119,8 @@ def check_prompt_layers(name: str, kinds: frozenset[str]) -> None:
     """Raise for layers whose results depend on where the prompt ends."""
     if found := sorted(kinds & PROMPT_LAYERS):
         raise CheckpointError(
-            f"{name} has layers of the type {found[0]}, which attend to generated tokens otherwise than to those of the "
-            "prompt; the engine does not keep them apart, so it would write another text. Use transformers itself"
+            f"{name} has layers of the type {found[0]}, which attend to generated tokens otherwise than to those of "
+            "the prompt; the engine does not keep them apart, so it would write another text. Use transformers itself"
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flambeau.llm import SamplingParams
+from flambeau.llm.backends.hugging_face.attention import NotPageable
 from flambeau.llm.backends.hugging_face.backend_choice import (
     check_positions,
     check_prompt_layers,
@@ -16,7 +17,6 @@ from flambeau.llm.backends.hugging_face.backend_choice import (
     depends_on_length,
     layer_types,
 )
-from flambeau.llm.backends.hugging_face.attention import NotPageable
 from flambeau.llm.backends.hugging_face.causal_model import CausalModel
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
 from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
