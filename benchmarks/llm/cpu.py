@@ -15,8 +15,9 @@ Memory is what each process has resident after its last job. The result is a dat
 generated itself, after its prompt, with the weights of the storyteller, and the divergence from its distributions in
 float32. There are as many texts as seeds.
 
---gguf measures both programs with the same GGUF file instead, and with its weights as float32 numbers, which both
-programs must agree about. Prompts are parts of the text, whose perplexity is compared, too.
+--gguf measures both programs with the same GGUF file instead, and with its weights as float32 numbers, about which the
+programs must agree. Prompts are parts of the text, whose perplexity is compared, too; divergences are those from what
+is computed first, by Flambeau. The kinds are float32 and file.
 
 With --openvino-python, an interpreter with `openvino`, that takes its turn too: openvino_network.py builds the network
 for it from the same checkpoint. Its int8 and int4 weights are rounded as its own tools do; its cache is its default.
@@ -57,7 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama_cpp and gguf")
     parser.add_argument("--openvino-python", help="an interpreter with openvino; without, it is not compared")
     parser.add_argument("--shape", default="smollm-135m", help="of cpu_checkpoints.py (default %(default)s)")
-    parser.add_argument("--kinds", default=",".join(PAIRS), help="default: %(default)s")
+    parser.add_argument("--kinds", default="", help=f"default: {','.join(PAIRS)}; with --gguf: float32,file")
     parser.add_argument("--jobs", default=",".join(JOBS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="of each program (default %(default)s)")
@@ -73,6 +74,7 @@ def arguments() -> argparse.Namespace:
     asked = parser.parse_args()
     if (asked.gguf is None) != (asked.text is None):
         parser.error("--gguf needs --text, a file of plain text, and the other way around")
+    asked.kinds = asked.kinds or ("float32,file" if asked.gguf else ",".join(PAIRS))
     return asked
 
 
@@ -224,9 +226,11 @@ def generated_rows(seed: int) -> tuple[int, list[list[int]]]:
     assert engine.tokenizer is not None
     prompt = engine.tokenizer.encode(PROMPT)
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": TEXT_TOKENS, "ignore_eos": True, "seed": seed}
-    texts = engine.generate([prompt] * TEXTS, **options)
+    texts = engine.generate([prompt], n=TEXTS, **options)  # each choice draws other numbers
     engine.close()
-    return len(prompt), [[*prompt, *text.token_ids] for text in texts]
+    rows = [[*prompt, *text.token_ids] for text in texts]
+    assert len({tuple(row) for row in rows}) == TEXTS
+    return len(prompt), rows
 
 
 def compare_perplexities(asked: argparse.Namespace) -> None:
@@ -292,10 +296,12 @@ ROW_TOKENS = 512
 def compare_gguf(asked: argparse.Namespace) -> None:
     from flambeau.llm.text.tokenizer import load_tokenizer
 
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    wide = asked.folder / f"{asked.gguf.stem}.f32.gguf"
-    command = [asked.llama_python, str(HERE / "cpu_checkpoints.py"), "--dequantize", str(asked.gguf), str(wide)]
-    subprocess.run(command, check=True)
+    files = {"float32": asked.folder / f"{asked.gguf.stem}.f32.gguf", "file": asked.gguf}
+    kinds = {kind: files[kind] for kind in asked.kinds.split(",")}
+    if "float32" in kinds:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        command = [asked.llama_python, str(HERE / "cpu_checkpoints.py"), "--dequantize"]
+        subprocess.run([*command, str(asked.gguf), str(files["float32"])], check=True)
     with asked.text.open("rb") as file:
         text = load_tokenizer(asked.gguf).encode(file.read(asked.text_bytes).decode(errors="ignore"))
     rows = [text[start : start + ROW_TOKENS] for start in range(0, len(text) - ROW_TOKENS + 1, ROW_TOKENS)]
@@ -304,19 +310,19 @@ def compare_gguf(asked: argparse.Namespace) -> None:
     quality = []
     with tempfile.TemporaryDirectory() as scratch:
         job = {"rows": rows, "skip": 1, "reference": f"{scratch}/float32"}
-        for kind, path, own in (("float32", wide, "float32"), (asked.gguf.name, asked.gguf, "file")):
+        for kind, path in kinds.items():
             pair = [
-                score(sys.executable, "flambeau", path, own, job, asked),
-                score(asked.llama_python, "llama.cpp", path, own, job, asked),
+                score(sys.executable, "flambeau", path, kind, job, asked),
+                score(asked.llama_python, "llama.cpp", path, kind, job, asked),
             ]
             quality.append({"kind": kind, "flambeau": pair[0], "llama.cpp": pair[1]})
             print(f"| {kind} | {cells(pair)} |\n\n{loss_difference([pair])}\n", flush=True)
     before, measured = machine.Usage.now({}), []
-    for kind, path, own in (("float32", wide, "float32"), (asked.gguf.name, asked.gguf, "file")):
+    for kind, path in kinds.items():
         progress(f"{kind}: loading the programs")
         subjects = {
-            "flambeau": Subject(sys.executable, "flambeau", path, own, asked.threads),
-            "llama.cpp": Subject(asked.llama_python, "llama.cpp", path, own, asked.threads),
+            "flambeau": Subject(sys.executable, "flambeau", path, kind, asked.threads),
+            "llama.cpp": Subject(asked.llama_python, "llama.cpp", path, kind, asked.threads),
         }
         measured.append(measure(kind, asked, subjects, text))
     write_result(asked, asked.gguf.stem, measured, before, {"text_tokens": len(rows) * ROW_TOKENS, "quality": quality})
