@@ -66,8 +66,8 @@ class CallOutcome:
         if sentence := explain(self.error):  # after the message that the client gets
             has_advice = isinstance(self.error, BadResult) and bool(self.error.advice)
             return f"{str(self.error).rstrip('.')}: {sentence}" if has_advice else sentence
-        place = source_line(self.error)
-        return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
+        text, place = describe_error(self.error), source_line(self.error)
+        return text if not place or f"({place})" in text else f"{text} ({place})"
 
 
 def describe_error(error: BaseException) -> str:
