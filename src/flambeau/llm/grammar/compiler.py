@@ -30,6 +30,7 @@ REMEDIES = {
 }
 # In a grammar: a text, a comment, a regular expression, or the beginning of a JSON schema.
 IN_LARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/|(%json\s*)')
+UNKNOWN_KEYS, NO_BRACKETS = "Unimplemented keys: ", str.maketrans("", "", '[]"')
 IN_SCHEMA = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 # Bounds of a compilation and of a step, in llguidance's units: about 50,000 lexer fuel, 14,000 step fuel and 20,000
@@ -288,4 +289,6 @@ def short(message: str) -> str:
     """The part of llguidance's message that is about the request, without the place in our own grammar."""
     lines = [line.strip() for line in message.strip().splitlines() if not IN_GRAMMAR.match(line)]
     told = " ".join(IN_SCHEMA.sub("", line) for line in lines if line)[:300]
+    if told.startswith(UNKNOWN_KEYS):
+        return f"{told.removeprefix(UNKNOWN_KEYS).translate(NO_BRACKETS)} cannot be enforced; leave it out"
     return next((remedy for start, remedy in REMEDIES.items() if told.startswith(start)), told)

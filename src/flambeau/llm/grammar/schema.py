@@ -65,7 +65,7 @@ CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # all that JSON writes as
 
 # How llguidance's messages name the keyword at fault.
 FAULTS = (
-    (re.compile(r'Unimplemented keys: \["([^"]+)"'), None),
+    (re.compile(r"^([^ ,]+)(?:, [^ ,]+)* cannot be enforced"), None),
     (re.compile("Unknown format"), "format"),
     (re.compile("Invalid type"), "type"),
     (re.compile("the parts of oneOf"), "oneOf"),

@@ -133,3 +133,9 @@ def test_tokenizer_decodes_lists_tensors_and_batches(tokenizer):
 )
 def test_log_says_what_is_compiled_and_how(config, device, words):
     assert words in compile_words(EngineConfig(**config), device)
+
+
+def test_log_says_that_kernels_were_compiled_before():
+    words = compile_words(EngineConfig(), "cpu", "CPU kernels")
+    assert "C++ kernels, which were compiled before" in words
+    assert "meanwhile" not in words

@@ -136,6 +136,21 @@ def test_a_bfloat16_cache_is_summed_in_float32():
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_and_values_are_rounded_to_the_nearest_numbers_of_the_cache(dtype):
+    model = random_model(head_size=16, num_heads=2, num_kv_heads=2)
+    cache, inputs = room(model, 1, rubbish=0.0, dtype=dtype), step_inputs({0: (0, [1] * 30)})
+    k = torch.randn(30, 2, 16, generator=torch.Generator().manual_seed(1)) * torch.logspace(-9, 6, 30).view(-1, 1, 1)
+    tie = 1 + torch.finfo(dtype).eps / 2
+    k[0, 0, :4] = torch.tensor([tie, -tie, 1.5 * torch.finfo(dtype).smallest_normal * 2**-5, -0.0])
+    attention.CpuAttention(cache, inputs)(1, torch.zeros(30, 2, 16), k, -k, scale=1.0, window=None)
+    for cached, numbers in ((cache.keys[1], k), (cache.values[1], -k)):
+        assert torch.equal(
+            cached.view(-1, 2, 16)[inputs.slots_T].view(torch.int16), numbers.to(dtype).view(torch.int16)
+        )
+
+
+@needs_kernels
 def test_a_sequence_gets_the_same_bits_alone_and_among_others():
     model = random_model(head_size=32)
     cache = room(model, 3, rubbish=1.0)
