@@ -54,11 +54,8 @@ def is_raw_encoder(config: Any, folder: Path) -> bool:
     sentence-transformers has had three places for this: since version 6, a file of its own.
     """
     document = read_json(folder / "config_sentence_transformers.json")
-    if document.get("default_prompt_name"):
-        raise HandlerError(
-            f"config_sentence_transformers.json has default_prompt_name {document['default_prompt_name']!r}, which is not "
-            "supported for a cross-encoder"
-        )
+    if prompt := document.get("default_prompt_name"):
+        raise HandlerError(f"a cross-encoder with a default_prompt_name ({prompt!r}) is not supported")
     section = getattr(config, "sentence_transformers", None) or {}
     older = getattr(config, "sbert_ce_default_activation_function", None)
     named = str(document.get("activation_fn") or section.get("activation_fn") or older or "Sigmoid").rpartition(".")[2]
