@@ -131,6 +131,15 @@ def test_the_kernels_quantize_as_the_plain_functions_do(shape, dtype):
     assert (ours != theirs).float().mean() < 0.01  # two ranges with the same error, but for the order of a sum
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_that_are_not_finite_do_not_become_finite(kind, value):
+    weight = linear(128, 40).weight.clone()
+    weight[33, 70] = value
+    found = pack_quantized(weight, kind, 32)(torch.randn(2, 128)).isfinite().all(dim=0)
+    assert [n for n in range(40) if not found[n]] == [33]
+
+
 def test_rows_that_do_not_divide_into_groups_are_quantized_by_the_kernels():
     plain, x = linear(37, 65), torch.randn(3, 37)
     fast = pack_quantized(plain.weight, "int8", 32)
