@@ -11,8 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cpu import bindings, kernel_builds
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_quantized, packed, rounded_inputs
+from flambeau.llm.backends.cpu import bindings, kernel_builds, packed_linear
+from flambeau.llm.backends.cpu.packed_linear import (
+    INT8_GROUP,
+    PackedLinear,
+    pack_floats,
+    pack_layers,
+    pack_quantized,
+    packed,
+    rounded_inputs,
+)
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
@@ -251,3 +259,17 @@ def test_int4_weights_of_other_tools_have_wide_scales(group_size):
         x = torch.randn(rows, 320)
         expected = layer(rounded_inputs(x, group_size))
         assert (fast(x) - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+def test_replaced_layers_go_back_to_the_system_while_others_are_packed(monkeypatch):
+    """Not only at the end, when the process has had both copies of the network."""
+    model = nn.ModuleList(Int4Linear.from_linear(linear(320, 64), 32) for _ in range(6))
+    one = sum(tensor.nbytes for tensor in model[0].state_dict().values())
+    remaining = []
+    monkeypatch.setattr(packed_linear, "TRIM_BYTES", 2 * one - 1)
+    monkeypatch.setattr(
+        packed_linear, "trim_heap", lambda: remaining.append(sum(type(each) is Int4Linear for each in model))
+    )
+    pack_layers(model, (Int4Linear,))
+    assert all(type(each) is PackedLinear for each in model)
+    assert remaining == [4, 2, 0]
