@@ -9,7 +9,13 @@ from typing import Any
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.gguf_header import GgufHeader
 from flambeau.llm.text.tokenizer_files import Strips
-from flambeau.llm.text.vocabulary import SentencePieceVocabulary, TokenizersVocabulary, Vocabulary, open_sentencepiece
+from flambeau.llm.text.vocabulary import (
+    SPACE,
+    SentencePieceVocabulary,
+    TokenizersVocabulary,
+    Vocabulary,
+    open_sentencepiece,
+)
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # types of tokens
 NAMED = (CONTROL, USER_DEFINED)
@@ -193,10 +199,15 @@ def sentencepiece_model(header: GgufHeader) -> bytes:
     if len(scores) != len(tokens):
         raise TokenizerError(f"{header.path} has {len(tokens)} tokens and {len(scores)} scores of them")
     pieces = [
-        message(1, text(1, token) + b"\x15" + struct.pack("<f", score) + number(3, kind))
+        message(1, text(1, piece(token, kind)) + b"\x15" + struct.pack("<f", score) + number(3, kind))
         for token, score, kind in zip(tokens, scores, types, strict=True)
     ]
     return b"".join(pieces) + message(2, trainer(header, tokens, types)) + message(3, normalizer(header))
+
+
+def piece(token: str, kind: int) -> str:
+    """A token as SentencePiece has it: GGUF files have plain spaces in user-defined ones, as Gemma's runs of spaces."""
+    return token.replace(" ", SPACE) if kind == USER_DEFINED else token
 
 
 def trainer(header: GgufHeader, tokens: Sequence[str], types: Sequence[int]) -> bytes:

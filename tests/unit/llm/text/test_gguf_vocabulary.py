@@ -83,6 +83,24 @@ def test_files_of_phi_3_are_read_with_their_names_and_what_fills_them_up(tmp_pat
     assert found.encode_chat([{"role": "user", "content": "To be"}]) == [user, *words, end]
 
 
+def test_runs_of_spaces_are_the_tokens_of_gemma(tmp_path):
+    """They are user-defined pieces, which a GGUF file has with plain spaces."""
+    runs = ["\u2581\u2581", "\u2581" * 4, "\n\n"]
+    options = {"user_defined_symbols": ",".join(runs), "add_dummy_prefix": False}
+    original = load_tokenizer(write_sentencepiece(tmp_path, **options))
+    values = pieces_of(sentencepiece_bytes(**options))
+    for run in runs:
+        place = values["tokens"].index(run)
+        values["tokens"][place], values["token_type"][place] = run.replace("\u2581", " "), 4
+    more = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_space_prefix": False}
+    found = load_tokenizer(write(tmp_path / "gguf", model="llama", **values, **more))
+    for text in (*SAMPLES, "if x:\n    return\n\n", "a  b    c     d", " ", "  "):
+        ids = original.encode(text)
+        assert found.encode(text) == ids
+        assert found.decode(ids) == original.decode(ids) == text
+    assert original.encode("a    b", add_special=False)[1] == original.piece_id(runs[1])
+
+
 def trained(pattern):
     """A byte-level tokenizer with a rule to split text, trained with it."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=pattern == LLAMA_3))
