@@ -3,6 +3,7 @@
     python benchmarks/llm/cpu.py --llama-python PYTHON [--openvino-python PYTHON] [--shape smollm-135m] [--rounds 5]
 
     python benchmarks/llm/cpu.py --llama-python PYTHON --perplexity
+    python benchmarks/llm/cpu.py --llama-python PYTHON --gguf FILE --text FILE [--threads 1]
 
 PYTHON is an interpreter with `llama-cpp-python` and `gguf` (a virtual environment of its own: compiling takes minutes).
 It makes random checkpoints of the shape, the same weights for both programs, and keeps them in --folder. Both programs
@@ -10,9 +11,13 @@ stay loaded and take turns, so that a busy moment of the machine meets both; rat
 time on the clock there is the time of the processors: with one thread, neighbors on the machine change it least.
 Memory is what each process has resident after its last job. The result is a dated JSON file; progress goes to stderr.
 
---perplexity compares the rounding of both programs instead: the perplexity of a text that the shipped storyteller
+--perplexity compares the rounding of both programs instead: the perplexity of texts that the shipped storyteller
 generated itself, after its prompt, with the weights of the storyteller, and the divergence from its distributions in
-float32.
+float32. There are as many texts as seeds.
+
+--gguf measures both programs with the same GGUF file instead, and with its weights as float32 numbers, about which the
+programs must agree. Prompts are parts of the text, whose perplexity is compared, too; divergences are those from what
+is computed first, by Flambeau. The kinds are float32 and file.
 
 With --openvino-python, an interpreter with `openvino`, that takes its turn too: openvino_network.py builds the network
 for it from the same checkpoint. Its int8 and int4 weights are rounded as its own tools do; its cache is its default.
@@ -53,15 +58,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama_cpp and gguf")
     parser.add_argument("--openvino-python", help="an interpreter with openvino; without, it is not compared")
     parser.add_argument("--shape", default="smollm-135m", help="of cpu_checkpoints.py (default %(default)s)")
-    parser.add_argument("--kinds", default=",".join(PAIRS), help="default: %(default)s")
+    parser.add_argument("--kinds", default="", help=f"default: {','.join(PAIRS)}; with --gguf: float32,file")
     parser.add_argument("--jobs", default=",".join(JOBS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="of each program (default %(default)s)")
     parser.add_argument("--perplexity", action="store_true", help="compare perplexities, not times")
-    parser.add_argument("--seed", type=int, default=1, help="of the text for --perplexity (default %(default)s)")
+    parser.add_argument(
+        "--seeds", default="1", help="of the texts for --perplexity, such as 1,2,3 (default %(default)s)"
+    )
+    parser.add_argument("--gguf", type=Path, help="measure both programs with this file")
+    parser.add_argument("--text", type=Path, help="for --gguf: where prompts come from")
+    parser.add_argument("--text-bytes", type=int, default=64 << 10, help="of the text for --gguf (default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "flambeau" / "benchmark-checkpoints")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if (asked.gguf is None) != (asked.text is None):
+        parser.error("--gguf needs --text, a file of plain text, and the other way around")
+    asked.kinds = asked.kinds or ("float32,file" if asked.gguf else ",".join(PAIRS))
+    return asked
 
 
 class Subject:
@@ -105,11 +119,19 @@ def compare(kind: str, asked: argparse.Namespace, folder: Path) -> tuple[list[di
     }
     if asked.openvino_python:
         subjects["openvino"] = Subject(asked.openvino_python, "openvino", folder / checkpoint, kind, asked.threads)
+    return measure(kind, asked, subjects)
+
+
+def measure(
+    kind: str, asked: argparse.Namespace, subjects: dict[str, Subject], text: list[int] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """All rounds of the jobs, and the memory of the programs after them, which end then."""
     records = []
     for round_ in range(-1, asked.rounds):  # the first one warms up
         for name in asked.jobs.split(","):
             job, lap, count = JOBS[name]
-            replies = {program: each.run({**job, "seed": round_ + 1}) for program, each in subjects.items()}
+            asked_job = {**job, "seed": round_ + 1, "text": text}
+            replies = {program: each.run(asked_job) for program, each in subjects.items()}
             if round_ < 0:
                 progress(f"{kind}, {name}: warmed up")
                 continue
@@ -204,29 +226,135 @@ def generated_rows(seed: int) -> tuple[int, list[list[int]]]:
     assert engine.tokenizer is not None
     prompt = engine.tokenizer.encode(PROMPT)
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": TEXT_TOKENS, "ignore_eos": True, "seed": seed}
-    texts = engine.generate([prompt] * TEXTS, **options)
+    texts = engine.generate([prompt], n=TEXTS, **options)  # each choice draws other numbers
     engine.close()
-    return len(prompt), [[*prompt, *text.token_ids] for text in texts]
+    rows = [[*prompt, *text.token_ids] for text in texts]
+    assert len({tuple(row) for row in rows}) == TEXTS
+    return len(prompt), rows
 
 
 def compare_perplexities(asked: argparse.Namespace) -> None:
-    folder, (skipped, rows) = asked.folder / "storyteller", generated_rows(asked.seed)
+    """A row for each kind of weights and text; then the means and how the texts differ."""
+    folder = asked.folder / "storyteller"
     subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), str(STORYTELLER)], check=True)
-    print("| weights (theirs) | flambeau | llama.cpp | divergence: flambeau | llama.cpp |\n|---|---|---|---|---|")
+    print("| weights (theirs) | seed | flambeau | llama.cpp | divergence: flambeau | llama.cpp |")
+    print("|---|---|---|---|---|---|")
+    found: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in asked.kinds.split(",")}
+    for seed in asked.seeds.split(","):
+        skipped, rows = generated_rows(int(seed))
+        with tempfile.TemporaryDirectory() as scratch:
+            job = {"rows": rows, "skip": skipped, "reference": f"{scratch}/float32"}
+            score(sys.executable, "flambeau", STORYTELLER, "float32", job, asked)  # the reference
+            for kind in found:
+                theirs = PAIRS[kind][1]
+                pair = [
+                    score(sys.executable, "flambeau", STORYTELLER, kind, job, asked),
+                    score(asked.llama_python, "llama.cpp", folder / f"{theirs}.gguf", theirs, job, asked),
+                ]
+                found[kind].append(pair)
+                print(f"| {kind} ({theirs}) | {seed} | {cells(pair)} |", flush=True)
+    for kind, pairs in found.items():
+        means = [
+            {name: statistics.mean(pair[i][name] for pair in pairs) for name in ("perplexity", "divergence")}
+            for i in (0, 1)
+        ]
+        print(f"| {kind} ({PAIRS[kind][1]}) | mean | {cells(means)} |\n\n{loss_difference(pairs)}\n")
+
+
+def score(
+    python: str, program: str, path: Path, kind: str, job: dict[str, Any], asked: argparse.Namespace
+) -> dict[str, Any]:
+    subject = Subject(python, program, path, kind, asked.threads)
+    found = subject.run(job)
+    subject.close()
+    return found
+
+
+def cells(pair: list[dict[str, Any]]) -> str:
+    return " | ".join(
+        (*(f"{each['perplexity']:.4f}" for each in pair), *(f"{each['divergence']:.2e}" for each in pair))
+    )
+
+
+def loss_difference(pairs: list[list[dict[str, Any]]]) -> str:
+    """The mean difference of the logarithms of both perplexities, row by row, with its standard error."""
+    differences = [
+        own - their for pair in pairs for own, their in zip(pair[0]["losses"], pair[1]["losses"], strict=True)
+    ]
+    mean, error = statistics.mean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    return (
+        f"Perplexity of Flambeau beside llama.cpp: {100 * mean:+.3f} % (standard error {100 * error:.3f} %, "
+        f"{len(differences)} rows)"
+    )
+
+
+# ---- a GGUF file ----
+
+ROW_TOKENS = 512
+
+
+def compare_gguf(asked: argparse.Namespace) -> None:
+    from flambeau.llm.text.tokenizer import load_tokenizer
+
+    files = {"float32": asked.folder / f"{asked.gguf.stem}.f32.gguf", "file": asked.gguf}
+    kinds = {kind: files[kind] for kind in asked.kinds.split(",")}
+    if "float32" in kinds:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        command = [asked.llama_python, str(HERE / "cpu_checkpoints.py"), "--dequantize"]
+        subprocess.run([*command, str(asked.gguf), str(files["float32"])], check=True)
+    with asked.text.open("rb") as file:
+        text = load_tokenizer(asked.gguf).encode(file.read(asked.text_bytes).decode(errors="ignore"))
+    rows = [text[start : start + ROW_TOKENS] for start in range(0, len(text) - ROW_TOKENS + 1, ROW_TOKENS)]
+    if not rows:
+        raise SystemExit(f"{asked.text} has {len(text)} tokens; at least {ROW_TOKENS} are needed")
+    quality = []
     with tempfile.TemporaryDirectory() as scratch:
-        for kind in asked.kinds.split(","):
-            theirs, found = PAIRS[kind][1], []
-            for program, path, each in (
-                ("flambeau", STORYTELLER, kind),
-                ("llama.cpp", folder / f"{theirs}.gguf", theirs),
-            ):
-                python = sys.executable if program == "flambeau" else asked.llama_python
-                subject = Subject(python, program, path, each, asked.threads)
-                found.append(subject.run({"rows": rows, "skip": skipped, "reference": f"{scratch}/float32.npy"}))
-                subject.close()
-            perplexities = (f"{each['perplexity']:.4f}" for each in found)
-            divergences = (f"{each['divergence']:.1e}" for each in found)
-            print(f"| {kind} ({theirs}) | {' | '.join((*perplexities, *divergences))} |", flush=True)
+        job = {"rows": rows, "skip": 1, "reference": f"{scratch}/float32"}
+        for kind, path in kinds.items():
+            pair = [
+                score(sys.executable, "flambeau", path, kind, job, asked),
+                score(asked.llama_python, "llama.cpp", path, kind, job, asked),
+            ]
+            quality.append({"kind": kind, "flambeau": pair[0], "llama.cpp": pair[1]})
+            print(f"| {kind} | {cells(pair)} |\n\n{loss_difference([pair])}\n", flush=True)
+    before, measured = machine.Usage.now({}), []
+    for kind, path in kinds.items():
+        progress(f"{kind}: loading the programs")
+        subjects = {
+            "flambeau": Subject(sys.executable, "flambeau", path, kind, asked.threads),
+            "llama.cpp": Subject(asked.llama_python, "llama.cpp", path, kind, asked.threads),
+        }
+        measured.append(measure(kind, asked, subjects, text))
+    write_result(asked, asked.gguf.stem, measured, before, {"text_tokens": len(rows) * ROW_TOKENS, "quality": quality})
+
+
+def write_result(
+    asked: argparse.Namespace,
+    name: str,
+    measured: list[tuple[list[dict[str, Any]], dict[str, Any]]],
+    before: machine.Usage,
+    more: dict[str, Any],
+) -> None:
+    noise = machine.cores_between(before, machine.Usage.now({}))
+    records, memories = [record for some, _ in measured for record in some], [memory for _, memory in measured]
+    rows = summarize(records)
+    print(table(rows), memory_table(memories), sep="\n\n")
+    now = datetime.now(UTC)
+    result = {
+        "when": now.isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "shape": name,
+        "threads": asked.threads,
+        "steal_cores": noise["steal_cores"],
+        **more,
+        "summary": rows,
+        "memory": memories,
+        "records": records,
+    }
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / f"{now:%Y-%m-%d-%H%M}-llm-cpu-{name.lower()}-{asked.threads}.json"
+    path.write_text(json.dumps(result, indent=1))
+    print(path)
 
 
 def main() -> None:
@@ -234,31 +362,15 @@ def main() -> None:
     if asked.perplexity:
         compare_perplexities(asked)
         return
+    if asked.gguf:
+        compare_gguf(asked)
+        return
     folder = asked.folder / asked.shape
     files = ",".join({name for kind in asked.kinds.split(",") for name in PAIRS[kind]})
     progress(f"checkpoints of the shape {asked.shape} in {folder}; those that are not there are made")
     subprocess.run([asked.llama_python, str(HERE / "cpu_checkpoints.py"), str(folder), asked.shape, files], check=True)
     before = machine.Usage.now({})
-    found = [compare(kind, asked, folder) for kind in asked.kinds.split(",")]
-    noise = machine.cores_between(before, machine.Usage.now({}))
-    records, memories = [record for some, _ in found for record in some], [memory for _, memory in found]
-    rows = summarize(records)
-    print(table(rows), memory_table(memories), sep="\n\n")
-    now = datetime.now(UTC)
-    result = {
-        "when": now.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "shape": asked.shape,
-        "threads": asked.threads,
-        "steal_cores": noise["steal_cores"],
-        "summary": rows,
-        "memory": memories,
-        "records": records,
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    path = asked.out / f"{now:%Y-%m-%d-%H%M}-llm-cpu-{asked.shape}-{asked.threads}.json"
-    path.write_text(json.dumps(result, indent=1))
-    print(path)
+    write_result(asked, asked.shape, [compare(kind, asked, folder) for kind in asked.kinds.split(",")], before, {})
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python cpu_checkpoints.py FOLDER SHAPE [FILES]
     python cpu_checkpoints.py FOLDER CHECKPOINT
+    python cpu_checkpoints.py --dequantize FILE.gguf OTHER.gguf
 
 FILES are some of float32,bfloat16 (folders) and f32,bf16,q8_0,q4_0 (GGUF files); the default is all. With the folder of
-a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. It needs the packages
-`gguf` and `numpy` only, so it runs beside llama.cpp.
+a Llama checkpoint instead of the name of a shape, only the GGUF files are made, with its weights. --dequantize writes a
+file with the same weights as float32 numbers. The packages `gguf` and `numpy` are enough: it runs beside llama.cpp.
 """
 
 import json
@@ -189,5 +190,27 @@ def main(folder: Path, name: str, wanted: Collection[str] = ("float32", "bfloat1
             write_gguf(folder / f"{kind}.gguf", shape, kind, tensors)
 
 
+def dequantize(path: Path, to: Path) -> None:
+    """The same GGUF file with float32 weights."""
+    if to.exists():
+        return
+    print(f"writing {to}", file=sys.stderr, flush=True)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(str(to), reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")):
+            of_items = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], of_items)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--dequantize":
+        dequantize(Path(sys.argv[2]), Path(sys.argv[3]))
+        sys.exit()
     main(Path(sys.argv[1]), sys.argv[2], *(names.split(",") for names in sys.argv[3:]))

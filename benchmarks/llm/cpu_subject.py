@@ -4,11 +4,12 @@
     python cpu_subject.py llama.cpp FILE KIND THREADS
     python cpu_subject.py openvino FOLDER KIND THREADS
 
-A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens.
-The reply has the seconds until the first tokens, those of all later ones, and the tokens of the first sequence.
+A job is {"streams": …, "prompt": …, "tokens": …}: so many sequences, greedy, with prompts of so many random tokens, or
+of the tokens of its "text". The reply has the seconds until the first tokens, those of all later ones, and the tokens
+of the first sequence. The kind "file" means weights as they are in a GGUF file.
 A job {"memory": true} gives the bytes of the weights, of the KV cache, and of what the process has resident.
-A job {"rows": …, "skip": …, "reference": …} has lists of tokens instead, how many of each are its prompt, and a file of
-logits; see `compare_rows`.
+A job {"rows": …, "skip": …, "reference": …} has lists of tokens instead, how many of each are its prompt, and a folder
+of logits; see `compare_rows`.
 """
 
 import ctypes
@@ -29,6 +30,7 @@ Score = Callable[[list[int]], np.ndarray]  # the logits [T, V] after each token 
 Sizes = Callable[[], tuple[int, int]]  # the bytes of the weights and of the KV cache
 Program = tuple[int, Run, Score, Sizes]  # the first is the size of the vocabulary
 MAX_STREAMS, CONTEXT = 32, 640  # tokens of a sequence
+MAX_REFERENCE_BYTES = 4 << 30
 
 
 class Clock:
@@ -55,7 +57,7 @@ def flambeau(path: str, kind: str, threads: int) -> Program:
     from flambeau.llm.sampling_params import SamplingParams
 
     torch.set_num_threads(threads)
-    options = {"quantization": kind} if kind in ("int8", "int4") else {"dtype": kind}
+    options = {"quantization": kind} if kind in ("int8", "int4") else {} if kind == "file" else {"dtype": kind}
     config = EngineConfig(
         device="cpu",
         max_num_seqs=MAX_STREAMS,
@@ -198,22 +200,27 @@ def resident_bytes() -> int:
 def compare_rows(rows: Prompts, num_skipped: int, score: Score, reference: Path) -> Reply:
     """The perplexity of the rows after their prompts, and how far the distributions are from the reference.
 
-    The first call writes the reference. The distance is the mean Kullback-Leibler divergence: unlike the perplexity, it
-    is not a matter of luck.
+    The first call writes the reference, up to a limit of its size. The distance is the mean Kullback-Leibler
+    divergence: unlike the perplexity, it is not a matter of luck.
     """
-    found, chosen = [], []
-    for ids in rows:
-        logits = score(ids)[num_skipped - 1 : -1].astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        found.append(logits)
-        chosen.append(logits[np.arange(len(logits)), ids[num_skipped:]])
-    log_p = np.concatenate(found)
-    if not reference.exists():
-        np.save(reference, log_p)
-    expected = np.load(reference)
-    divergence = (np.exp(expected) * (expected - log_p)).sum(axis=1).mean()
-    return {"perplexity": float(np.exp(-np.concatenate(chosen).mean())), "divergence": float(divergence)}
+    is_first = not reference.exists()
+    reference.mkdir(exist_ok=True)
+    chosen, divergences, written = [], [], 0
+    for number, ids in enumerate(rows):
+        log_p = score(ids)[num_skipped - 1 : -1].astype(np.float64)
+        log_p -= log_p.max(axis=1, keepdims=True)
+        log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+        chosen.append(log_p[np.arange(len(log_p)), ids[num_skipped:]])
+        path = reference / f"{number}.npy"
+        if is_first and written + log_p.nbytes <= MAX_REFERENCE_BYTES:
+            np.save(path, log_p)
+            written += log_p.nbytes
+        if path.exists():
+            expected = np.load(path)
+            divergences.append((np.exp(expected) * (expected - log_p)).sum(axis=1))
+    losses = [-float(each.mean()) for each in chosen]
+    divergence = float(np.concatenate(divergences).mean())
+    return {"perplexity": float(np.exp(-np.concatenate(chosen).mean())), "divergence": divergence, "losses": losses}
 
 
 def main(program: str, path: str, kind: str, threads: int) -> None:
@@ -231,8 +238,11 @@ def main(program: str, path: str, kind: str, threads: int) -> None:
         if "rows" in job:
             print(json.dumps(compare_rows(job["rows"], job["skip"], score, Path(job["reference"]))), flush=True)
             continue
-        draw = np.random.default_rng(job.get("seed", 0))
-        prompts = draw.integers(0, vocab_size, (job["streams"], job["prompt"])).tolist()
+        draw, shape = np.random.default_rng(job.get("seed", 0)), (job["streams"], job["prompt"])
+        prompts = draw.integers(0, vocab_size, shape).tolist()
+        if text := job.get("text"):
+            starts = draw.integers(0, len(text) - job["prompt"], job["streams"])
+            prompts = [text[start : start + job["prompt"]] for start in starts]
         print(json.dumps(run(prompts, job["tokens"])), flush=True)
 
 

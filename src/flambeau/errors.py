@@ -60,15 +60,19 @@ MAX_COMPARED_CHARACTERS = 100  # comparing is quadratic, and names come from cli
 
 
 class FlambeauError(Exception):
-    """Base of all errors raised on purpose; the text is written for users."""
+    """Base of all errors raised on purpose; the text is written for users, `cause` has what it leaves out."""
 
     is_final = False
     plain = ""  # the text in our own words, where existing clients match another
 
+    def __init__(self, message: str = "", *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
     @property
     def reason(self) -> str:
         """The cause in one line; empty if the text itself says it, or nothing is known."""
-        return ""
+        return self.cause.partition("\n")[0]
 
 
 class ConfigError(FlambeauError):
@@ -94,14 +98,6 @@ class BrokenArchive(ArchiveError):
 
     is_final = True
 
-    def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
-
 
 class MissingFile(ArchiveError, FileNotFoundError):
     """A file to pack does not exist."""
@@ -115,20 +111,11 @@ class DownloadFailed(ArchiveError):
     """The archive could not be downloaded; `cause` has the reason."""
 
     def __init__(self, url: str, *, cause: str = "") -> None:
-        super().__init__(f"Failed to download archive from: {url}")
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
+        super().__init__(f"Failed to download archive from: {url}", cause=cause)
 
 
 class DependenciesFailed(ArchiveError):
     """A model's requirements could not be installed; `cause` has the installer's last lines."""
-
-    def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
 
     @property
     def reason(self) -> str:
@@ -171,17 +158,12 @@ class ModelNotFound(FlambeauError):
     """
 
     def __init__(self, message: str, *, cause: str = "", similar: Callable[[], str | None] = lambda: None) -> None:
-        super().__init__(message)
-        self.cause = cause
+        super().__init__(message, cause=cause)
         self._similar = similar
 
     def __str__(self) -> str:
         near = self._similar()
         return super().__str__() + (f"; did you mean {near}?" if near else "")
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
 
 
 class VersionNotFound(ModelNotFound):
@@ -249,14 +231,9 @@ class WorkersFailed(FlambeauError):
     """The workers of a model could not start; `cause` has the reason."""
 
     def __init__(self, message: str, *, cause: str = "", out_of_memory: bool = False, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.cause = cause
+        super().__init__(message, cause=cause)
         self.out_of_memory = out_of_memory
         self.is_final = is_final
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
 
 
 class PlacementFailed(FlambeauError):
@@ -277,58 +254,28 @@ class WorkflowExists(FlambeauError):
 class BrokenWorkflow(FlambeauError):
     """A workflow's archive, manifest or specification is unreadable; `cause` has the place."""
 
-    def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
-
 
 class InvalidGraph(FlambeauError):
     """A workflow's nodes do not form a valid graph; `cause` names them."""
 
-    def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
-
 
 class WorkflowFailed(FlambeauError):
     """A node of a workflow could not be started; `cause` has the reason."""
-
-    def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
 
 
 class NodeFailed(FlambeauError):
     """A node of a workflow failed; `cause` has the reason."""
 
     def __init__(self, node: str, *, cause: str = "") -> None:
-        super().__init__(f"Error executing {node}")
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
+        super().__init__(f"Error executing {node}", cause=cause)
 
 
 class JobFailed(FlambeauError):
     """The handler answered with an error; `status` is the handler API's code."""
 
     def __init__(self, message: str, *, status: int = 503, cause: str = "", reason: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, cause=cause)
         self.status = status
-        self.cause = cause
         self._reason = reason
 
     @property
@@ -353,13 +300,8 @@ class WorkerDied(FlambeauError):
     """The worker exited before it answered; `cause` has the reason."""
 
     def __init__(self, *, cause: str, out_of_memory: bool = False) -> None:
-        super().__init__("Worker died.")
-        self.cause = cause
+        super().__init__("Worker died.", cause=cause)
         self.out_of_memory = out_of_memory
-
-    @property
-    def reason(self) -> str:
-        return self.cause.partition("\n")[0]
 
 
 class HandlerError(FlambeauError, ValueError):
@@ -447,11 +389,10 @@ class ApiError(ClientError):
         text = f"{message} (HTTP {status})"
         if told := brief_cause(cause):
             text = f"{text}: {told}"
-        super().__init__(text)
+        super().__init__(text, cause=cause)  # a traceback, or how a worker exited, if the server shows details
         self.message = message
         self.status = status
         self.kind = kind  # the class of the error, as the server names it
-        self.cause = cause  # a traceback, or how a worker exited; empty unless the server shows details
         self.request_id = request_id  # of the server's log
         self.retry_after_s = retry_after_s
 
@@ -468,5 +409,4 @@ class ServerNotStarted(FlambeauError):
     """A server that was started from Python has exited, or a model of it could not be loaded."""
 
     def __init__(self, message: str, *, cause: str = "") -> None:
-        super().__init__(f"{message}\n{cause}" if cause else message)
-        self.cause = cause  # the last lines of the server or of the worker
+        super().__init__(f"{message}\n{cause}" if cause else message, cause=cause)  # last lines of server or worker

@@ -1,3 +1,5 @@
-"""The version of the archiver, which is that of the server."""
+"""The version of TorchServe's archiver whose interface this is."""
 
-from flambeau import __version__ as __version__
+from flambeau.torchserve import TORCHSERVE_VERSION
+
+__version__ = TORCHSERVE_VERSION

@@ -1,3 +1,5 @@
 """TorchServe's import names for making workflow archives: re-exports, no behavior."""
 
-from flambeau import __version__ as __version__
+from flambeau.torchserve import WORKFLOW_ARCHIVER_VERSION
+
+__version__ = WORKFLOW_ARCHIVER_VERSION

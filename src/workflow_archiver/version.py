@@ -1,3 +1,5 @@
-"""The version of the archiver, which is that of the server."""
+"""The version of TorchServe's workflow archiver whose interface this is."""
 
-from flambeau import __version__ as __version__
+from flambeau.torchserve import WORKFLOW_ARCHIVER_VERSION
+
+__version__ = WORKFLOW_ARCHIVER_VERSION

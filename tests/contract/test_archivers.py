@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flambeau import __version__
+import model_archiver
+import workflow_archiver
 from model_archiver import ModelArchiver, ModelArchiverConfig
 from model_archiver.manifest_components.manifest import RuntimeType
 from model_archiver.model_archiver_error import ModelArchiverError
@@ -77,7 +78,7 @@ def test_all_flags_end_up_in_the_manifest(run, tmp_path):
             "requirementsFile": "requirements.txt",
             "configFile": "a.yaml",
         },
-        "archiverVersion": __version__,
+        "archiverVersion": model_archiver.__version__,
     }
 
 
@@ -192,6 +193,8 @@ def test_a_workflow_is_packed_with_and_without_a_handler(run, tmp_path):
     words = ["--workflow-name", "flow", "--spec-file", "spec.yaml"]
     assert run("torch-workflow-archiver", *words).returncode == 0
     assert names_in(tmp_path / "flow.war") == {"WAR-INF/MANIFEST.json", "spec.yaml"}
+    with zipfile.ZipFile(tmp_path / "flow.war") as file:
+        assert json.loads(file.read("WAR-INF/MANIFEST.json"))["archiverVersion"] == workflow_archiver.__version__
     again = run("torch-workflow-archiver", *words, "--handler", "code/handler.py")
     assert again.returncode == 1
     assert again.stderr.startswith(f"ERROR - {tmp_path}/flow.war already exists.\n")

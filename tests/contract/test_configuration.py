@@ -130,9 +130,9 @@ def test_snapshots_are_written_at_start_change_and_end_and_restored(command):
     command.started("--ts-config", "config.properties", "--models", "echo.mar")
     command.until(lambda: command.snapshots("startup"))
     command.manage("POST", "/models?url=echo.mar&model_name=two&batch_size=3&max_batch_delay=40&response_timeout=9")
-    command.until(lambda: len(command.snapshots("snapshot")) == 1)
+    assert len(command.snapshots("snapshot")) == 1, "written before the call is answered"
     command.manage("PUT", "/models/two?min_worker=1&max_worker=2&synchronous=true")
-    command.until(lambda: len(command.snapshots("snapshot")) == 2)
+    assert len(command.snapshots("snapshot")) == 2
     command.run("--stop", "--foreground")
     [shutdown] = command.snapshots("shutdown")
     saved = snapshot_of(shutdown)

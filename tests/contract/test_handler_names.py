@@ -14,9 +14,12 @@ import numpy
 import pytest
 
 from flambeau.worker.context import Context
+from model_archiver import ModelArchiverConfig
 from model_archiver.model_packaging import package_model
+from model_archiver.model_packaging_utils import ModelExportUtils
 from ts.model_service_worker import TorchModelServiceWorker
 from workflow_archiver.workflow_packaging import generate_workflow_archive
+from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
 
 NAMES = {
     "ts": ["__version__"],
@@ -282,3 +285,26 @@ def test_name_that_a_test_patches_is_the_one_that_the_code_uses(name, call):
     assert patched.mock_calls
     module, _, attribute = name.rpartition(".")
     assert not isinstance(getattr(importlib.import_module(module), attribute), mock.Mock)
+
+
+def test_versions_are_those_of_the_packages_they_replace():
+    versions = [importlib.import_module(name).__version__ for name in ("ts", "model_archiver", "workflow_archiver")]
+    assert versions == ["0.12.0", "0.12.0", "0.2.15"]
+    assert versions == [
+        importlib.import_module(f"{name}.version").__version__ for name in ("ts", "model_archiver", "workflow_archiver")
+    ]
+
+
+def test_manifest_is_real_while_a_test_patches_the_steps():
+    config = ModelArchiverConfig("m", "handler.py", "1.0")
+    flow = types.SimpleNamespace(workflow_name="w", spec_file="s.yaml", handler=None)
+    with (
+        mock.patch("model_archiver.model_packaging.ModelExportUtils"),
+        mock.patch("workflow_archiver.workflow_packaging.WorkflowExportUtils"),
+    ):
+        model, workflow = (
+            ModelExportUtils.generate_manifest_json(config),
+            WorkflowExportUtils.generate_manifest_json(flow),
+        )
+    assert json.loads(model)["model"]["modelName"] == "m"
+    assert json.loads(workflow)["workflow"]["workflowName"] == "w"

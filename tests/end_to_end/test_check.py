@@ -176,7 +176,7 @@ def test_handler_that_hangs_or_ends_its_process_is_found(check):
     assert not ok
     found = problems(verdicts)
     assert found["JSON null"].startswith("no answer within 0.5 s; the server kills a worker for that (handler.py:")
-    assert found["JSON []"].startswith("sys.exit(3) would exit the worker (handler.py:")
+    assert found["JSON []"].startswith("the handler called sys.exit(3) (handler.py:")
     assert found["JSON {}"].startswith("os._exit(4) would exit the worker")
     assert found.keys() == {"JSON null", "JSON []", "JSON {}"}
 

@@ -231,6 +231,12 @@ def test_mistake_is_explained_in_the_cause_and_in_the_log(server, register, sour
             "preprocess (handler.py:8) returned None, so that inference failed: AttributeError",
             id="preprocess",
         ),
+        pytest.param(
+            f"{BASE}{NET}    async def preprocess(self, data):\n        return torch.zeros(1, 2)\n",
+            "'to'. BaseHandler does not await its stages: write `def preprocess` without async",
+            id="async preprocess",
+            marks=pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning"),
+        ),
     ],
 )
 def test_mistake_with_torch_is_explained(tmp_path, source, sentence):
@@ -270,6 +276,43 @@ def test_exit_in_a_handler_is_named(server, register):
     reply = server.predict(name, b"{}", kind=JSON)
     assert (reply.status, reply.json["message"]) == (500, "Worker died: exited with code 3")
     assert "the handler called sys.exit(3) (handler.py:7)" in "".join(reply.json["cause"])
+
+
+def test_interrupt_that_a_handler_raises_is_named_and_its_request_is_not_tried_again(server, register):
+    name, _ = register(f"{FUNCTION}    raise KeyboardInterrupt\n")
+    reply = server.predict(name, b"{}", kind=JSON)
+    assert (reply.status, reply.json["message"]) == (500, "Worker died: exited with code 1")
+    assert "the handler raised KeyboardInterrupt (handler.py:4). It ends the worker" in "".join(reply.json["cause"])
+
+
+def test_child_that_a_handler_forks_answers_no_requests(server, register):
+    name, _ = register(f"import os\n\n\n{FUNCTION}    return ['parent' if os.fork() else 'child']\n")
+    assert {server.predict(name, b"{}", kind=JSON).body for _ in range(4)} == {b"parent"}
+    assert warning(
+        server, name, "the handler called os.fork() (handler.py:7), and the child went on as a second worker"
+    )
+
+
+def test_exception_whose_text_cannot_be_made_leaves_the_worker_alive(server, register):
+    text = "class Odd(Exception):\n    def __str__(self):\n        raise ValueError\n\n\n"
+    name, _ = register(f"{text}{FUNCTION}    raise Odd\n")
+    for _ in range(2):
+        reply = server.predict(name, b"{}", kind=JSON)
+        assert (reply.status, reply.json["message"].partition(":")[0]) == (503, FAILED)
+        assert "Odd, whose __str__ (handler.py:2) raises ValueError" in reply.json["cause"][0]
+    assert server.failure(name) == ""
+
+
+def test_exception_that_ends_a_thread_is_noticed(server, register):
+    thread = "threading.Thread(target=work)"
+    name, _ = register(
+        "import threading\n\n\ndef work():\n    raise ValueError('in a thread')\n\n\n"
+        f"{FUNCTION}    {thread}.start()\n    return ['ok']\n",
+        "handler: handler.py:handle\n",
+    )
+    assert server.predict(name, b"{}", kind=JSON).body == b"ok"
+    [line] = warning(server, name, "a thread of the handler ended with ValueError: in a thread (handler.py:5)")
+    assert "WARNING: " in line
 
 
 def test_silent_exit_of_a_handler_is_explained(server, register):
@@ -444,6 +487,7 @@ def test_handler_that_cannot_be_loaded_is_explained(register, source, sentence):
     _, answer = register(source, "threshold: 3\n", helper="def cleen(): ...\n")
     assert answer.status == 500
     assert sentence in answer.json["cause"][0]
+    assert sentence not in "".join(answer.json["cause"][1:])  # once
 
 
 def test_one_of_several_classes_is_chosen_by_its_name(server, register):

@@ -119,6 +119,7 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
         ("url=../echo.mar", 404, "Relative path is not allowed in url: ../echo.mar"),
         ("url=https://example.com/x.mar", 404, "does not match any allowed URL(s)"),
         ("url=echo.mar&runtime=cobol", 400, "Invalid RuntimeType value: cobol"),
+        ("url=absent.mar&runtime=cobol", 400, "Invalid RuntimeType value: cobol"),  # before the archive is looked for
         ("url=echo.mar", 409, "Model version 1.0 is already registered for model echo"),
     ],
 )

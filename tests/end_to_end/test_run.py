@@ -86,6 +86,14 @@ def test_example_of_the_handler_is_the_input_if_none_is_given(tmp_path):
             "ValueError: bad x (mine.py:4), in `raise ValueError('bad x')`. If the request",
         ),
         ("    return {'a': 1}\n", "handle (mine.py:1) returned dict of 1 (a), expected a list with 1 element. Return"),
+        (
+            "    raise SystemExit(0)\n",
+            "the handler called sys.exit(0) (mine.py:4). It ends the worker: raise an exception",
+        ),
+        (
+            "    return answer()\n\n\nasync def answer():\n    return [1]\n",
+            "handle (mine.py:1) returned coroutine, expected",
+        ),
         ("    return [row['body']['y'] for row in data]\n", "KeyError: 'y' (mine.py:4): row['body'] has the keys 'x'"),
     ],
 )

@@ -16,7 +16,7 @@ from muon import Muon
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
+from flambeau.llm.models.attention import AttentionOptions
 from flambeau.llm.models.transformer import Transformer
 
 WARM_UP = 0.02  # of the time
@@ -26,22 +26,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Causal:
     """Whole windows, each token looking at those before it: as WholeAttention, and quicker to differentiate."""
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
         repeats = q.shape[-2] // k.shape[-2]
         k, v = k.repeat_interleave(repeats, dim=-2), v.repeat_interleave(repeats, dim=-2)
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(-3, -2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=options.scale).transpose(-3, -2)
 
 
 def logits_of(model: Transformer, ids_BT: Tensor) -> Tensor:

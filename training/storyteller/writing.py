@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
+from flambeau.llm.models.attention import AttentionOptions
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -21,17 +21,7 @@ class Remembering:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.start = 0
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [B, T, H, D] and k, v [B, T, G, D] to [B, T, H, D]."""
         if layer not in self._layers:
             shape = (self._batch, k.shape[2], self._length, k.shape[3])
@@ -44,8 +34,10 @@ class Remembering:
         # With a single token there is nothing to hide; query heads that share a key-value head are rows of one query.
         if q.shape[1] == 1:
             q_BGQD = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-            return F.scaled_dot_product_attention(q_BGQD, k, v, scale=scale).reshape(q.shape)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True, scale=scale, enable_gqa=True)
+            return F.scaled_dot_product_attention(q_BGQD, k, v, scale=options.scale).reshape(q.shape)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, is_causal=True, scale=options.scale, enable_gqa=True
+        )
         return y.transpose(1, 2)
 
 

@@ -243,7 +243,7 @@ def main() -> None:
         app()
     except FlambeauError as error:
         print(f"flambeau: {error}", file=sys.stderr)
-        if (cause := getattr(error, "cause", "")) and cause not in str(error):
+        if (cause := error.cause) and cause not in str(error):
             print(cause, file=sys.stderr)
         sys.exit(1)
 

@@ -22,10 +22,12 @@ from flambeau.wire.messages import Load, Request
 from flambeau.worker.code_mistakes import locate
 from flambeau.worker.code_places import is_own
 from flambeau.worker.failures import explain
+from flambeau.worker.handler_mistakes import explain_exit, explain_training
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.stage_timings import CallProfile, StageObserver, device_of
 
 MAX_SHOWN = 100  # characters of an example
+BLOCKING_S = 1.0  # in an event loop, as the server
 JSON_HEADERS = [("content-type", "application/json")]
 
 
@@ -43,8 +45,11 @@ def run(
     with open_model(path, batch_size=max(1, len(inputs)), handler=handler) as load:
         began = time.perf_counter()
         observer = StageObserver()
-        worker = LocalWorker(load, observer)
+        with telling_of_exits():
+            worker = LocalWorker(load, observer, blocking_s=BLOCKING_S)
         loaded_s = time.perf_counter() - began
+        if sentence := explain_training(worker.loaded.handler, worker.loaded.handle):
+            print(f"warning: {sentence}", file=sys.stderr)
         print(f"loaded {load.handler} in {loaded_s:.3f} s", file=sys.stderr)
         requests = [to_request(i, file, content_type) for i, file in enumerate(inputs)]
         requests = requests or [Request(0, "run-0", JSON_HEADERS, body) for body in example_bodies(worker)]
@@ -56,11 +61,22 @@ def run(
         calls = []
         replies: list[bytes] = []
         for _ in range(repeat):
-            replies = worker.handle(requests)
+            with telling_of_exits():
+                replies = worker.handle(requests)
             calls.append(observer.call)
         worker.close()
         print_times(calls, loaded_s, worker)
         print_replies(replies, as_json=as_json)
+
+
+@contextmanager
+def telling_of_exits() -> Iterator[None]:
+    """Fail, and say why, if the handler calls sys.exit: it would end a worker."""
+    try:
+        yield
+    except SystemExit as error:
+        print(f"{explain_exit(error)}. It ends the worker: raise an exception instead", file=sys.stderr)
+        sys.exit(1)
 
 
 def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWorker) -> None:

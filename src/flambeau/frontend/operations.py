@@ -94,6 +94,7 @@ async def register(server: Server, registration: Registration) -> OperationResul
             signed=registration.s3_sse_kms,
         )
     )
+    await server.change_saved()
     named = f'Model "{model.name}" Version: {model.version} registered with'
     if not model.config.min_workers:
         return OperationResult(200, f"{named} 0 initial workers. Use scale workers API to add workers for the model.")
@@ -119,6 +120,7 @@ async def scale(
         # The text names the version of the call, and clients match it.
         text = f"Failed to start workers for model {name} version: null"
         raise WorkersFailed(text, cause=error.cause, out_of_memory=error.out_of_memory) from error
+    await server.change_saved()
     if not synchronous:
         return OperationResult(202, "Processing worker updates...")
     named = f", version: {version}" if version else ""
@@ -129,6 +131,7 @@ async def unregister(server: Server, name: str, version: str | None) -> Operatio
     """Finish the requests that the model has accepted, then remove it."""
     check_model_api(server)
     await run_to_end(server.unregister(name, version))
+    await server.change_saved()
     return OperationResult(200, f'Model "{name}" unregistered')
 
 
@@ -171,9 +174,10 @@ def generating_model(server: Server, name: str | None) -> Model:
     return models[0]
 
 
-def set_default(server: Server, name: str, version: str) -> OperationResult:
+async def set_default(server: Server, name: str, version: str) -> OperationResult:
     """Make this version the one for requests that name none."""
     server.set_default(name, version)
+    await server.change_saved()
     return OperationResult(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
 

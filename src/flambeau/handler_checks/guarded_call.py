@@ -18,6 +18,7 @@ from flambeau.errors import BadRequest, FlambeauError, PredictionException
 from flambeau.wire.messages import Request
 from flambeau.worker.code_places import first_line, shorten, source_line
 from flambeau.worker.failures import explain, to_failed
+from flambeau.worker.handler_mistakes import explain_exit
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.results import BadResult
 
@@ -65,8 +66,8 @@ class CallOutcome:
         if sentence := explain(self.error):  # after the message that the client gets
             has_advice = isinstance(self.error, BadResult) and bool(self.error.advice)
             return f"{str(self.error).rstrip('.')}: {sentence}" if has_advice else sentence
-        place = source_line(self.error)
-        return f"{describe_error(self.error)}{f' ({place})' if place else ''}"
+        text, place = describe_error(self.error), source_line(self.error)
+        return text if not place or f"({place})" in text else f"{text} ({place})"
 
 
 def describe_error(error: BaseException) -> str:
@@ -85,7 +86,7 @@ def describe_exception(error: BaseException) -> str:
         case CallTimeout():
             return f"{error}; the server kills a worker for that"
         case SystemExit():
-            return f"sys.exit({error.code}) would exit the worker"
+            return f"{explain_exit(error)}. It ends the worker: raise an exception instead"
         case ProcessExit():
             return f"{error} would exit the worker"
     return first_line(error)

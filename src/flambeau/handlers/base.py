@@ -83,7 +83,8 @@ class BaseHandler(abc.ABC):  # noqa: B024  (not abstract: it serves models that 
 
             self.example = example_of_program(self.model)  # a subclass may expect other requests than its model
         self._move_to_device()
-        if options := read_pt2(self.model_yaml_config.get("pt2")):
+        options = read_pt2(self.model_yaml_config.get("pt2"))
+        if options is not None:  # none are the defaults of torch.compile
             self.model = compile_model(self.model, options)
         labels = folder / "index_to_name.json"
         if self.names_classes or labels.is_file():

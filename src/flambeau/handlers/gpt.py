@@ -115,7 +115,7 @@ class GptHandler(BaseHandler):
         self._connect(settings, context)
         took_s = time.perf_counter() - began
         logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
-        logger.info("%s", compile_words(self.engine.config, self.device.type))
+        logger.info("%s", compile_words(self.engine.config, self.device.type, self.engine.info.decode))
         self.initialized = True
 
     def _warn_of_ignored(self, num_ranks: int) -> None:

@@ -9,7 +9,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -61,6 +61,24 @@ class GgufHeader:
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the architecture's own, such as `context_length`."""
         return self.values.get(f"{self.architecture}.{key}", default)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHeader(GgufHeader):
+    """A header that records which values of its architecture were read."""
+
+    read: set[str] = field(default_factory=set)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return GgufHeader.get(self, key, default)
+
+    @property
+    def unread(self) -> dict[str, Any]:
+        """The values of the architecture that nothing has asked for, by their names without it."""
+        start = f"{self.architecture}."
+        own = {name.removeprefix(start): value for name, value in self.values.items() if name.startswith(start)}
+        return {key: value for key, value in own.items() if key not in self.read}
 
 
 def is_gguf(path: Path) -> bool:

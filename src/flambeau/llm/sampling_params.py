@@ -7,7 +7,7 @@ This module loads no torch, so that the server process can import it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -284,9 +284,21 @@ def _is_plain_text(response_format: Any) -> bool:
     return isinstance(response_format, Mapping) and response_format.get("type") == "text"
 
 
+def _check_names(value: Mapping[str, Any], place: str, known: Collection[str]) -> None:
+    if (name := next((name for name in value if name not in known), None)) is not None:
+        where = f"{place}.{str(name)[:MAX_SHOWN]}"
+        raise InvalidRequest(f"unknown field {where}; {place} may have {', '.join(known)}", "response_format")
+
+
 def _read_response_format(value: Any) -> dict[str, Any]:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "json_object":
+        if "schema" in value:
+            raise InvalidRequest(
+                "response_format: json_object has no schema; send the type json_schema, with json_schema.schema",
+                "response_format",
+            )
+        _check_names(value, "response_format", ("type",))
         return {"json_object": True}
     if kind != "json_schema":
         raise InvalidRequest(
@@ -294,6 +306,9 @@ def _read_response_format(value: Any) -> dict[str, Any]:
             "response_format",
         )
     named = value.get("json_schema")
+    if isinstance(named, Mapping) and "schema" in named:
+        _check_names(value, "response_format", ("type", "json_schema"))
+        _check_names(named, "response_format.json_schema", ("name", "description", "schema", "strict"))
     schema = named.get("schema") if isinstance(named, Mapping) else None
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(

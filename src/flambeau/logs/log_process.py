@@ -18,17 +18,18 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from flambeau.logs.line_formats import LineFormat, LineGroup
 from flambeau.logs.rolling_file import MAX_BYTES, RollingFile
-from flambeau.logs.writer import ENTRY_BYTES, FLUSH_S, NOTE_S, Entry, Logs
+from flambeau.logs.writer import ENTRY_BYTES, FLUSH_S, NOTE_S, QUIET_S, Entry, Logs
 
 CLOSE_S = 3.0  # for the process to write the last lines
 MAX_FORMATS = 2000  # then all are sent again: those of workers that have ended would stay for ever
@@ -37,12 +38,14 @@ FEW, MANY = 10, 200  # entries of a frame: the server has little to do, or is bu
 LATE_S = 0.5  # how old entries may be before they are written although others want the core
 GATHERED = 450  # entries without a text: those of about 50 requests, which take 0.1 ms
 GATHER_MANY_S = 0.2  # pause of the writing thread meanwhile: it takes only what is left over
+AT_ONCE = 100  # entries in QUIET_S that are passed on one by one
 PIPE_BYTES = 1 << 20
 MARSHAL_VERSION = 2  # without references, which take longer to find than to repeat
 _size = struct.Struct("<I")
 
-# New formats with their numbers, pickled; entries as number, time and payload; lines dropped before they got here.
-Frame = tuple[bytes, list[tuple[int, float, Any]], int]
+# New formats with their numbers, pickled; the formats' numbers, the times and the payloads of entries, a list for each,
+# which takes less time than a tuple for each entry; lines dropped before they got here.
+Frame = tuple[bytes, tuple[list[int], tuple[float, ...], tuple[Any, ...]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,7 @@ class LogProcess(Logs):
         self._numbers: dict[LineFormat | LineGroup, int] = {}
         self._own: Logs | None = None  # in place of the process
         self._unsent = b""  # the rest of a frame
+        self._quiet_since, self._num_at_once = 0.0, 0
         from_server, self._pipe = open_pipe()  # no other process inherits it: its end is that of the server
         self._flushed, to_server = os.pipe()  # a byte for each `flush`
         # In a session of its own: Ctrl-C ends the server, whose last lines are still to be written.
@@ -124,6 +128,24 @@ class LogProcess(Logs):
             pass  # it goes on until all is written
         self._own = Logs(self._targets.console, is_terminal=False, is_json=self.is_json)  # for what comes after the end
 
+    def _wake_up(self) -> None:
+        """Pass the entry on in the thread that has added it, if the server has little to do.
+
+        The process has the line before the client has its answer, and looks for it. Waking the other thread takes
+        longer than this.
+        """
+        if not self._is_closing and self._is_quiet():
+            self._take_gathered()
+            if not self._waiting and not self._unsent:
+                return
+        super()._wake_up()
+
+    def _is_quiet(self) -> bool:
+        if (now := time.monotonic()) - self._quiet_since > QUIET_S:
+            self._quiet_since, self._num_at_once = now, 0
+        self._num_at_once += 1
+        return self._num_at_once <= AT_ONCE
+
     def _take_gathered(self) -> None:
         if not self._writing.acquire(blocking=False):
             return  # another thread is at it
@@ -163,19 +185,20 @@ class LogProcess(Logs):
         self._own.write_batch(batch)
 
     def _frame(self, batch: list[Entry], dropped: int = 0) -> Frame:
-        numbers, formats = self._numbers, b""
+        lines, times, payloads, _ = zip(*batch, strict=True) if batch else ((), (), (), ())
+        number_of, new = self._numbers.__getitem__, b""
         try:
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
+            numbers = [*map(number_of, lines)]
         except KeyError:
-            formats = pickle.dumps(self._number(batch))
-            entries = [(numbers[line], created, payload) for line, created, payload, _ in batch]
-        return formats, entries, dropped
+            new = pickle.dumps(self._number(lines))
+            numbers = [*map(number_of, lines)]
+        return new, (numbers, times, payloads), dropped
 
-    def _number(self, batch: list[Entry]) -> list[tuple[int, LineFormat | LineGroup]]:
+    def _number(self, lines: Iterable[LineFormat | LineGroup]) -> list[tuple[int, LineFormat | LineGroup]]:
         """Number the formats that the process does not know."""
         if len(self._numbers) > MAX_FORMATS:
             self._numbers.clear()
-        new = [line for line in dict.fromkeys(entry[0] for entry in batch) if line not in self._numbers]
+        new = [line for line in dict.fromkeys(lines) if line not in self._numbers]
         self._numbers.update((line, number) for number, line in enumerate(new, len(self._numbers)))
         return [(self._numbers[line], line) for line in new]
 
@@ -252,13 +275,19 @@ def main() -> None:
         data = read_frame(pipe)
         if data is None:
             break
-        frame = marshal.loads(data)
-        if frame[-1] == FLUSH:
+        frames: list[Frame] = [marshal.loads(data)]
+        times = frames[0][1][1]
+        waits = bool(times) and yields(len(times), time.time() - times[0], priority.yields)
+        while len(times) < FEW and len(frames) < MANY and frames[-1][-1] != FLUSH and is_readable(pipe):
+            data = read_frame(pipe)  # lines that a quiet server sends one by one are written together
+            if data is None:
+                break
+            frames.append(marshal.loads(data))
+        priority.run(partial(take_frames, frames, formats, logs), yields=waits)
+        if frames[-1][-1] == FLUSH:
             os.write(int(sys.argv[2]), b"f")
-        else:
-            entries = frame[1]
-            waits = bool(entries) and yields(len(entries), time.time() - entries[0][1], priority.yields)
-            priority.run(partial(take_frame, frame, formats, logs), yields=waits)
+        if data is None:
+            break
     logs.close()
 
 
@@ -298,12 +327,18 @@ def wait_for_idle_cores() -> None:
         pass  # not Linux, or a sandbox that does not allow it
 
 
-def take_frame(frame: Frame, formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
-    """Write the entries of a frame."""
-    new, entries, dropped = frame
-    formats.update(pickle.loads(new) if new else ())
-    logs.num_dropped += dropped
-    logs.write_batch([(formats[number], created, payload, 0) for number, created, payload in entries])
+def take_frames(frames: list[Frame], formats: dict[int, LineFormat | LineGroup], logs: Logs) -> None:
+    """Write the entries of frames."""
+    batch: list[Entry] = []
+    for new, (numbers, times, payloads), dropped in frames:
+        formats.update(pickle.loads(new) if new else ())
+        logs.num_dropped += max(0, dropped)  # FLUSH is none
+        batch += zip(map(formats.__getitem__, numbers), times, payloads, repeat(0))
+    logs.write_batch(batch)
+
+
+def is_readable(pipe: int) -> bool:
+    return bool(select.select([pipe], [], [], 0)[0])
 
 
 def read_frame(pipe: int) -> bytes | None:

@@ -10,6 +10,7 @@ import shutil
 import stat
 import threading
 import time
+from functools import lru_cache
 from pathlib import Path
 
 MAX_BYTES = 100 << 20
@@ -79,7 +80,7 @@ class RollingFile:
             if self._is_moved(self._file):
                 self.close()
         file = self._file or self._open()
-        is_due = self._size + num_bytes > self._max_bytes or day_of(time.time()) != self._day
+        is_due = self._size + num_bytes > self._max_bytes or day_of(int(time.time())) != self._day
         if self._size and num_bytes and is_due and now >= self._roll_at:
             file = self._roll(now)
         return file
@@ -116,7 +117,7 @@ class RollingFile:
         state = os.fstat(descriptor)
         self._size = state.st_size
         self._written = state.st_mtime if self._size else time.time()
-        self._day = day_of(self._written)
+        self._day = day_of(int(self._written))
         return self._file
 
     def _compress(self, aside: Path) -> None:
@@ -161,7 +162,8 @@ def rolled(path: Path) -> list[Path]:
     return sorted(found, key=lambda one: (one.stat().st_mtime_ns, one.name))
 
 
-def day_of(seconds: float) -> tuple[int, int]:
+@lru_cache(16)  # asked for with every write, and `localtime` may look at the file of the time zone
+def day_of(second: int) -> tuple[int, int]:
     """(year, day of the year), local."""
-    day = time.localtime(seconds)
+    day = time.localtime(second)
     return day.tm_year, day.tm_yday

@@ -45,8 +45,9 @@ NOTE_S = 1.0  # between two attempts to report dropped lines
 
 # A text, several lines of output, or the values that the format makes a text of.
 Payload = str | list[bytes] | tuple[Any, ...]
-Line = tuple[LineFormat, float, Payload]  # format, time, payload
-Entry = tuple[LineFormat | LineGroup, float, Payload, int]  # the same, and its bytes; a group has a value for each line
+# Format, time, payload and bytes. The payload of a group has a value for each of its lines.
+Entry = tuple[LineFormat | LineGroup, float, Payload, int]
+Line = tuple[LineFormat, float, Payload, int]
 
 
 class Logs:
@@ -270,23 +271,22 @@ class Logs:
         return True
 
     def _format_all(self, batch: list[Entry]) -> tuple[bytes, dict[str, bytes]]:
-        found = lines_of(batch)
         if self._levels:
-            found = [line for line in found if line[0].level >= self._levels.get(line[0].channel, 0)]
+            batch = [line for line in lines_of(batch) if line[0].level >= self._levels.get(line[0].channel, 0)]
         if self.is_json:
-            return self._format_json(found)
+            return self._format_json(lines_of(batch))
         files: dict[str, list[str]] = {channel: [] for channel in self._files}
         lines: list[str] = files.pop(SERVER, [])
         if self._files or not self.is_terminal:
-            self._format(found, lines, files)
+            self._format(batch, lines, files)
         formatted = {channel: encode(own) for channel, own in files.items() if own}
         every = encode(lines)
         if lines and SERVER in self._files:
             formatted[SERVER] = every
-        return encode(terminal_lines(found)) if self.is_terminal else every, formatted
+        return encode(terminal_lines(lines_of(batch))) if self.is_terminal else every, formatted
 
     def _format_json(self, found: list[Line]) -> tuple[bytes, dict[str, bytes]]:
-        made = [(line.channel, json_lines(line, created, payload)) for line, created, payload in found]
+        made = [(line.channel, json_lines(line, created, payload)) for line, created, payload, _ in found]
         every = b"".join([text for _, text in made])
         files = {SERVER: every} if every and SERVER in self._files else {}
         for channel in self._files.keys() - {SERVER}:
@@ -295,17 +295,24 @@ class Logs:
         return every, files
 
     @staticmethod
-    def _format(found: list[Line], lines: list[str], files: dict[str, list[str]]) -> None:
+    def _format(batch: list[Entry], lines: list[str], files: dict[str, list[str]]) -> None:
         """Add every line to `lines`, and those of logs with files of their own to `files`.
 
         Under load this loop takes most of the time of the logs: it calls no more than it must.
         """
         since = until = 0.0  # of the millisecond that `stamp` names
         stamp, second = "", 0
-        for line, created, payload in found:
+        for line, created, payload, _ in batch:
             if not since <= created < until:
                 since, until = created, (int(created * 1000) + 1) / 1000
                 stamp, second = local_time(created), int(created)
+            if isinstance(line, LineGroup):
+                for one, value in zip(line.lines, payload, strict=True):
+                    text = one.to_text(value, second)
+                    lines.append(f"{stamp}{one.full}{text}\n")
+                    if (own := files.get(one.channel)) is not None:
+                        own.append(f"{stamp}{one.own}{text}\n")
+                continue
             if type(payload) is tuple:
                 text = line.to_text(*payload, second) if payload else line.text_at(second)
             elif type(payload) is list:
@@ -338,15 +345,15 @@ def lines_of(batch: list[Entry]) -> list[Line]:
     lines: list[Line] = []
     for line, created, payload, _ in batch:
         if isinstance(line, LineGroup):
-            lines += [(one, created, (value,)) for one, value in zip(line.lines, payload, strict=True)]
+            lines += [(one, created, (value,), 0) for one, value in zip(line.lines, payload, strict=True)]
         else:
-            lines.append((line, created, payload))
+            lines.append((line, created, payload, 0))
     return lines
 
 
 def terminal_lines(found: list[Line]) -> list[str]:
     lines: list[str] = []
-    for line, created, payload in found:
+    for line, created, payload, _ in found:
         if type(payload) is list:
             texts = [one.decode("utf-8", "replace") for one in payload]
         elif type(payload) is tuple:

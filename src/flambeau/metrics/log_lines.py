@@ -32,7 +32,8 @@ class MetricText:
 
     def of_time(self, value: float, second: int) -> str:
         """The same of a time, to three decimals; every request has several."""
-        return f"{self._before}{trimmed(f'{value:.3f}')}{self._after}timestamp:{second}"
+        text = f"{value:.3f}"
+        return f"{self._before}{trimmed(text) if text[-1] == '0' else text}{self._after}timestamp:{second}"
 
     def of_event(self, second: int) -> str:
         """The same of something that happened once."""
@@ -49,8 +50,6 @@ class MetricText:
 
 def trimmed(decimals: str) -> str:
     """Without zeros at the end: `repr(round(value, 3))` of a number that is not huge, in half the time."""
-    if decimals[-1] != "0":
-        return decimals
     text = decimals.rstrip("0")
     return f"{text}0" if text[-1] == "." else text
 

@@ -169,6 +169,11 @@ def default_settings(server: ServerConfig, *, workers: int) -> ModelConfig:
     return config
 
 
+def check_runtime(runtime: str | None) -> None:
+    if runtime not in RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+
+
 def new_model(
     source: Source,
     *,
@@ -179,12 +184,10 @@ def new_model(
     registry: Registry,
     host: Host,
 ) -> Model:
-    """The model of a source; raises if its name, runtime, handler or files are not usable."""
+    """The model of a source; raises if its name, handler or files are not usable."""
     manifest = source.manifest or Manifest(model_name="")
     if not name:
         raise BrokenArchive("Model name is not defined.", cause=source.problem)
-    if runtime not in RUNTIMES:
-        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     if (runtime or manifest.runtime) == "LSP":
         logger.warning("%s asks for the runtime LSP, a C++ backend, which is not supported; it runs in Python", name)
     check_name(name)

@@ -7,7 +7,7 @@ import itertools
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ from flambeau.serving.model_sources.dependencies import Dependencies
 from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
-from flambeau.serving.registry import Registry, name_from, new_model, settings_of
+from flambeau.serving.registry import Registry, check_runtime, name_from, new_model, settings_of
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.server_metrics import HostMetricsReader
 from flambeau.serving.telemetry import Telemetry
@@ -44,6 +44,10 @@ from flambeau.wire.shared_memory import Segment, SegmentPool
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+
+
+async def nothing_to_save() -> None:
+    """The default of `change_saved`."""
 
 
 class Server:
@@ -96,6 +100,7 @@ class Server:
         self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
         self.has_started = False  # the startup models have loaded or failed
         self.on_change: Callable[[], None] = lambda: None  # called after models, versions or worker numbers changed
+        self.change_saved: Callable[[], Awaitable[None]] = nothing_to_save  # waits for what `on_change` has started
         self._is_late = False  # the drain timed out
         self._probe: Segment | None = None
         self._host: Host | None = None
@@ -171,6 +176,7 @@ class Server:
         that the model is a node of; a node that is a function has a `source` instead of a URL.
 
         """
+        check_runtime(runtime)  # before anything is downloaded
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
         elif source is None:

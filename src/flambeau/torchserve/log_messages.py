@@ -24,7 +24,6 @@ class TorchServeEvents(ServerEvents):
         self.reports_batches = not logs.is_terminal
         self._states: dict[str, str] = {}  # worker → the state in its last "State change" line
         self._recovering: set[str] = set()  # workers that failed and have not loaded since
-        self._tracebacks: dict[str, str] = {}  # worker → that of its last load failure
         self._explained: set[str] = set()  # workers whose load failure is in the model log
         self._batch_lines: dict[str, LineFormat] = {}  # worker → of the line for each batch
 
@@ -38,7 +37,6 @@ class TorchServeEvents(ServerEvents):
 
     def worker_loaded(self, worker: WorkerRef, load_s: float) -> None:
         self._change(worker, "WORKER_MODEL_LOADED")
-        self._tracebacks.pop(worker.name, None)
         if worker.name in self._recovering:
             self._recovering.remove(worker.name)
             logger.info("Auto recovery succeeded, reset recoveryStartTS", extra={"worker": worker.name})
@@ -96,10 +94,7 @@ class TorchServeEvents(ServerEvents):
         self._print(worker, f"[PID]{pid}", "Torch worker started.", f"Python runtime: {version}")
 
     def load_failed(self, worker: str, message: str, traceback: str) -> None:
-        is_repeated = self._tracebacks.get(worker) == traceback
-        self._tracebacks[worker] = traceback
-        words = f"as before: {message}" if is_repeated else traceback or message
-        self._print(worker, "Backend worker process died.", *words.splitlines())
+        self._print(worker, "Backend worker process died.", *(traceback or message).splitlines())
         if not self._logs.is_terminal:
             self._explained.add(worker)
 
@@ -131,7 +126,6 @@ class TorchServeEvents(ServerEvents):
         self._states.pop(worker.name, None)
         self._recovering.discard(worker.name)
         self._explained.discard(worker.name)
-        self._tracebacks.pop(worker.name, None)
         self._batch_lines.pop(worker.name, None)
 
     def _print(self, worker: str, *lines: str) -> None:

@@ -29,6 +29,7 @@ from flambeau.archive.pack import (
     write,
 )
 from flambeau.errors import ArchiveError, MissingFile
+from flambeau.torchserve import TORCHSERVE_VERSION
 
 FILES = ("model_file", "serialized_file", "handler", "extra_files", "requirements_file", "config_file")
 
@@ -52,7 +53,7 @@ class ModelArchiveManifest:
     def __init__(self, runtime: str, model: Manifest) -> None:
         self.runtime = RuntimeType(runtime)
         self.model = model
-        self.manifest_dict: dict[str, Any] = model.to_dict()
+        self.manifest_dict: dict[str, Any] = {**model.to_dict(), "archiverVersion": TORCHSERVE_VERSION}
 
     def __str__(self) -> str:
         return json.dumps(self.manifest_dict, indent=2)
@@ -144,7 +145,7 @@ class ModelExportUtils:
 
     @staticmethod
     def generate_manifest_json(config: ModelArchiverConfig) -> str:
-        return str(ModelArchiveManifest(runtime=config.runtime, model=ModelExportUtils.generate_model(config)))
+        return str(ModelArchiveManifest(runtime=config.runtime, model=to_manifest(to_recipe(config))))
 
     @staticmethod
     def copy_artifacts(model_name: str, runtime: str, **kwargs: str | None) -> str:

@@ -153,6 +153,7 @@ class Startup(LifecycleHooks):
             writer.save("startup")
             await writer.written()  # scripts look for it after the line below
             server.on_change = lambda: writer.save("snapshot")
+            server.change_saved = writer.written  # a change that was answered survives a crash
         await asyncio.to_thread(server.logs.flush)  # so that the line comes after those before it
         print_line("Model server started.")
         await asyncio.gather(*map(wait_for_workers, self._models))

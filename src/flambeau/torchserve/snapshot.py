@@ -26,6 +26,7 @@ Kind = Literal["startup", "snapshot", "shutdown"]
 DEFAULT_BATCH_DELAY_MS = 100  # TorchServe's; a model without a delay is saved with it
 _NAME = re.compile(r"(\d{17})-(startup|snapshot|shutdown)\.cfg")
 KEPT = 50  # snapshots in a folder
+WRITE_S = 2.0  # how long a call waits for its snapshot
 DRAFT_S = 60  # after this time a draft belongs to a server that was killed
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.draft")
 _END = "#end"
@@ -229,8 +230,10 @@ class SnapshotWriter:
         self._queue.put_nowait((kind, to_documents(self._server.registry)))
 
     async def written(self) -> None:
-        """Wait until all queued snapshots are on disk."""
-        await self._queue.join()
+        """Wait until all queued snapshots are on disk, but not for ever: a disk may hang."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_S):
+                await self._queue.join()
 
     async def close(self) -> None:
         """Write the queued snapshots and stop."""

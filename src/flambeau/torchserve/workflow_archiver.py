@@ -83,11 +83,11 @@ class WorkflowExportUtils:
 
     @staticmethod
     def generate_workflow(workflow_args: Namespace) -> WorkflowDescription:
-        return WorkflowDescription(workflow_args.workflow_name, workflow_args.spec_file, workflow_args.handler)
+        return describe(workflow_args)
 
     @staticmethod
     def generate_manifest_json(args: Namespace) -> str:
-        return str(WorkflowArchiveManifest(WorkflowExportUtils.generate_workflow(args)))
+        return str(WorkflowArchiveManifest(describe(args)))
 
     @staticmethod
     def copy_artifacts(workflow_name: str, artifact_files: Sequence[str | None]) -> str:
@@ -142,6 +142,10 @@ class WorkflowExportUtils:
         WorkflowExportUtils.check_workflow_name_regex_or_exit(workflow_name)
         if not os.path.isdir(os.path.abspath(export_path)):
             raise WorkflowArchiverError(f"Given export-path {export_path} is not a directory. Name a folder.")
+
+
+def describe(args: Namespace) -> WorkflowDescription:
+    return WorkflowDescription(args.workflow_name, args.spec_file, args.handler)
 
 
 def package_workflow(args: Namespace, manifest: str) -> None:

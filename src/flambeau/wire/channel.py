@@ -127,6 +127,15 @@ class WorkerChannel:
         self._arrived: deque[ToWorker] = deque()
         self._sending = threading.Lock()  # handlers may send from threads of their own
 
+    def leave(self, on_use: Callable[[], object]) -> None:
+        """Close this end in a copy of the process, which `fork` made; `on_use` is called if it is used nevertheless.
+
+        The copy would send answers and take messages that are the worker's.
+        """
+        self.socket.close()
+        self.socket = cast(socket.socket, LeftSocket(on_use))
+        self._sending = threading.Lock()  # a thread that the copy does not have may have held it
+
     def send(self, messages: Sequence[ToServer]) -> None:
         """Send these messages as one frame."""
         frame = to_frame(messages)
@@ -161,6 +170,16 @@ class WorkerChannel:
                 self._arrived.extend(decode_to_worker(payload))
         except BadFrame as error:  # nothing that follows can be trusted: the process ends, from any thread or callback
             raise SystemExit(f"the server sent a malformed frame ({error})") from None
+
+
+class LeftSocket:
+    """In the place of a socket that belongs to another process now: calls `on_use` for whatever is done with it."""
+
+    def __init__(self, on_use: Callable[[], object]) -> None:
+        self._on_use = on_use
+
+    def __getattr__(self, name: str) -> object:
+        return self._on_use()
 
 
 _size = struct.Struct("<I")  # PREFIX bytes

@@ -20,7 +20,20 @@ NUMBERS = "a tensor is made of numbers, or of lists of them. Take them out of th
 NO_TEXT = f"these bytes are not text. Use them as they are, as for an image; or, for the client: {ANSWER}"
 UNEVEN = "the lists have different lengths. Pad them, or answer one after the other"
 SIZES = "the requests of a batch differ in size. Pad the tensors, or set batchSize: 1"
+BYTES = "a body is bytes, and no file. Make it one: io.BytesIO(body), as in Image.open(io.BytesIO(body))"
+PICKLED = (
+    "the file was pickled by a script that defined this class itself. Move the class into a module beside the handler, "
+    "import it from there in the script, and write the file again; of a network save the state_dict() only"
+)
+LARGE = "memory is short. Lower batchSize, the size of what is computed at once, or the number of workers"
 REMEDIES = (  # the name of the exception, a part of its text, and what to do
+    ("AttributeError", "'bytearray' object has no attribute 'read'", BYTES),
+    ("AttributeError", "'bytearray' object has no attribute 'seek'", BYTES),
+    ("AttributeError", "Can't get attribute", PICKLED),
+    ("MemoryError", "", LARGE),
+    ("_ArrayMemoryError", "", LARGE),
+    ("OutOfMemoryError", "", LARGE),
+    ("RuntimeError", "DefaultCPUAllocator", LARGE),
     ("EOFError", "reading a line", "a worker has no terminal. Take the value from context.model_yaml_config"),
     ("TypeError", "must derive from BaseException", f'write raise ValueError("…"), or, for the client, {ANSWER}'),
     ("TypeError", "invalid data type 'str'", NUMBERS),

@@ -25,6 +25,26 @@ def is_own(filename: str) -> bool:
     return not filename.startswith(LIBRARY_FOLDERS) and "/site-packages/" not in filename
 
 
+def with_text(error: BaseException) -> BaseException:
+    """The exception, or one in its place if it has no text because its own `__str__` raises."""
+    try:
+        str(error)
+    except Exception as reason:
+        kind = type(error)
+        shown = ExceptionWithoutText(
+            f"{kind.__name__}, whose __str__{f' ({place})' if (place := definition(kind.__str__)) else ''} raises "
+            f"{type(reason).__name__}. Let it return a text"
+        )
+        return shown.with_traceback(error.__traceback__)
+    return error
+
+
+class ExceptionWithoutText(Exception):
+    """Stands for an exception whose text cannot be made."""
+
+    __module__ = "builtins"  # tracebacks show the name alone
+
+
 def source_line(error: BaseException) -> str:
     """The innermost line of the author's code in a traceback, as `handler.py:12`; empty if there is none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]

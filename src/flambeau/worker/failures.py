@@ -13,7 +13,7 @@ from flambeau.archive.packages import EXTRAS, explain_missing, is_installed
 from flambeau.errors import BadRequest, InvalidField, PredictionException
 from flambeau.wire.messages import Failed
 from flambeau.worker.code_mistakes import locate
-from flambeau.worker.code_places import is_own, shorten, source_line, with_place
+from flambeau.worker.code_places import is_own, shorten, source_line, with_place, with_text
 from flambeau.worker.handler_mistakes import explain_exception, explain_exit, lacking_key, lacks_gpu
 from flambeau.worker.load_mistakes import explain_import
 from flambeau.worker.results import BadResult
@@ -31,6 +31,7 @@ WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 
 def to_failed(job_ids: list[int], error: BaseException) -> Failed:
     """The failure of jobs; existing clients rely on these statuses and texts."""
+    error = with_text(error)
     if isinstance(error, PredictionException):  # the handler chose this reply
         return Failed(job_ids, status_of(error), printable(str(error.message)), explain_swapped(error))
     if isinstance(error, BadRequest):
@@ -73,6 +74,7 @@ def format_trace(error: BaseException, *, is_explained: bool = False) -> str:
 
 def explain(error: BaseException) -> str:
     """A mistake of the handler's author in one sentence: what was found, what was expected, where, and the remedy."""
+    error = with_text(error)
     if isinstance(error, BadResult):
         line = source_line(error)  # of a call such as context.send
         place = f"handle ({line})" if line else error.place or "handle"
@@ -93,6 +95,7 @@ def load_failed(error: BaseException, *, folder: str = "", may_change: bool = Fa
     A final error is reported by its own text, in one line. No error is final while the model's files, which are in
     `folder`, `may_change`.
     """
+    error = with_text(error)
     status = OUT_OF_MEMORY if any(map(lacks_memory, origins(error))) else 500
     sentence = explain(error)
     detail = to_detail(error)
@@ -154,7 +157,7 @@ def origins(error: BaseException) -> list[BaseException]:
     while link is not None and not any(link is other for other in links):
         links.append(link)
         link = link.__cause__ or link.__context__
-    return links
+    return [*map(with_text, links)]
 
 
 def may_pass(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ import ast
 import difflib
 import inspect
 import linecache
+import logging
 import re
 import sys
 import traceback
@@ -42,10 +43,14 @@ from flambeau.worker.load_mistakes import (
     explain_file,
     explain_first_call,
     explain_import,
+    explain_own_module,
+    explain_pretrained,
     explain_signature,
     explain_syntax,
     find_context,
 )
+
+logger = logging.getLogger(__name__)
 
 MAX_KEYS = 12
 SET_BY_BASE = ("model", "device", "map_location", "manifest", "mapping", "context", "model_pt_path")
@@ -82,6 +87,7 @@ def remedy_for(result: Any, count: int) -> str:
     if result is None:
         return "Is a return statement missing? Every path of the code needs one"
     if inspect.iscoroutine(result):
+        result.close()  # else Python warns of it, in words that lead nowhere
         return "Await it in an `async def handle`"
     if inspect.isasyncgen(result):
         return "Write `async def handle`, with `yield` in it"
@@ -94,10 +100,17 @@ def remedy_for(result: Any, count: int) -> str:
 
 def explain_value(value: Any, error: BaseException) -> str:
     """Where in an element something has no JSON, and what it is."""
+    if isinstance(error, RecursionError) or "Circular reference" in str(error):
+        found = "a value that contains itself" if isinstance(error, ValueError) else "a value that is nested too deeply"
+        return (
+            f"returned {found} at result, which has no JSON form. Return plain lists and dicts without references back"
+        )
     path, culprit = find_culprit(value, "result", 0)
-    reason = str(error) if isinstance(error, (RecursionError, ValueError)) else ""
+    reason = str(error) if isinstance(error, ValueError) else ""
     remedy = "Convert it to numbers, text, lists or dicts, or return bytes and set the content type"
     if inspect.isawaitable(culprit):
+        if inspect.iscoroutine(culprit):
+            culprit.close()
         remedy = "Await it in an `async def handle`: await asyncio.gather(*calls)"
     if isinstance(culprit, Mapping):
         keys = ", ".join(sorted({type(key).__name__ for key in culprit if type(key) is not str}))
@@ -164,8 +177,11 @@ def to_plain(value: Any) -> Any:
 def explain_exception(error: BaseException) -> str:
     """What an exception means, where it was raised and the remedy; empty if nothing is to add to its traceback."""
     for find in EXPLANATIONS:
-        if sentence := find(error):
-            return sentence
+        try:
+            if sentence := find(error):
+                return sentence
+        except Exception:  # the values that it looks at are the author's, and may do anything
+            logger.debug("%s failed", find.__name__, exc_info=True)
     return ""
 
 
@@ -212,9 +228,13 @@ def explain_stage_input(error: BaseException) -> str:
         if frame.f_code.co_name != "inference" or is_own(frame.f_code.co_filename) or not is_handler(handler):
             continue
         if (where := definition(getattr(handler, "preprocess", None))) and "data" in frame.f_locals:
+            remedy = "Return a tensor of the shape and type that the model takes"
+            if inspect.iscoroutine(frame.f_locals["data"]):
+                frame.f_locals["data"].close()
+                remedy = "BaseHandler does not await its stages: write `def preprocess` without async"
             return (
                 f"preprocess ({where}) returned {describe_value(frame.f_locals['data'])}, so that inference failed: "
-                f"{first_line(error)}. Return a tensor of the shape and type that the model takes"
+                f"{first_line(error)}. {remedy}"
             )
     return ""
 
@@ -246,6 +266,11 @@ def why_unset(handler: Any, name: str | None) -> str:
                     f"{kind.__name__}.{method} ({place}) does not call super().{method}({arguments}), which sets it. "
                     f"Call it, or set self.{name} there"
                 )
+    if name == "mapping" and getattr(handler, "initialized", False):
+        return (
+            "the model has no index_to_name.json, which sets it. Put the file into the model's folder "
+            "(torch-model-archiver: --extra-files index_to_name.json), or test `if self.mapping`"
+        )
     place = definition(getattr(kind, "initialize", None))
     return f"initialize{f' ({place})' if place else ''} did not set it. Write self.{name} = … there"
 
@@ -471,6 +496,8 @@ EXPLANATIONS = (  # the first that knows the mistake
     explain_gpu,
     explain_syntax,
     explain_import,
+    explain_own_module,
+    explain_pretrained,
     explain_signature,
     explain_abstract,
     explain_first_call,
@@ -497,15 +524,25 @@ def explain_exit(error: SystemExit) -> str:
 # ---- what succeeds, and is wrong ----
 
 
+def explain_thread(error: BaseException) -> str:
+    """An exception that ended a thread of the author's; empty for one of a library."""
+    if not source_line(error):
+        return ""
+    return (
+        f"a thread of the handler ended with {with_place(error)}, and requests are answered without it. Let handle "
+        "raise it: start the work with concurrent.futures, and take future.result()"
+    )
+
+
 def explain_training(handler: Any, handle: Callable[..., Any]) -> str:
     """The model of a handler that drops values at random or changes with each batch; empty if there is none."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if not isinstance(kind := getattr(getattr(torch, "nn", None), "Module", None), type):  # not loaded, or another one
         return ""
     names = vars(handler) if hasattr(handler, "__dict__") else getattr(inspect.unwrap(handle), "__globals__", {})
     prefix = "self." if hasattr(handler, "__dict__") else ""
     for name, value in [*names.items()]:
-        if isinstance(value, torch.nn.Module) and (layer := find_training_layer(value)):
+        if isinstance(value, kind) and (layer := find_training_layer(value)):
             place = definition(getattr(type(handler), "initialize", None)) or definition(handle)
             where = f" ({place})" if place else ""
             return (

@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -214,13 +215,64 @@ def explain_file(error: BaseException) -> str:
 
 
 def explain_shadowing(folder: Path) -> Iterator[str]:
-    """Files of a model with the name of a module of the standard library: imports may find either."""
+    """Files of a model with the name of another module: imports may find either, or never the other one."""
     for file in sorted(folder.glob("*.py")):
         if file.stem in sys.stdlib_module_names:
             yield (
                 f"{file.name} in the model's folder has the name of a module of Python's standard library: an import "
                 "may find either. Rename it"
             )
+        elif is_package(file.stem):
+            yield (
+                f"{file.name} in the model's folder has the name of an installed package: `import {file.stem}` finds "
+                "the file instead of the package. Rename it"
+            )
+
+
+def is_package(name: str) -> bool:
+    """Whether a package or module of that name is installed, wherever the model's own files are."""
+    folders = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
+    spec = PathFinder.find_spec(name, folders)
+    return spec is not None and spec.origin is not None
+
+
+def explain_own_module(error: BaseException) -> str:
+    """`torch.zeros`, where the model's folder has a torch.py."""
+    module = error.obj if isinstance(error, AttributeError) else None
+    if not isinstance(module, ModuleType) or not is_own(file := vars(module).get("__file__") or "<"):
+        return ""
+    if module.__name__ not in sys.stdlib_module_names and not is_package(module.__name__):
+        return ""
+    return (
+        f"{with_place(error)}: `{module.__name__}` is the model's own {os.path.basename(file)} here, and not the "
+        "installed package. Rename the file"
+    )
+
+
+# ---- pretrained models ----
+
+
+def explain_pretrained(error: BaseException) -> str:
+    """`from_pretrained` of transformers, for a folder that lacks what it reads, or a name that is not on the disk."""
+    if not isinstance(error, (OSError, ValueError)) or not source_line(error):
+        return ""
+    for frame in frames_of(error):
+        wanted = frame.f_locals.get("pretrained_model_name_or_path")
+        if frame.f_code.co_name != "from_pretrained" or not isinstance(wanted, (str, os.PathLike)):
+            continue
+        kind = frame.f_locals.get("cls")
+        what = f"{getattr(kind, '__name__', 'from_pretrained')}.from_pretrained"
+        if not os.path.isdir(wanted):
+            return (
+                f"{with_place(error)}: {what} looks for a folder or a model of the hub called {os.fspath(wanted)!r}. "
+                'Pack the folder, and name it: os.path.join(context.system_properties["model_dir"], "…")'
+            )
+        names = shown(sorted(os.listdir(wanted)))
+        return (
+            f"{with_place(error)}: the folder that {what} reads has {names}. Write all of its files there with "
+            "save_pretrained(…), those of the tokenizer too, and pack them (torch-model-archiver: --extra-files)"
+        )
+    return ""
 
 
 # ---- names of methods ----

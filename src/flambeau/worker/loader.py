@@ -192,9 +192,11 @@ def import_handler(name: str, folder: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:  # the module was found, but one of its imports was not
             raise
+        head, _, inner = name.partition(".")
+        near = f"Did you mean {head}.py:{inner}? " if inner and (folder / f"{head}.py").is_file() else ""
         raise HandlerError(
             f"no handler {name!r}: there is no {name}.py in the archive, no built-in handler and no installed module "
-            f"of that name. {files_in(folder)}Built in: {', '.join(sorted(BUILT_IN))}"
+            f"of that name. {near}{files_in(folder)}Built in: {', '.join(sorted(BUILT_IN))}"
         ) from None
 
 

@@ -62,7 +62,7 @@ class LocalWorker:
 
     def _call(self, rows: list[Row]) -> None:
         result: Any = self._handle(rows, self.context)
-        if inspect.isawaitable(result) or inspect.isasyncgen(result):
+        if self.loaded.is_concurrent and (inspect.isawaitable(result) or inspect.isasyncgen(result)):
             self._loop.run_until_complete(self._watch(result))
         elif inspect.isgenerator(result):
             for item in result:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from flambeau.wire import stack_dumps
 from flambeau.wire.channel import WorkerChannel
@@ -32,18 +34,30 @@ from flambeau.wire.tls import (
     connect_locally,
     connect_worker,
 )
+from flambeau.worker.code_places import is_own, with_place
 from flambeau.worker.context import Context
 from flambeau.worker.execution_modes import MODES
 from flambeau.worker.failures import load_failed
-from flambeau.worker.handler_mistakes import explain_exit
+from flambeau.worker.handler_mistakes import explain_exit, explain_thread
 from flambeau.worker.loader import Handle, LoadedHandler, in_envelope
 from flambeau.worker.loop import BatchRunner, WorkerLoop
 from flambeau.worker.model import LoadedModel, load_model
 from flambeau.worker.outbox import Channel, FollowerChannel, Outbox
 from flambeau.worker.request_scope import in_request_scope, log_fields
 
+logger = logging.getLogger(__name__)
+
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 OBJECTS_PER_COLLECTION = 100_000  # while a model is loaded; Python's default is 700
+
+
+interrupted = threading.Event()  # SIGINT has arrived
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Do what Python does at SIGINT, and note it: a handler may raise KeyboardInterrupt itself."""
+    interrupted.set()
+    signal.default_int_handler(number, frame)
 
 
 def main(arguments: list[str]) -> int:
@@ -51,13 +65,18 @@ def main(arguments: list[str]) -> int:
     gc.disable()  # until the handler is imported: torch has 160,000 objects, and none is garbage
     if PIN_VARIABLE not in os.environ:  # a placed worker lives as long as its channel, whatever becomes of its agent
         die_with_parent()
+    signal.signal(signal.SIGINT, interrupt)
     faulthandler.enable(all_threads=False)
     stack_dumps.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Bare messages: the server adds the time and the name of the worker.
-    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+    for target in logging.getLogger().handlers:
+        target.setFormatter(PlainFormatter())
+    threading.excepthook = tell_of_thread
     channel = connect(dict(zip(arguments[::2], arguments[1::2], strict=True)))
+    os.register_at_fork(after_in_child=lambda: channel.leave(partial(end_copy, forking_line())))
     fd = channel.socket.fileno()
     threading.Thread(target=exit_with_server, args=(fd,), daemon=True, name="exit-with-server").start()
     return serve(channel)
@@ -102,6 +121,41 @@ def exit_with_server(fd: int) -> None:
     os._exit(1)
 
 
+class PlainFormatter(logging.Formatter):
+    """The bare message of a handler's record. Those of this package that are warnings say so."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        is_ours = record.levelno >= logging.WARNING and record.name.startswith("flambeau.")
+        return f"{record.levelname}: {text}" if is_ours else text
+
+
+def tell_of_thread(args: threading.ExceptHookArgs) -> None:
+    """Log the exception that ended a thread of the handler: its request is answered without it."""
+    threading.__excepthook__(args)
+    if args.exc_value is not None and (sentence := explain_thread(args.exc_value)):
+        logger.warning("%s", sentence)
+
+
+def forking_line() -> str:
+    """The line of the author's code that forks, as ` (handler.py:12)`; empty if a library does."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})" if frame is not None else ""
+
+
+def end_copy(place: str) -> NoReturn:
+    """End a copy of the worker that a handler has forked and that came back from the handler."""
+    print(
+        f"the handler called os.fork(){place}, and the child went on as a second worker. It ends here: only the worker "
+        "answers requests. End the child with os._exit(0), or use subprocess or multiprocessing",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
 def serve(channel: Channel) -> int:
     """Load the model that the server names and run its jobs until the server stops the worker; the exit status."""
     load = channel.receive()
@@ -134,6 +188,11 @@ def serve(channel: Channel) -> int:
         except SystemExit as error:  # stderr: the last lines of it are the cause that the server reports
             print(f"{explain_exit(error)}. It ends the worker: raise an exception instead", file=sys.stderr)
             raise
+        except KeyboardInterrupt as error:
+            if interrupted.is_set():  # by a signal
+                raise
+            print(f"the handler raised {with_place(error)}. It ends the worker: raise another one", file=sys.stderr)
+            return 1
     return 0
 
 

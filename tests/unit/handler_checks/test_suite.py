@@ -26,7 +26,7 @@ from flambeau.handler_checks.suite import first_difference, rate_growth, rate_ma
         (CallOutcome(error=KeyError("x")), "note", "answers 503 (KeyError: 'x'); raise PredictionException(…, 400)"),
         (CallOutcome(error=MemoryError()), "note", "answers 507"),
         (CallOutcome(error=CallTimeout("no answer within 1 s")), "problem", "no answer within 1 s"),
-        (CallOutcome(error=SystemExit(3)), "problem", "sys.exit(3) would exit the worker"),
+        (CallOutcome(error=SystemExit(3)), "problem", "the handler called sys.exit(3). It ends the worker"),
         (CallOutcome(error=ProcessExit("os._exit(1)")), "problem", "os._exit(1) would exit the worker"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from flambeau.logs import log_process
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat, message_format
 from flambeau.logs.log_process import (
+    AT_ONCE,
     FEW,
     GATHERED,
     LATE_S,
@@ -25,7 +26,7 @@ from flambeau.logs.log_process import (
     Priority,
     framed,
     read_frame,
-    take_frame,
+    take_frames,
     yields,
 )
 from flambeau.logs.writer import AccessLog
@@ -130,8 +131,60 @@ def test_dropped_lines_are_reported(targets, tmp_path, monkeypatch):
     assert len(kept) + logs.num_dropped == 100
 
 
+def test_the_few_entries_of_a_quiet_server_are_passed_on_at_once(targets, tmp_path, monkeypatch):
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
+    monkeypatch.setattr(log_process, "QUIET_S", 60)
+    logs = LogProcess(targets)
+    for i in range(AT_ONCE):
+        logs.add(LINE, str(i))
+        assert not logs._waiting
+    until(lambda: len(lines_of(tmp_path / "ts_log.log")) == AT_ONCE)
+    logs.add(LINE, "one too many")  # a busy server's are gathered
+    assert len(logs._waiting) == 1
+    monkeypatch.setattr(log_process, "QUIET_S", 0)
+    logs._will_write = False  # as the writing thread leaves it
+    logs.add(LINE, "after a while")
+    assert not logs._waiting
+    logs.close(60)
+    assert [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")] == [
+        *map(str, range(AT_ONCE)),
+        "one too many",
+        "after a while",
+    ]
+
+
+def test_lines_that_wait_in_the_pipe_are_all_written_before_a_flush_returns(targets, tmp_path, monkeypatch):
+    logs = LogProcess(targets)
+    logs.add(LINE, "first")
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    os.kill(logs.pid, signal.SIGSTOP)
+    monkeypatch.setattr(LogProcess, "_start", lambda self: None)
+    for i in range(AT_ONCE // 2):
+        logs.add(LINE, str(i))
+    os.kill(logs.pid, signal.SIGCONT)
+    logs.flush(60)
+    assert [line.rpartition(" - ")[2] for line in lines_of(tmp_path / "ts_log.log")] == [
+        "first",
+        *map(str, range(AT_ONCE // 2)),
+    ]
+    logs.close(60)
+
+
+def test_an_entry_that_the_pipe_does_not_take_whole_wakes_the_writing_thread(targets, tmp_path, monkeypatch):
+    logs = LogProcess(targets)
+    with monkeypatch.context() as patched:
+        patched.setattr(logs, "_write_unsent", lambda: None)  # a full pipe
+        patched.setattr(logs, "_start", lambda: None)
+        logs.add(LINE, "first")
+    assert logs._will_write
+    logs._start()
+    until(lambda: lines_of(tmp_path / "ts_log.log"))
+    logs.close(60)
+
+
 def test_many_entries_are_passed_on_by_the_thread_that_adds_them(targets, tmp_path, monkeypatch):
     monkeypatch.setattr(LogProcess, "_start", lambda self: None)  # no other thread takes any
+    monkeypatch.setattr(log_process, "AT_ONCE", 0)
     logs = LogProcess(targets)
     for i in range(GATHERED - 1):
         logs.add(LINE, str(i))
@@ -205,8 +258,9 @@ def test_formats_are_sent_once_and_forgotten_when_there_are_many(targets, monkey
         def write_batch(self, batch):
             written.extend(line.logger for line, *_ in batch)
 
-    for frame in frames:
-        take_frame(frame, formats, Collected())
+    take_frames(frames[:3], formats, Collected())
+    for frame in frames[3:]:
+        take_frames([frame], formats, Collected())
     assert written == ["l0", "l1", "l1", "l2", "l3", "l4", "l0"]
 
 

@@ -17,7 +17,7 @@ from flambeau.errors import (
     WorkersFailed,
 )
 from flambeau.serving.model_sources.store import Source
-from flambeau.serving.registry import Registry, check_name, name_from, new_model, settings_of
+from flambeau.serving.registry import Registry, check_name, check_runtime, name_from, new_model, settings_of
 
 
 @pytest.fixture
@@ -114,7 +114,6 @@ def test_overrides_beat_the_models_file_and_that_beats_the_servers(tmp_path):
     ("change", "error"),
     [
         ({"name": ""}, BrokenArchive),
-        ({"runtime": "java"}, BadRequest),
         ({"handler": None}, BrokenArchive),
         ({"name": "taken"}, ModelExists),
         ({"problem": "it is no archive"}, WorkersFailed),
@@ -129,3 +128,10 @@ def test_what_cannot_be_a_model_is_refused(tmp_path, change, error):
     host = SimpleNamespace(config=ServerConfig())
     with pytest.raises(error):
         new_model(source, settings=ModelConfig(min_workers=1), registry=registry, host=host, **options)
+
+
+def test_unknown_runtime_is_refused():
+    for runtime in (None, "python", "python3", "LSP"):
+        check_runtime(runtime)
+    with pytest.raises(BadRequest, match="Invalid RuntimeType value: java"):
+        check_runtime("java")

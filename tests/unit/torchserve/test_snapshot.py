@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,18 @@ async def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
     [file] = (tmp_path / "config").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert "keystore_pass=changed" in file.read_text()
+
+
+async def test_waiting_for_a_snapshot_ends_although_the_disk_hangs(tmp_path, monkeypatch):
+    server = SimpleNamespace(registry=[], config=SimpleNamespace(model_store=None))
+    hangs = threading.Event()
+    monkeypatch.setattr("flambeau.torchserve.snapshot.WRITE_S", 0.05)
+    monkeypatch.setattr(SnapshotWriter, "_write", lambda *_: hangs.wait(30))
+    writer = SnapshotWriter(tmp_path, {}, server)
+    writer.save("snapshot")
+    await writer.written()
+    hangs.set()
+    await writer.close()
 
 
 async def write_snapshots(folder, number=1):

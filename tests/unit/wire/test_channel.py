@@ -31,6 +31,25 @@ def ends():
     ours.close()
 
 
+@pytest.mark.parametrize("use", [lambda c: c.send([Ready()]), lambda c: c.receive(), lambda c: c.poll()])
+def test_copy_of_a_process_cannot_use_the_channel(ends, use):
+    ours, theirs = ends
+    copy = WorkerChannel(theirs.dup(), 1 << 20)
+    copy.leave(end_copy)
+    with pytest.raises(CopyUsed):
+        use(copy)
+    theirs.send(b"x")  # the channel itself is open
+    assert ours.recv(1) == b"x"
+
+
+class CopyUsed(Exception):
+    pass
+
+
+def end_copy():
+    raise CopyUsed
+
+
 async def connect(ours, on_messages):
     """A channel of the server, and the reason why it was closed."""
     loop = asyncio.get_running_loop()

@@ -35,6 +35,9 @@ CASES = {
     "data[0]['data']": "A plain body is under 'body', each field of a form under its name",
     "b'\\xff'.decode()": "(mine_to_call.py:2): these bytes are not text. Use them as they are",
     "next(iter(()))": "StopIteration (mine_to_call.py:2): next(…) found nothing. Give it a default",
+    "getattr(bytearray(b'x'), 'read')": "a body is bytes, and no file. Make it one: io.BytesIO(body)",
+    "bytearray(1 << 62)": "MemoryError (mine_to_call.py:2): memory is short. Lower batchSize",
+    "raise AttributeError(\"Can't get attribute 'Net' on <module '__main__'>\")": "Move the class into a module beside",
     "handle(data)": "a function calls itself without an end",
 }
 

@@ -65,6 +65,22 @@ class BaseHandler:
         return self.postprocess(self.inference(self.preprocess(data)))
 
 
+class WithLabels(BaseHandler):
+    def initialize(self, context):
+        super().initialize(context)
+        self.mapping, self.initialized = None, True
+
+    def postprocess(self, data):
+        return [self.mapping[str(data)]]
+
+
+def test_labels_that_the_model_does_not_have_are_named():
+    handler = WithLabels()
+    handler.initialize(None)
+    sentence = explain_exception(failure(handler.handle, [{"body": 1}], None))
+    assert "self.mapping is None; the model has no index_to_name.json, which sets it" in sentence
+
+
 def test_both_numbers_are_told():
     assert explain_count(3, 1, "returned").startswith("returned a list of 3 for 1 request, expected 1. ")
     text = explain_count(1, 4, "yielded")
@@ -114,7 +130,8 @@ def test_value_without_json_is_found(value, path):
 def test_value_that_contains_itself_is_explained():
     value = []
     value.append(value)
-    assert "at result" in explain_value(value, ValueError("Circular reference detected"))
+    sentence = explain_value(value, ValueError("Circular reference detected"))
+    assert sentence.startswith("returned a value that contains itself at result, which has no JSON form")
 
 
 def test_only_arrays_become_lists():

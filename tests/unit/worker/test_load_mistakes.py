@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -117,6 +118,44 @@ def test_file_named_like_a_module_of_the_standard_library(tmp_path):
         (tmp_path / name).write_text("")
     [sentence] = explain_shadowing(tmp_path)
     assert sentence.startswith("queue.py in the model's folder")
+
+
+def test_file_named_like_an_installed_package(tmp_path):
+    for name in ("handler.py", "msgspec.py"):
+        (tmp_path / name).write_text("")
+    [sentence] = explain_shadowing(tmp_path)
+    assert sentence.startswith("msgspec.py in the model's folder has the name of an installed package")
+
+
+@pytest.mark.parametrize(("name", "is_hidden"), [("msgspec", True), ("queue", True), ("mine_to_load", False)])
+def test_attribute_of_a_file_that_hides_a_package(tmp_path, name, is_hidden):
+    module = ModuleType(name)
+    module.__file__ = str(tmp_path / f"{name}.py")
+    with pytest.raises(AttributeError) as raised:
+        module.decode  # noqa: B018
+    sentence = f"`{name}` is the model's own {name}.py here, and not the installed package. Rename the file"
+    assert (sentence in explain_exception(raised.value)) is is_hidden
+
+
+class Tokenizer:
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path):
+        raise OSError(f"cannot load {pretrained_model_name_or_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("here", "the folder that Tokenizer.from_pretrained reads has config.json. Write all of its files there"),
+        ("nowhere", "Tokenizer.from_pretrained looks for a folder or a model of the hub called"),
+    ],
+)
+def test_pretrained_files_that_are_missing(tmp_path, name, sentence):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="cannot load") as raised:
+        Tokenizer.from_pretrained(tmp_path / name)
+    assert sentence in explain_exception(raised.value)
 
 
 @pytest.mark.parametrize(

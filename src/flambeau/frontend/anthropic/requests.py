@@ -18,6 +18,7 @@ from flambeau.frontend.openai.requests import (
     FIELDS,
     ChatRequest,
     Object,
+    check_names,
     ignored,
     optional,
     registered,
@@ -34,6 +35,14 @@ CLIENT_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
 }
+TOOL_FIELDS = ("name", "input_schema", "description", "strict", "type")
+OTHER_TOOL_FIELDS = (  # without effect
+    "cache_control",
+    "allowed_callers",
+    "defer_loading",
+    "eager_input_streaming",
+    "input_examples",
+)
 # Where the chat endpoint has it, the number of tokens that a model may think.
 BUDGET = "max_reasoning_tokens"
 
@@ -217,6 +226,7 @@ def tools_of(request: CountTokensRequest) -> Object:
     choice = request.tool_choice
     if choice is None:
         return given
+    check_names(choice, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
     kind = choice.get("type")
     if choice.get("disable_parallel_tool_use"):
         given["parallel_tool_calls"] = False
@@ -236,6 +246,7 @@ def tool_of(tool: Object, place: str) -> Object:
         raise InvalidField(f"{place}.type", f"{place}.type is {shown(kind)}: this server has no tools of its own")
     if not isinstance(name, str) or not name or not isinstance(schema, dict):
         raise InvalidField(place, f"{place} must have a name, and an input_schema that is an object")
+    check_names(tool, place, (*TOOL_FIELDS, *OTHER_TOOL_FIELDS))
     function: Object = {"name": name, "parameters": schema}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
@@ -248,6 +259,7 @@ def thinking_of(thinking: Object | None, place: str) -> Object:
     """Thinking as a variable of the chat template, and its budget where the chat endpoint has one."""
     if thinking is None:
         return {}
+    check_names(thinking, place, ("type", "budget_tokens", "display"))
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise InvalidField(f"{place}.type", f"{place}.type must be enabled, disabled or adaptive, not {shown(kind)}")
@@ -261,6 +273,7 @@ def thinking_of(thinking: Object | None, place: str) -> Object:
 
 
 def output_of(config: Object) -> Object:
+    check_names(config, "output_config", ("effort", "format"))
     given: Object = {}
     if (effort := config.get("effort")) is not None:
         if not isinstance(effort, str):
@@ -268,6 +281,7 @@ def output_of(config: Object) -> Object:
         given["reasoning_effort"] = effort
     form = config.get("format")
     if form is not None:
+        check_names(form, "output_config.format", ("type", "schema"))
         schema = form.get("schema") if isinstance(form, dict) else None
         if not isinstance(schema, dict) or form.get("type") != "json_schema":
             raise InvalidField(

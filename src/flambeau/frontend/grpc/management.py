@@ -62,7 +62,7 @@ class ManagementService(GrpcService):
         return ManagementResponse(msg=result.text)
 
     async def set_default(self, request: Message) -> Message:
-        result = operations.set_default(self._server, request.model_name, request.model_version)
+        result = await operations.set_default(self._server, request.model_name, request.model_version)
         return ManagementResponse(msg=result.text)
 
     async def unregister(self, request: Message) -> Message:

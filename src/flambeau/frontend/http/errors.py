@@ -164,7 +164,7 @@ def respond_error(exchange: Exchange, error: FlambeauError, style: ErrorStyle) -
         status = openai_status(error, status)
     if status == 401:
         headers.append(CHALLENGE)
-    cause = getattr(error, "cause", "") if style.has_details else ""
+    cause = error.cause if style.has_details else ""
     exchange.respond(status, error_body(exchange.path, status, kind, message_of(error, style), cause, error), headers)
     return status
 
@@ -172,7 +172,7 @@ def respond_error(exchange: Exchange, error: FlambeauError, style: ErrorStyle) -
 def error_event(error: FlambeauError, style: ErrorStyle) -> bytes:
     """The server-sent event that ends a failed stream."""
     status, kind = status_and_type(error, style)
-    cause = getattr(error, "cause", "") if style.has_details else ""
+    cause = error.cause if style.has_details else ""
     text = json.dumps({"error": to_document(status, kind, message_of(error, style), cause)}, ensure_ascii=False)
     return f"event: error\ndata: {text}\n\n".encode("utf-8", "backslashreplace")
 

@@ -136,7 +136,7 @@ class ManagementApi:
 
     async def set_default(self, exchange: Exchange, name: str, version: str) -> None:
         """PUT /models/{model}/{version}/set-default."""
-        respond_status(exchange, operations.set_default(self._server, name, version))
+        respond_status(exchange, await operations.set_default(self._server, name, version))
 
     async def options(self, exchange: Exchange, name: str, version: str | None) -> None:
         """OPTIONS /models/{model}: the description of its management API."""

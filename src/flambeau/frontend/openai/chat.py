@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from flambeau.errors import InvalidField
+from flambeau.errors import InvalidField, suggest
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.fields import shown
@@ -147,6 +147,9 @@ def check_calls(calls: Any, place: str) -> None:
             raise InvalidField(place, f"{place} must be a list of calls, each with a function that has a name")
 
 
+FUNCTION_FIELDS = ("parameters", "strict", "name", "description")
+
+
 def tools_for_template(tools: list[Object]) -> list[Object]:
     """Check tools in OpenAI's format."""
     names = set()
@@ -168,11 +171,16 @@ def tools_for_template(tools: list[Object]) -> list[Object]:
             raise InvalidField(f"tools[{i}]", f"tools[{i}]: two tools have the name {name!r}; rename one")
         names.add(name)
         assert isinstance(function, dict)
+        if (field := next((field for field in FUNCTION_FIELDS if field in tool), None)) is not None:
+            raise InvalidField(f"tools[{i}].{field}", f"tools[{i}].{field} belongs into tools[{i}].function")
         check_tool_fields(function, f"tools[{i}].function")
     return tools
 
 
 def check_tool_fields(function: Object, place: str) -> None:
+    for name in function:  # the chat template may use others
+        if name not in FUNCTION_FIELDS and (near := suggest(name, FUNCTION_FIELDS, cutoff=0.8)):
+            raise InvalidField(f"{place}.{name}", f"unknown field {place}.{name}; did you mean {near}?")
     parameters, strict = function.get("parameters"), function.get("strict")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidField(f"{place}.parameters", f"{place}.parameters must be a JSON schema, as an object")

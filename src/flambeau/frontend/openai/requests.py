@@ -411,6 +411,17 @@ def unknown_field(name: str, prefix: str, known: Iterable[str]) -> InvalidField:
     return InvalidField(where, f"unknown field {where}; " + (f"did you mean {near}?" if near else "leave it out"))
 
 
+def check_names(document: Any, place: str, known: Iterable[str]) -> None:
+    """Reject fields of an object within a request that have no meaning."""
+    for name in document if isinstance(document, dict) else ():
+        if name not in known:
+            near = suggest(name, known)
+            where = f"{place}.{name[:MAX_NAME]}"
+            raise InvalidField(
+                where, f"unknown field {where}; " + (f"did you mean {near}?" if near else "leave it out")
+            )
+
+
 def request_schema(kind: type) -> Schema:
     """The OpenAPI schema of a request."""
     known = FIELDS[kind]

@@ -294,7 +294,7 @@ def described(error: FlambeauError, style: ErrorStyle) -> tuple[int, str, str]:
     """The status, message and cause of an error that ends a stream."""
     plain = replace(style, is_plain=True)
     status = openai_status(error, status_and_type(error, plain)[0])
-    return status, message_of(error, plain), getattr(error, "cause", "") if style.has_details else ""
+    return status, message_of(error, plain), error.cause if style.has_details else ""
 
 
 Work = Coroutine[Any, Any, None] | None

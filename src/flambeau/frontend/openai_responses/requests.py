@@ -27,6 +27,7 @@ from flambeau.frontend.openai.requests import (
     ChatRequest,
     ModelRequest,
     Object,
+    check_names,
     ignored,
     optional,
     registered,
@@ -42,6 +43,11 @@ CLIENT_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
+TEXT_FIELDS = ("format", "verbosity")
+FORMAT_FIELDS = ("type", "name", "description", "schema", "strict")
+REASONING_FIELDS = ("effort", "summary", "generate_summary", "context", "mode")
+TOOL_FIELDS = ("name", "description", "parameters", "strict")
+OTHER_TOOL_FIELDS = ("type", "allowed_callers", "defer_loading", "output_schema")  # without effect
 ALONE = "this server keeps no such thing; send the input itself"
 INCLUDABLE = ("reasoning.encrypted_content",)  # thoughts are returned as text in any case
 
@@ -92,6 +98,8 @@ def to_chat(request: ResponsesRequest, messages: Sequence[Object]) -> ChatReques
         raise InvalidField("background", "background is not supported; leave it out and wait for the response")
     if request.top_logprobs:
         raise InvalidField("top_logprobs", "top_logprobs is not supported here; use /v1/chat/completions")
+    check_names(request.text, "text", TEXT_FIELDS)
+    check_names(request.reasoning, "reasoning", REASONING_FIELDS)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     chat: Object = {
         "model": request.model,
@@ -232,7 +240,8 @@ def tool_of(tool: Object, place: str) -> Object:
         raise InvalidField(f"{place}.type", f"{place}.type is {shown(kind)}: this server has no tools of its own")
     if not isinstance(name, str) or not name:
         raise InvalidField(f"{place}.name", f"{place}.name is required")
-    known = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    check_names(tool, place, (*TOOL_FIELDS, *OTHER_TOOL_FIELDS))
+    known = {key: tool[key] for key in TOOL_FIELDS if tool.get(key) is not None}
     return {"type": "function", "function": known}
 
 
@@ -251,6 +260,7 @@ def format_of(form: Any) -> Object | None:
     if form is None:
         return None
     kind = form.get("type") if isinstance(form, dict) else None
+    check_names(form, "text.format", FORMAT_FIELDS if kind == "json_schema" else ("type",))
     if kind in ("text", "json_object"):
         return {"type": kind}
     if kind != "json_schema" or not isinstance(form.get("schema"), dict):

@@ -238,7 +238,7 @@ def usage_of(usage: Document) -> Document:
     completion = usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage.get("prompt_tokens", 0),
-        "input_tokens_details": {"cached_tokens": prompt.get("cached_tokens", 0)},
+        "input_tokens_details": {"cached_tokens": prompt.get("cached_tokens", 0), "cache_write_tokens": 0},
         "output_tokens": usage.get("completion_tokens", 0),
         "output_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens", 0)},
         "total_tokens": usage.get("total_tokens", 0),

@@ -19,13 +19,23 @@ WEIGHTS = (
     "onnx/model.onnx",
 )
 DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
-MODES: Mapping[str, Mode] = {  # in the order in which several are joined
+MODES: Mapping[str, Mode] = {  # by the names of sentence-transformers 6
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+SWITCHES: Mapping[str, Mode] = {  # of its earlier versions, in the order in which several are joined
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
+SIZES = ("word_embedding_dimension", "embedding_dimension")
 TINY = 1e-12
 SHIFTED_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer", "mpnet")
 
@@ -113,18 +123,23 @@ def find_file(folder: Path, *names: str) -> Path:
     raise HandlerError(f"there is no {' or '.join(names)} in {folder}; pack it with --extra-files, or set model_path")
 
 
-Mode = Literal["cls", "max", "mean", "mean_sqrt_len", "last"]
+Mode = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
 
 
 def read_modes(document: Mapping[str, Any]) -> tuple[Mode, ...]:
-    """The modes that a pooling config enables; mean if it enables none."""
-    wanted = [key for key, value in document.items() if key.startswith("pooling_mode_") and value is True]
-    unknown = sorted(set(wanted) - MODES.keys())
-    if unknown:
-        raise HandlerError(f"the pooling config enables {', '.join(unknown)}; supported: {', '.join(MODES)}")
+    """The modes that a pooling config names or switches on; mean if it has none."""
+    known = {*SWITCHES, *SIZES, "pooling_mode", "include_prompt"}
+    if unknown := sorted(key for key, value in document.items() if key not in known and value):
+        raise HandlerError(f"the pooling config has {', '.join(unknown)}; supported: {', '.join(sorted(known))}")
     if document.get("include_prompt", True) is False:
         raise HandlerError("the pooling config leaves prompts out of the mean (include_prompt), which is not supported")
-    return tuple(mode for key, mode in MODES.items() if key in wanted) or ("mean",)
+    named = document.get("pooling_mode")
+    if named is None:
+        return tuple(mode for key, mode in SWITCHES.items() if document.get(key) is True) or ("mean",)
+    names = named if isinstance(named, list) else [named]
+    if not names or any(name not in MODES for name in names):
+        raise HandlerError(f"the pooling config has pooling_mode {named!r}; supported: {', '.join(MODES)}")
+    return tuple(MODES[name] for name in names)
 
 
 def pool(hidden_BTD: Any, mask_BT: Any, modes: Sequence[Mode]) -> list[Any]:
@@ -140,8 +155,10 @@ def pool_one(hidden_BTD: Any, mask_BT1: Any, mode: Mode) -> Any:
         return getattr(found, "values", found)  # torch returns (values, indices), NumPy the values
     if mode == "last":
         return (hidden_BTD * (mask_BT1 * (mask_BT1.cumsum(1) == mask_BT1.sum(1)[:, None]))).sum(1)
+    if mode == "weighted_mean":  # later tokens count more
+        mask_BT1 = mask_BT1 * mask_BT1.cumsum(1)
     total, count = (hidden_BTD * mask_BT1).sum(1), mask_BT1.sum(1)
-    return total / (count if mode == "mean" else count**0.5)
+    return total / (count**0.5 if mode == "mean_sqrt_len" else count)
 
 
 def normalize(vectors_BD: Any) -> Any:

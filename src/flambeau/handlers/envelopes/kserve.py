@@ -71,7 +71,7 @@ class KServev2Envelope(MultiInstanceEnvelope):
         return [
             {
                 "id": self._ids[i] or self.context.get_request_id(i),
-                "model_name": model.get("modelName") or self.context.model_name,
+                "model_name": model.get("modelName") or getattr(self.context, "model_name", None),
                 "model_version": model.get("modelVersion"),
                 "outputs": to_outputs(results, self._names[i]),
             }

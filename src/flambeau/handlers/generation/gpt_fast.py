@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flambeau.errors import HandlerError
 from flambeau.llm.backends.eager import attend_to, attention_mask
-from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
+from flambeau.llm.models.attention import AttentionOptions
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -121,30 +121,19 @@ class PositionAttention:
         self._cache, self._positions_T, self._num_places = cache, positions_T, num_places
         self._places_C = torch.arange(num_places, device=positions_T.device)
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [B, T, H, D] and k, v [B, T, G, D] to [B, T, H, D]."""
         num_sequences = q.shape[0]
         keys, values = self._cache[layer]
         keys[:num_sequences, self._positions_T] = k.to(keys.dtype)
         values[:num_sequences, self._positions_T] = v.to(values.dtype)
-        mask_TC = attention_mask(self._positions_T, self._places_C, window, changes.chunk)
+        mask_TC = attention_mask(self._positions_T, self._places_C, options.window, options.chunk)
         y_BHTD = attend_to(
             q.transpose(1, 2),
             keys[:num_sequences, : self._num_places].transpose(1, 2).to(q.dtype),
             values[:num_sequences, : self._num_places].transpose(1, 2).to(q.dtype),
             mask_TC,
-            scale,
-            changes,
+            options,
         )
         return y_BHTD.transpose(1, 2)
 

@@ -64,6 +64,7 @@ WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compile
 OTHERS = ("speculative", "kv_cache_fraction", "lora_adapters")  # each has values of its own kind
 KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, *OTHERS, *OLDER, *WITHOUT_EFFECT)
 MTP = "mtp"  # speculation by the checkpoint's own layer of multi-token prediction
+CPU_KERNELS = "CPU kernels"  # the decode path of the CPU backend
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 # Keys of that file that change texts in transformers and have no effect here, with the values that change nothing.
@@ -309,8 +310,8 @@ def shortened(length: int, wanted: int | None, trained: int) -> str | None:
     return None
 
 
-def compile_words(config: EngineConfig, device: str) -> str:
-    """What `compile` does on this type of device, for the log."""
+def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
+    """What `compile` does on this type of device, for the log; `decode` is what computes decode steps already."""
     if not config.compile:
         return "compile: false: every step runs as plain PyTorch"
     if config.tensor_parallel_size > 1:
@@ -320,6 +321,8 @@ def compile_words(config: EngineConfig, device: str) -> str:
         "cuda": "Triton kernels or torch.compile (Inductor), captured as CUDA graphs",
     }.get(device, "torch.compile (Inductor)")
     draft = " of the model and its draft" if config.draft else ""
+    if decode == CPU_KERNELS:
+        return "compile: true: decode steps are computed by C++ kernels, which were compiled before"
     return f"compile: true: decode steps{draft} are compiled in the background: {how}. Plain PyTorch answers meanwhile"
 
 

@@ -60,7 +60,8 @@ def compile_model(model: Any, options: Options) -> Any:
     except Exception as error:
         logger.warning("the model is not compiled: %s", error)
         return model
-    logger.info("Compiled model with %s", ", ".join(f"{key} {value}" for key, value in options.items()))
+    words = ", ".join(f"{key} {value}" for key, value in options.items()) or "the defaults of torch.compile"
+    logger.info("Compiled model with %s", words)
     return compiled
 
 

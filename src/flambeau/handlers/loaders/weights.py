@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from flambeau.errors import HandlerError
 from flambeau.file_import import import_file
 from flambeau.handlers.loaders.formats import SUPPORTED, ModelFormat, recognize
+
+logger = logging.getLogger(__name__)
 
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict")  # under which training scripts save it
 _RANDOM = ("uniform", "normal", "trunc_normal", "xavier", "kaiming", "orthogonal", "sparse")
@@ -44,16 +47,48 @@ def load_eager(
     if not model_file.is_file():
         raise RuntimeError(f"Missing the model.py file: there is no {model_file.name} among the model's files")
     model_class = find_model_class(model_file, class_name)
+    check_arguments(model_class, model_file)
     if weights is None:
-        return model_class()  # type: ignore[no-any-return]
+        return warned_of_random_weights(model_class(), model_file)
     state = read_state_dict(weights, device, weights_only=weights_only)
     with _without_random_weights():
         model: torch.nn.Module = model_class()
+    if not isinstance(model, torch.nn.Module):
+        raise HandlerError(
+            f"the class {model_class.__name__} of {model_file.name} is no torch.nn.Module, so that it cannot take the "
+            f"weights in {weights.name}; write class {model_class.__name__}(torch.nn.Module)"
+        )
     try:
         _assign(model, state)
     except RuntimeError as error:
         fit = f"{weights.name} does not fit the class {model_class.__name__} of {model_file.name}"
-        raise HandlerError(f"{fit}: {error}") from error
+        text = " ".join(str(error).split()).rstrip(".")
+        raise HandlerError(f"{fit}: {text}. Pack the class that the weights were saved from") from error
+    return model
+
+
+def check_arguments(model_class: type[Any], model_file: Path) -> None:
+    """Raise HandlerError if the class cannot be created without arguments."""
+    try:
+        signature = inspect.signature(model_class)
+        signature.bind()
+    except ValueError:  # written in C
+        return
+    except TypeError as error:
+        raise HandlerError(
+            f"the class {model_class.__name__} of {model_file.name} cannot be created without arguments: {error}; it "
+            f"takes {signature}. Give them defaults, or create it in a handler of your own: override initialize"
+        ) from None
+
+
+def warned_of_random_weights(model: torch.nn.Module, model_file: Path) -> torch.nn.Module:
+    """The model; one with weights that nothing has loaded answers at random."""
+    if isinstance(model, torch.nn.Module) and next(model.parameters(), None) is not None:
+        logger.warning(
+            "the model has no file with weights, so that the network of %s keeps those that its __init__ sets, which "
+            "are random as a rule. Pack a file of weights: --serialized-file, or a .pth beside the model file",
+            model_file.name,
+        )
     return model
 
 

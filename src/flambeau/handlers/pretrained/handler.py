@@ -68,12 +68,14 @@ class TransformersHandler:
         device, _ = choose_device(context.system_properties["gpu_id"])
         prepare(device)
         dtype = options.get("dtype") or context.model_yaml_config.get("dtype")
-        compiles = {"dynamic": True} if options.get("compile") else None  # one compilation for all lengths
+        compiles = read_pt2(context.model_yaml_config.get("pt2"))
+        if compiles is None and options.get("compile"):
+            compiles = {"dynamic": True}  # one compilation for all lengths
         self.runtime = Runtime(
             folder=folder,
             device=device,
             dtype=dtype_named(str(dtype)) if dtype else None,
-            compile_options=read_pt2(context.model_yaml_config.get("pt2")) or compiles,
+            compile_options=compiles,
             max_tokens=options.get("max_tokens", CPU_TOKENS if device.type == "cpu" else GPU_TOKENS),
             max_new_tokens=options.get("max_new_tokens", 1024),
         )

@@ -17,7 +17,7 @@ from flambeau.llm.backends.recurrent import PagedRecurrence, WholeRecurrence
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, load
-from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
+from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.transformer import Transformer
@@ -28,23 +28,13 @@ class WholeAttention:
 
     recur = WholeRecurrence()
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
         length = q.shape[-3]
         positions = torch.arange(length, device=q.device)
-        mask = attention_mask(positions, positions, window, changes.chunk)
+        mask = attention_mask(positions, positions, options.window, options.chunk)
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-        y = attend_to(q, k, v, mask, scale, changes)
+        y = attend_to(q, k, v, mask, options)
         return y.transpose(-3, -2)
 
 
@@ -61,23 +51,13 @@ class PagedAttention:
         assert self._recur is not None
         return self._recur
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         attend = attend_uniform if inputs.query_len else attend_ragged
         values = None if cache.is_latent else cache.values[layer]
-        return attend(q, cache.keys[layer], values, inputs, scale, window, changes)
+        return attend(q, cache.keys[layer], values, inputs, options)
 
 
 def attend_uniform(
@@ -85,9 +65,7 @@ def attend_uniform(
     keys: Tensor,
     values: Tensor | None,
     inputs: StepInputs,
-    scale: float,
-    window: int | None,
-    changes: ScoreChanges,
+    options: AttentionOptions,
 ) -> Tensor:
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
@@ -95,14 +73,14 @@ def attend_uniform(
     k_SGCD = load(keys, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
-    mask_SQC = attention_mask(positions_SQ, places_C, window, changes.chunk)
+    mask_SQC = attention_mask(positions_SQ, places_C, options.window, options.chunk)
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
     k_SGCD = k_SGCD.masked_fill_(is_old, 0)
     v_SGCD = k_SGCD
     if values is not None:
         v_SGCD = load(values, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2).masked_fill_(is_old, 0)
-    y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), scale, changes)
+    y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), options)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
 
@@ -111,9 +89,7 @@ def attend_ragged(
     keys: Tensor,
     values: Tensor | None,
     inputs: StepInputs,
-    scale: float,
-    window: int | None,
-    changes: ScoreChanges,
+    options: AttentionOptions,
 ) -> Tensor:
     """For sequences with different numbers of tokens, one after another."""
     starts = inputs.query_starts.tolist()
@@ -127,16 +103,16 @@ def attend_ragged(
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
         last_seen = None if inputs.images is None else inputs.images.last_seen_T[tokens]
-        mask_QC = attention_mask(inputs.positions_T[tokens], places_C, window, changes.chunk, last_seen)
+        mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
         q_HQD = q_THD[tokens].transpose(0, 1)
-        y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, scale, changes)
+        y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, options)
         pieces.append(y_HQD[0].transpose(0, 1))
     return torch.cat(pieces)
 
 
-def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, changes: ScoreChanges) -> Tensor:
+def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
     """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C] is true."""
-    softcap, sinks, alibi, _ = changes
+    scale, _, softcap, sinks, alibi, _ = options
     if softcap is None and sinks is None and alibi is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     num_heads, shared = q.shape[-3], q.shape[-3] // k.shape[-3]

@@ -2,7 +2,7 @@
 
 Groups of 4 bits (Q4_0, Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes other types.
 
-Shapes: O outputs · I inputs · N groups of 32 inputs
+Shapes: O outputs · I inputs · N groups of 32 inputs · H heads · R latent · K key and V value sizes
 """
 
 from __future__ import annotations
@@ -32,14 +32,34 @@ from flambeau.llm.quantize.int4 import pack_int4
 
 FLOATS = {0: (torch.float32, np.float32), 1: (torch.float16, np.float16), 30: (torch.bfloat16, np.uint16)}
 GROUP_SIZE = 32
-ROTATED_BY_PAIRS = ("llama", "granite", "smollm3")  # rows of queries and keys are arranged otherwise than elsewhere
-TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ROTATED_BY_PAIRS = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "smollm3",
+    "arcee",
+    "olmo",
+    "internlm2",
+)  # rows of queries and keys are arranged otherwise than elsewhere
+TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embed_norm",
+    "position_embd": "model.embed_positions",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -58,29 +78,65 @@ LAYER_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.score_bias",
+    "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+    "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
 OTHER_NAMES = {  # of single architectures
+    "glm4": {"ffn_norm": "pre_feedforward_layernorm", "ffn_up": "mlp.gate_up_proj"},
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
+LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
 CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
 
 
 class GgufFile:
     """A GGUF file; `header` is that of the first one if there are several."""
 
-    def __init__(self, path: Path, header: GgufHeader) -> None:
-        self.path, self._header = path, header
+    def __init__(self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None) -> None:
+        self.path, self._header, self._places = path, header, places or {}
         tensors = read_header(path).tensors.values()
-        self._tensors = {own_name(one.name, header.architecture): one for one in tensors if one.name not in CONSTANTS}
+        used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
+        self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
+        self._tensors = {
+            own_name(one.name, header.architecture): one
+            for one in used
+            if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
+        }
 
     def __iter__(self) -> Iterator[StoredTensor]:
         """The tensors in the order of the file."""
         for name, tensor in self._tensors.items():
             yield StoredTensor(self, name, shape_of(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
+        for name, keys in self._latents.items():
+            _, values = self._latent_values(keys)
+            heads, latent, size = keys.shape
+            yield StoredTensor(self, name, torch.Size((heads * (size + values.shape[1]), latent)), torch.float32)
+
+    def _latent_values(self, keys: GgufTensor) -> tuple[Path, GgufTensor]:
+        """The weights that make values beside those that make keys; they may be in the next part of a model."""
+        name = keys.name.removesuffix(LATENT_KEYS) + LATENT_VALUES
+        path = self._places.get(name, self.path)
+        tensor = read_header(path).tensors.get(name)
+        if tensor is None or len(keys.shape) != 3 or len(tensor.shape) != 3:
+            raise CheckpointError(f"{self.path} has {keys.name} without a fitting {name}; download it again")
+        return path, tensor
+
+    def _read_latent(self, keys: GgufTensor) -> Tensor:
+        """Keys and values of each head, one after the other."""
+        path, values = self._latent_values(keys)
+        keys_HRK, values_HVR = read_tensor(self.path, keys).float(), read_tensor(path, values).float()
+        return torch.cat((keys_HRK.transpose(1, 2), values_HVR), dim=1).flatten(0, 1)
 
     def read(self, name: str) -> Tensor:
         """A tensor, dequantized if it is quantized, with rows in the usual order."""
+        if name in self._latents:
+            return self._read_latent(self._latents[name])
         tensor = self._tensors[name]
         value = read_tensor(self.path, tensor)
         order = row_order(tensor, self._header)
@@ -104,8 +160,9 @@ def open_gguf(path: Path) -> list[WeightFile]:
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
-    header = read_header(first)
-    return [GgufFile(part, header) for part in gguf_parts(first)]
+    header, parts = read_header(first), gguf_parts(first)
+    places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
+    return [GgufFile(part, header, places) for part in parts]
 
 
 def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
@@ -134,10 +191,23 @@ def own_name(name: str, architecture: str) -> str:
     if module.startswith("blk."):
         _, layer, module = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
         start = f"model.layers.{layer}."
+    if start and f"{module}.{leaf}" in WHOLE_NAMES:
+        return start + WHOLE_NAMES[f"{module}.{leaf}"]
     names = {**LAYER_NAMES, **OTHER_NAMES.get(architecture, {})} if start else TOP_NAMES
     if module not in names:
         return name
     return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
+
+
+def latent_name(name: str) -> str:
+    return f"model.layers.{name.split('.')[1]}.{LATENT}"
+
+
+def is_further(name: str, header: GgufHeader) -> bool:
+    """Whether a tensor belongs to a layer that predicts further tokens; they come last."""
+    further = header.get("nextn_predict_layers") or 0
+    layer = name.split(".")[1] if name.startswith("blk.") else ""
+    return bool(further) and layer.isdigit() and int(layer) >= header.get("block_count") - further
 
 
 def shape_of(name: str, tensor: GgufTensor) -> torch.Size:

@@ -13,7 +13,8 @@ from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.chat.tool_grammar import NO_PARAMETERS, ReplyForm, ToolRule, write_grammar
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.matcher import GrammarMatcher
-from flambeau.llm.grammar.schema import check_schema, locate_fault, parse_schema, refusal
+from flambeau.llm.grammar.normalized_schema import normalize
+from flambeau.llm.grammar.schema import check_schema, locate_fault, parse_schema, refusal, types_of
 from flambeau.llm.sampling_params import STRUCTURES
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -27,6 +28,9 @@ REMEDIES = {
     "oneOf constraints are not supported": "the parts of oneOf may overlap, which cannot be excluded; use anyOf",
     "NoExtensionBias": "no text fits it",
 }
+# In a grammar: a text, a comment, a regular expression, or the beginning of a JSON schema.
+IN_LARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/|(%json\s*)')
+UNKNOWN_KEYS, NO_BRACKETS = "Unimplemented keys: ", str.maketrans("", "", '[]"')
 IN_SCHEMA = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 # Bounds of a compilation and of a step, in llguidance's units: about 50,000 lexer fuel, 14,000 step fuel and 20,000
@@ -55,6 +59,8 @@ class Grammar:
 
 # Between the parts of JSON: a few spaces, or a line break and an indentation. Small models would go on for ever.
 WHITESPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,40}"
+# Letters behind a backslash. Without u every text has one spelling: a name could be written a second time by another.
+ESCAPES = 'nrbtf\\"'
 
 
 class GrammarCompiler:
@@ -218,6 +224,8 @@ def read_tool(tool: Mapping[str, Any]) -> ToolRule:
     try:
         check_schema(schema)
         fault = schema_fault(schema, {})
+        if fault is None and types_of(schema) not in (None, {"object"}):
+            fault = refusal("/type", "the arguments of a call are an object")
     except InvalidRequest as error:
         fault = error
     if fault is None:
@@ -228,10 +236,11 @@ def read_tool(tool: Mapping[str, Any]) -> ToolRule:
 
 
 def json_expression(schema: Any, structure: Mapping[str, Any]) -> str:
+    """A checked schema as an expression of a grammar."""
     if isinstance(schema, dict):
         is_compact = structure.get("disable_any_whitespace")
         options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITESPACE}
-        schema = {**schema, "x-guidance": options}
+        schema = {**normalize(schema), "x-guidance": {**options, "json_allowed_escapes": ESCAPES}}
     return f"%json {json.dumps(schema)}"
 
 
@@ -246,9 +255,27 @@ def to_lark(form: str, content: Any) -> str:
     if "%llguidance" in content:
         raise InvalidRequest("the grammar cannot have %llguidance: its options are the server's own", PARAMETER)
     try:
-        return any_to_lark(content)
+        return with_checked_schemas(any_to_lark(content))
+    except InvalidRequest:
+        raise
     except Exception as error:  # the converter of llama.cpp's notation raises several kinds
         raise InvalidRequest(f"the grammar cannot be read: {short(str(error))}", PARAMETER) from None
+
+
+def with_checked_schemas(lark: str) -> str:
+    """A grammar whose JSON schemas are held like those of other requests."""
+    written: list[str] = []
+    place = 0
+    while (found := IN_LARK.search(lark, place)) is not None:
+        written.append(lark[place : found.start()])
+        place = found.end()
+        if found[1] is None:
+            written.append(found[0])
+            continue
+        schema, place = json.JSONDecoder().raw_decode(lark, place)
+        check_schema(schema)
+        written.append(json_expression(schema, {}))
+    return "".join([*written, lark[place:]])
 
 
 def grammar_of(lark: str) -> str:
@@ -262,4 +289,6 @@ def short(message: str) -> str:
     """The part of llguidance's message that is about the request, without the place in our own grammar."""
     lines = [line.strip() for line in message.strip().splitlines() if not IN_GRAMMAR.match(line)]
     told = " ".join(IN_SCHEMA.sub("", line) for line in lines if line)[:300]
+    if told.startswith(UNKNOWN_KEYS):
+        return f"{told.removeprefix(UNKNOWN_KEYS).translate(NO_BRACKETS)} cannot be enforced; leave it out"
     return next((remedy for start, remedy in REMEDIES.items() if told.startswith(start)), told)

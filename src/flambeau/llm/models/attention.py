@@ -17,9 +17,11 @@ from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
 
 
-class ScoreChanges(NamedTuple):
-    """What happens to the scores of attention before the softmax, beside the scale and a window."""
+class AttentionOptions(NamedTuple):
+    """What happens to the scores of attention before the softmax."""
 
+    scale: float
+    window: int | None = None  # tokens attend to so many before them, their own included
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]
     alibi: AlibiKind | None = None
@@ -27,26 +29,14 @@ class ScoreChanges(NamedTuple):
 
     @property
     def has_only_softcap(self) -> bool:
+        """Beside the scale and the window."""
         return self.sinks is None and self.alibi is None and self.chunk is None
-
-
-PLAIN_SCORES = ScoreChanges()
 
 
 class Attend(Protocol):
     """Stores the keys and values of a layer's tokens and computes the attention of its queries."""
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q […, H, D] and k, v […, G, D] to […, H, D]; the inputs are views of one larger tensor."""
 
     @property
@@ -111,8 +101,8 @@ class Attention(nn.Module):
         q, k = self.split_qk(qk)
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        changes = ScoreChanges(self.softcap, self.sinks, self.alibi, self.chunk)
-        y = attend(self.layer, q, k, v, scale=self.scale, window=self.window, changes=changes)
+        options = AttentionOptions(self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk)
+        y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

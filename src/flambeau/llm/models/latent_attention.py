@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotations, rotate
 
@@ -73,7 +73,7 @@ class LatentAttention(nn.Module):
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
         q = torch.cat((q_latent, rotate(self.to_halves(q_rotated), *rotation)), dim=-1)
-        y = attend(self.layer, q, k, k, scale=self.scale, window=None)
+        y = attend(self.layer, q, k, k, AttentionOptions(self.scale))
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 GROUP_SIZES = (32, 64, 128)
 MAX_LEVEL = 15
-SHRINKS = (1.0, 0.92, 0.84, 0.76)  # fractions of a group's range to try: clipping may reduce the error
+# The range of a group is searched: clipping may reduce the error.
+SHRINKS = (1.0, 0.93, 0.86)  # fractions of the whole range to try …
+MOVES = (0.08, 0.04)  # … then of each end alone, inwards and outwards
 NUM_FITS = 2  # of the scale and the minimum to the levels that were chosen
 MAX_WEIGHTS_AT_ONCE = 1 << 18  # rows are quantized in portions that fit into a CPU's cache …
 MAX_WEIGHTS_ON_GPU = 1 << 25  # … or keep a GPU busy
@@ -67,25 +69,50 @@ def quantize_int4(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
 
 
 def quantize_portion(weight_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize some rows, each group with the range that has the least error."""
+    """Quantize some rows, each group with the range that has the least error of those that are tried."""
     wide_ONG = weight_OI.float().view(len(weight_OI), -1, group_size)
-    low_ON, high_ON = wide_ONG.amin(dim=2), wide_ONG.amax(dim=2)
-    scale_ON, minimum_ON = scale_and_minimum(low_ON, high_ON)
-    error_ON = rounding_error(wide_ONG, scale_ON, minimum_ON)
-    for shrink in SHRINKS[1:]:
-        other_scale_ON, other_minimum_ON = scale_and_minimum(low_ON * shrink, high_ON * shrink)
-        other_error_ON = rounding_error(wide_ONG, other_scale_ON, other_minimum_ON)
-        is_better_ON = other_error_ON < error_ON
-        scale_ON = torch.where(is_better_ON, other_scale_ON, scale_ON)
-        minimum_ON = torch.where(is_better_ON, other_minimum_ON, minimum_ON)
-        error_ON = torch.minimum(other_error_ON, error_ON)
-    fitted_scale_ON, fitted_minimum_ON = scale_ON, minimum_ON
+    search = RangeSearch(wide_ONG)
+    for shrink in SHRINKS:
+        search.compare(search.one_ON * shrink, search.one_ON * shrink)
+    for move in MOVES:
+        from_ON = search.from_ON
+        for moved_ON in (from_ON - move, from_ON + move):
+            search.compare(moved_ON, search.to_ON)
+        to_ON = search.to_ON
+        for moved_ON in (to_ON - move, to_ON + move):
+            search.compare(search.from_ON, moved_ON)
+    fitted = search.scale_ON, search.minimum_ON
     for _ in range(NUM_FITS):
-        fitted_scale_ON, fitted_minimum_ON = fit_levels(wide_ONG, fitted_scale_ON, fitted_minimum_ON)
-    is_better_ON = rounding_error(wide_ONG, fitted_scale_ON, fitted_minimum_ON) < error_ON
-    scale_ON = torch.where(is_better_ON, fitted_scale_ON, scale_ON)
-    minimum_ON = torch.where(is_better_ON, fitted_minimum_ON, minimum_ON)
+        fitted = fit_levels(wide_ONG, *fitted)
+    search.keep(*fitted)
+    scale_ON, minimum_ON = search.scale_ON, search.minimum_ON
     return pack_int4(to_levels(wide_ONG, scale_ON, minimum_ON).to(torch.uint8).flatten(1)), scale_ON, minimum_ON
+
+
+class RangeSearch:
+    """The best range of each group so far: its ends in fractions of the smallest and the largest weight."""
+
+    def __init__(self, wide_ONG: Tensor) -> None:
+        self._wide_ONG, self._low_ON, self._high_ON = wide_ONG, wide_ONG.amin(dim=2), wide_ONG.amax(dim=2)
+        self.one_ON = torch.ones_like(self._low_ON)
+        self.from_ON = self.to_ON = self.one_ON
+        self.scale_ON, self.minimum_ON = scale_and_minimum(self._low_ON, self._high_ON)
+        self._error_ON = torch.full_like(self._low_ON, torch.inf)
+
+    def compare(self, from_ON: Tensor, to_ON: Tensor) -> None:
+        """Take this range where it has a smaller error."""
+        is_better_ON = self.keep(*scale_and_minimum(self._low_ON * from_ON, self._high_ON * to_ON))
+        self.from_ON = torch.where(is_better_ON, from_ON, self.from_ON)
+        self.to_ON = torch.where(is_better_ON, to_ON, self.to_ON)
+
+    def keep(self, scale_ON: Tensor, minimum_ON: Tensor) -> Tensor:
+        """Take these numbers where they have a smaller error, and say where that is."""
+        error_ON = rounding_error(self._wide_ONG, scale_ON, minimum_ON)
+        is_better_ON = error_ON < self._error_ON
+        self.scale_ON = torch.where(is_better_ON, scale_ON, self.scale_ON)
+        self.minimum_ON = torch.where(is_better_ON, minimum_ON, self.minimum_ON)
+        self._error_ON = torch.where(is_better_ON, error_ON, self._error_ON)
+        return is_better_ON
 
 
 def fit_levels(wide_ONG: Tensor, scale_ON: Tensor, minimum_ON: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from flambeau.serving.workers.remote_worker import RemoteWorker
 logger = logging.getLogger(__name__)
 
 KEPT_EXITS = 20
+RAISE_STARTUP = "raise startupTimeout in model-config.yaml, if the model needs longer to load"
 STEADY_S = 30.0  # a worker that was ready this long, or answered anything, ends a series of failures
 
 
@@ -176,7 +177,7 @@ class Supervisor:
         if not worker.is_ready:
             self._events.worker_load_timed_out(slot.ref, self._startup_timeout_s)
             reason = f"the model was not loaded within startupTimeout, {self._startup_timeout_s:g} s"
-            worker.kill_with_stacks(WorkerExit(reason=reason, while_loading=True))
+            worker.kill_with_stacks(WorkerExit(reason=reason, while_loading=True, last_lines=(RAISE_STARTUP,)))
 
     def _on_ready(self, slot: Slot, timer: StartupTimer, ready: asyncio.Future[None]) -> None:
         timer.cancel()

@@ -38,6 +38,7 @@ SOCKET_BUFFER_BYTES = 1 << 20
 TOKEN_TIMEOUT_S = 10.0  # a worker sends its token as soon as it is connected
 KERNEL_KILLS_S = 5.0
 SILENT_EXIT = "it printed nothing: the handler or a library called os._exit or exit. Raise an exception instead"
+MAX_LINES, FIRST_LINES = 14, 4  # of the traceback of a failed load
 OUTPUT_GRACE_S = 0.5  # until its output ends: a daemon that it started may hold the pipes open
 
 
@@ -276,7 +277,7 @@ def exit_of(
             while_loading=True,
             is_final=failure.is_final,
             needs_install=failure.needs_install,
-            last_lines=lines if failure.is_final else tuple(failure.detail.strip().splitlines()[-12:]) or lines,
+            last_lines=lines if failure.is_final else shown_lines(failure) or lines,
         )
     if kill_cause is not None:
         return WorkerExit(
@@ -300,6 +301,19 @@ def exit_of(
     if code > 0 and not lines:
         lines = (SILENT_EXIT,)
     return WorkerExit(reason=words, exit_code=code, signal=by_signal, out_of_memory=out_of_memory, last_lines=lines)
+
+
+def shown_lines(failure: Failed) -> tuple[str, ...]:
+    """The traceback of a failed load, without the sentence that its reason begins with.
+
+    Of a long one, the first call, which is the author's, and the end.
+    """
+    lines = failure.detail.strip().splitlines()
+    if lines and lines[0] == failure.message:
+        del lines[0]
+    return tuple(
+        lines if len(lines) <= MAX_LINES else [*lines[:FIRST_LINES], "…", *lines[FIRST_LINES + 1 - MAX_LINES :]]
+    )
 
 
 class TokenGate(asyncio.Protocol):

@@ -129,10 +129,12 @@ class MetricCacheAbstract(abc.ABC):
         metric.add_or_update(value, [dimension.value for dimension in dimensions], ids)
 
     def _with_defaults(self, ids: Any, dimensions: Sequence[Dimension]) -> list[Dimension]:
-        """A new list of the given dimensions and the default ones."""
+        """The given dimensions and the default ones; a given list is extended, and may be given to `update` next."""
         named = {dimension.name for dimension in dimensions}
         defaults = (("Level", "Error"),) if ids is None else (("ModelName", self.model_name), ("Level", "Model"))
-        return [*dimensions, *(Dimension(name, value) for name, value in defaults if name not in named)]
+        all_of_them = dimensions if isinstance(dimensions, list) else [*dimensions]
+        all_of_them += [Dimension(name, value) for name, value in defaults if name not in named]
+        return all_of_them
 
     def _ids_for(self, idx: Any) -> Any:
         ids = self.request_ids

@@ -70,7 +70,7 @@ async def run_node(node: WorkflowNode, find: Callable[[str], Model], call: Workf
         except TimeoutError:
             reason = f"no answer within {node.settings.timeout_ms} ms (timeout-ms)"
         except FlambeauError as error:
-            reason = "\n".join(filter(None, [str(error), getattr(error, "cause", "")]))
+            reason = "\n".join(filter(None, [str(error), error.cause]))
         logger.warning("request %s: node %s, attempt %d: %s", call.request_id, node.name, attempt, reason)
     text = f"Failed to execute workflow Node after {attempts} attempts : Error executing {node.name}"
     logger.error("request %s: %s", call.request_id, text)

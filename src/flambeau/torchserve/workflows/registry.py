@@ -136,13 +136,15 @@ class WorkflowRegistry:
         if not errors:
             return
         await self._unregister_nodes(workflow, [node.name for node in nodes if node not in errors])
+        causes = []
         for error in errors.values():
             if not isinstance(error, FlambeauError):
                 raise error
+            causes.append(error.cause)
         reasons = ", ".join(_reason(workflow.model_name(node.name), error) for node, error in errors.items())
         raise WorkflowFailed(
             f"Workflow {workflow.name} has failed to register. Failures: [{reasons}]",
-            cause="\n".join(filter(None, (getattr(error, "cause", "") for error in errors.values()))),
+            cause="\n".join(filter(None, causes)),
         )
 
     async def _register_node(self, workflow: Workflow, node: WorkflowNode, config: ModelConfig) -> Model:

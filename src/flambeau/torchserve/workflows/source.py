@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flambeau import __version__
 from flambeau.archive.writer import atomic_write, write_zip
 from flambeau.config.yaml_file import MAX_YAML_BYTES, load_yaml
 from flambeau.errors import ArchiveError, BrokenArchive, BrokenWorkflow, ConfigError, WorkflowNotFound
 from flambeau.serving.model_sources.store import Origin, Store
 from flambeau.serving.model_sources.urls import is_url
 from flambeau.small_files import read_small
+from flambeau.torchserve import WORKFLOW_ARCHIVER_VERSION
 from flambeau.torchserve.workflows.spec import WorkflowSpec, read_spec
 
 WORKFLOW_MANIFEST = "WAR-INF/MANIFEST.json"
@@ -136,7 +136,7 @@ class WorkflowManifest:
         return {
             "createdOn": (created_on or datetime.now()).strftime("%d/%m/%Y %H:%M:%S"),
             "workflow": {name: value for name, value in workflow.items() if value},
-            "archiverVersion": __version__,
+            "archiverVersion": WORKFLOW_ARCHIVER_VERSION,
         }
 
 

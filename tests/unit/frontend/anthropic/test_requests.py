@@ -167,3 +167,22 @@ def test_counting_needs_no_limit():
     assert checked_generation(to_chat(request)).messages == HELLO
     with pytest.raises(InvalidField, match="max_tokens is required"):
         read_request(json.dumps({"messages": HELLO}).encode(), MessagesRequest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"output_config": {"formatt": {}}}, "output_config.formatt"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}, "x": 1}}}, "output_config.format.x"),
+        ({"thinking": {"type": "enabled", "budget_token": 5}}, "thinking.budget_token"),
+        ({"tools": [{"name": "f", "input_schema": {}, "strct": True}]}, "tools[0].strct"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any", "disable_parallel": True}},
+            "tool_choice.disable_parallel",
+        ),
+    ],
+)
+def test_fields_within_fields_are_not_ignored(fields, place):
+    with pytest.raises(InvalidField, match="unknown field") as error:
+        asked(**fields)
+    assert error.value.field == place

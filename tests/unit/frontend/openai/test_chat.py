@@ -197,6 +197,22 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
         ({"logprobs": 5}, "logprobs", "true or false"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object or json_schema, not 'xml'"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema is required"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "send the type json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strct": True}}},
+            "response_format",
+            "unknown field response_format.json_schema.strct",
+        ),
+        (
+            {"tools": [{"type": "function", "strict": True, "function": {"name": "f"}}]},
+            "tools[0].strict",
+            "belongs into tools[0].function",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "paramaters": {}}}]},
+            "tools[0].function.paramaters",
+            "did you mean parameters?",
+        ),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "send one of them"),
         ({"guided_choice": []}, "guided_choice", "1 to 1000 texts"),
         ({"guided_regex": ""}, "guided_regex", "not empty"),

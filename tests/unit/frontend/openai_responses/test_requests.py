@@ -129,3 +129,20 @@ def test_invalid_field_is_named_as_the_client_names_it(fields, name):
     with pytest.raises(InvalidField) as found:
         asked(**fields)
     assert found.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "told"),
+    [
+        ({"text": {"formatt": {"type": "json_object"}}}, "text.formatt", "did you mean format?"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema", "leave it out"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}, "strct": True}}}, "text.format.strct", "strict?"),
+        ({"reasoning": {"efort": "low"}}, "reasoning.efort", "did you mean effort?"),
+        ({"tools": [{**TOOL, "paramaters": {}}]}, "tools[0].paramaters", "did you mean parameters?"),
+    ],
+)
+def test_fields_within_fields_are_not_ignored(fields, place, told):
+    with pytest.raises(InvalidField, match="unknown field") as error:
+        asked(**fields)
+    assert error.value.field == place
+    assert told in str(error.value)

@@ -41,7 +41,7 @@ def test_whole_response():
     assert found["instructions"] == "Speak."
     assert found["usage"] == {
         "input_tokens": 11,
-        "input_tokens_details": {"cached_tokens": 4},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 18,

@@ -77,6 +77,7 @@ EXPECTED = {
     "cls": [[1, -8], [1, 2]],
     "max": [[3, -4], [7, 8]],
     "mean": [[2, -6], [4, 5]],
+    "weighted_mean": [[7 / 3, -16 / 3], [5, 6]],
     "mean_sqrt_len": [[4 / 2**0.5, -12 / 2**0.5], [8, 10]],
 }
 
@@ -97,7 +98,32 @@ def test_vectors_get_length_one_and_zero_stays_zero():
 def test_modes_are_read_from_the_config():
     assert read_modes({}) == ("mean",)
     assert read_modes({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}) == ("cls", "max")
-    with pytest.raises(HandlerError, match="pooling_mode_weightedmean_tokens"):
-        read_modes({"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(HandlerError, match="pooling_mode_median_tokens"):
+        read_modes({"pooling_mode_median_tokens": True, "pooling_mode_cls_token": True})
     with pytest.raises(HandlerError, match="include_prompt"):
         read_modes({"include_prompt": False})
+
+
+@pytest.mark.parametrize(
+    ("named", "modes"),
+    [
+        ("cls", ("cls",)),
+        ("lasttoken", ("last",)),
+        ("weightedmean", ("weighted_mean",)),
+        ("mean_sqrt_len_tokens", ("mean_sqrt_len",)),
+        (["max", "cls"], ("max", "cls")),
+    ],
+)
+def test_modes_are_named_since_sentence_transformers_6(named, modes):
+    """Earlier versions have a switch for each mode; what is named comes first."""
+    document = {"embedding_dimension": 2, "pooling_mode": named, "include_prompt": True}
+    assert read_modes(document) == modes
+    assert read_modes({**document, "pooling_mode_mean_tokens": True}) == modes
+
+
+@pytest.mark.parametrize("named", ["median", ["cls", "median"], [], 3])
+def test_an_unknown_mode_is_refused_by_name(named):
+    with pytest.raises(HandlerError, match="pooling_mode"):
+        read_modes({"pooling_mode": named})
+    with pytest.raises(HandlerError, match="twist"):
+        read_modes({"pooling_mode": "cls", "twist": 2})

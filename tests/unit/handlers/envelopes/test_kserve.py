@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from flambeau.errors import BadRequest, HandlerError
@@ -64,6 +66,17 @@ def test_v2_blank_id_is_replaced_by_the_requests():
     document = {"id": " ", "inputs": [tensor("a", 1)]}
     [answer] = KServev2Envelope(lambda data, context: [[1]]).handle([{"body": document}], context())
     assert answer["id"] == "id-0"
+
+
+def test_v2_needs_no_more_of_a_context_than_torchserve_does():
+    minimal = SimpleNamespace(
+        manifest={"model": {}}, get_request_header=lambda i, name: False
+    )  # as in the tests that people wrote for their handlers
+    [reply] = KServev2Envelope(lambda data, context: [[1]]).handle(
+        [{"body": {"id": "x", "inputs": [tensor("a", 1, 2)]}}], minimal
+    )
+    assert (reply["id"], reply["model_name"], reply["model_version"]) == ("x", None, None)
+    assert vars(minimal).keys() == {"manifest", "get_request_header"}
 
 
 def test_v2_more_results_than_inputs_is_an_error():

@@ -7,7 +7,9 @@ import time
 import pytest
 import torch
 
+from flambeau.handlers.base import BaseHandler
 from flambeau.handlers.loaders.torch_compile import CompiledCall, compile_lock, compile_model, read_pt2
+from flambeau.torchserve.handlers.mock_context import MockContext
 from support.log_records import logged
 from support.models.net import Net
 
@@ -44,6 +46,20 @@ def test_forms_of_the_pt2_section(section, options):
 def test_forms_that_are_wrong(section, words):
     with pytest.raises(ValueError, match=words):
         read_pt2(section)
+
+
+@pytest.mark.parametrize(("section", "is_compiled"), [({"enable": True}, True), ({"enable": False}, False)])
+def test_a_model_is_compiled_with_defaults_if_nothing_but_enable_is_given(section, is_compiled, tmp_path, caplog):
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(1, 1)\n"
+    )
+    context = MockContext(model_pt_file=None, model_dir=str(tmp_path), model_file="net.py")
+    context.model_yaml_config = {"pt2": {"compile": section}}
+    handler = BaseHandler()
+    with caplog.at_level(logging.INFO, LOGGER):
+        handler.initialize(context)
+    assert isinstance(handler.model, torch._dynamo.OptimizedModule) is is_compiled
+    assert ("Compiled model with the defaults of torch.compile" in caplog.text) is is_compiled
 
 
 def test_unknown_backend_leaves_the_model_unchanged(caplog):

@@ -48,6 +48,32 @@ def test_weights_are_pages_of_the_file(tmp_path, state, suffix):
     assert torch.equal(net.shift, state["shift"])
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("class Net: ...\n", "Net of net.py is no torch.nn.Module, so that it cannot take the weights in net.pth"),
+        (
+            "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width): ...\n",
+            "Net of net.py cannot be created without arguments: missing a required argument: 'width'; it takes (width)",
+        ),
+        (
+            "import torch\nclass Net(torch.nn.Module): ...\n",
+            "net.pth does not fit the class Net of net.py: .* Pack the class that the weights were saved from",
+        ),
+    ],
+)
+def test_class_that_does_not_go_with_the_weights_is_refused(tmp_path, state, source, words):
+    (tmp_path / "net.py").write_text(source)
+    torch.save(state, tmp_path / "net.pth")
+    with pytest.raises(HandlerError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        load_eager(tmp_path / "net.py", tmp_path / "net.pth", CPU)
+
+
+def test_network_without_weights_is_noticed(caplog):
+    load_eager(NET, None, CPU)
+    assert "no file with weights, so that the network of net.py keeps those that its __init__ sets" in caplog.text
+
+
 def test_constants_that_are_not_saved_are_there(tmp_path):
     file = tmp_path / "scaled.py"
     file.write_text(

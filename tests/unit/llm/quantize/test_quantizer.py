@@ -49,6 +49,10 @@ def linear():
     return nn.Linear(128, 48).requires_grad_(False)
 
 
+def squared_error(weight):
+    return (int4.dequantize_groups(*int4.quantize_int4(weight, 64), torch.float32) - weight).square().sum()
+
+
 class TestLayers:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("shape", [(5,), (2, 3)])
@@ -72,15 +76,21 @@ class TestLayers:
         smallest = linear.weight.abs().amax(dim=1, keepdim=True) / 448 * 2**-9
         assert (error <= linear.weight.abs() / 16 + smallest).all()
 
-    def test_int4_is_more_exact_with_scales_that_are_fitted_to_their_levels(self, monkeypatch):
+    @pytest.mark.parametrize(("name", "value", "share"), [("NUM_FITS", 0, 0.98), ("MOVES", (), 0.95)])
+    def test_fitted_scales_and_ends_that_move_alone_make_int4_more_exact(self, monkeypatch, name, value, share):
         weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+        found = squared_error(weight)
+        monkeypatch.setattr(int4, name, value)
+        assert found < share * squared_error(weight)
 
-        def error() -> float:
-            return (int4.dequantize_groups(*int4.quantize_int4(weight, 64), torch.float32) - weight).norm().item()
-
-        fitted = error()
-        monkeypatch.setattr(int4, "NUM_FITS", 0)
-        assert fitted < 0.98 * error()
+    def test_int4_is_more_exact_than_symmetric_levels_of_as_many_bits(self):
+        """Groups of 32 with one scale, as llama.cpp's q4_0 has them, also take 4.5 bits for a weight."""
+        weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        groups = weight.view(256, -1, 32)
+        largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+        step = (largest / -8).half().float()
+        symmetric = (groups / step).round().clamp(-8, 7) * step
+        assert squared_error(weight) < 0.92 * (symmetric - groups).square().sum()
 
     def test_int4_keeps_groups_of_equal_numbers(self):
         weight = torch.cat([torch.full((2, 64), 0.5), torch.zeros(2, 64)])

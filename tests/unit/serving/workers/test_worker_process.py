@@ -19,9 +19,9 @@ from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.workers import worker_process
 from flambeau.serving.workers.launcher import StartPlaces
 from flambeau.serving.workers.remote_worker import RemoteWorker
-from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for
+from flambeau.serving.workers.worker_process import TokenGate, WorkerProcess, WorkerSpec, environment_for, shown_lines
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.messages import Load
+from flambeau.wire.messages import Failed, Load
 from support.fake_workers import until
 
 TOKEN = b"secret"
@@ -263,3 +263,19 @@ async def test_worker_that_is_killed_before_it_runs_is_not_started():
     process = WorkerProcess(spec, lambda: None, SimpleNamespace(name=""), ServerEvents(), SimpleNamespace())
     process.kill(WorkerExit(reason="it was stopped"))
     assert (await process.run()).reason == "it was stopped"
+
+
+def test_lines_of_a_failed_load_begin_with_the_author_and_do_not_repeat_the_reason():
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "handler.py", line 7, in initialize',
+        "    load()",
+        "    ^^^^",
+    ]
+    library = [f'  File "library.py", line {i}' for i in range(30)]
+    detail = "\n".join(["no file x", *trace, *library, "ValueError: x"])
+    lines = shown_lines(Failed([], 500, "no file x", detail))
+    assert lines[:5] == (*trace, "…")
+    assert lines[-2:] == ('  File "library.py", line 29', "ValueError: x")
+    assert len(lines) == 14
+    assert shown_lines(Failed([], 500, "other", "one\ntwo")) == ("one", "two")

@@ -81,12 +81,16 @@ def test_outside_a_worker_measurements_are_log_lines(metrics, caplog):
     assert "[METRICS]Share.Percent:22|#Other:y|" in caplog.text
 
 
-def test_the_default_dimensions_do_not_stick_to_the_callers_list(metrics):
+def test_a_given_list_has_the_default_dimensions_too_but_no_other_call(metrics, caplog):
     mine = [Dimension("MethodName", "preprocess")]
     metrics.request_ids = {0: "r"}
-    metrics.add_time("T", 1, dimensions=mine)
-    metrics.add_time("T", 2)
-    assert len(mine) == 1
+    for _ in range(2):
+        metrics.add_time("T", 1, dimensions=mine)
+    assert [dimension.name for dimension in mine] == ["MethodName", "ModelName", "Level"]
+    metrics.get_metric("T", MetricTypes.GAUGE).update(3, "r", mine)
+    assert "[METRICS]T.Milliseconds:3|#MethodName:preprocess,ModelName:m,Level:Model|" in caplog.text
+    metrics.add_time("U", 2)
+    assert "[METRICS]U.Milliseconds:2|#ModelName:m,Level:Model|" in caplog.text
 
 
 def test_invalid_values_are_logged_and_dropped(metrics, caplog):

@@ -14,7 +14,7 @@ from flambeau.llm.backends.cpu.bindings import CPagedStep, index_pointers, kerne
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.attention import PLAIN_SCORES, Attend, ScoreChanges
+from flambeau.llm.models.attention import Attend, AttentionOptions
 
 HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
 CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
@@ -89,22 +89,14 @@ def choose_attention(cache: KVCache, inputs: StepInputs) -> Attend:
 class CpuAttention(PagedAttention):
     """Attention over the blocks of a cache; the keys and values of the step are written first."""
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if not changes.has_only_softcap:  # the kernel does not know others
-            return super().__call__(layer, q, k, v, scale=scale, window=window, changes=changes)
+        if not options.has_only_softcap:  # the kernel does not know others
+            return super().__call__(layer, q, k, v, options)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
-        cached, softcap = (cache.keys[layer], cache.values[layer]), changes.softcap or 0.0
-        y: Tensor = torch.ops.flambeau.paged_attention(q, k, v, *cached, *places, scale, window or 0, softcap)
+        cached, softcap = (cache.keys[layer], cache.values[layer]), options.softcap or 0.0
+        y: Tensor = torch.ops.flambeau.paged_attention(
+            q, k, v, *cached, *places, options.scale, options.window or 0, softcap
+        )
         return y

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
+from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
@@ -26,6 +27,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
 INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
+TRIM_BYTES = 64 << 20  # of replaced layers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,11 +62,21 @@ class PackedLinear(nn.Module):
 
 
 def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_float32: bool = True) -> None:
-    """Replace the layers of these kinds, one by one; a network can be used meanwhile."""
+    """Replace the layers of these kinds, one by one; a network can be used meanwhile.
+
+    Packed layers lie in pages of their own, not where the others were: these go back to the system now and then, or the
+    process would have both copies of a network.
+    """
+    freed_bytes = 0
     for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
         layer = model.get_submodule(name)
         if type(layer) in kinds and (other := packed(layer, packs_float32=packs_float32)) is not None:
+            freed_bytes += sum(tensor.nbytes for tensor in layer.state_dict().values())
             model.set_submodule(name, other)
+            del layer
+            if freed_bytes > TRIM_BYTES:
+                freed_bytes = 0
+                trim_heap()
 
 
 def forget_plain_layers(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.eager import PagedAttention
 from flambeau.llm.executor.kv_cache import store
-from flambeau.llm.models.attention import PLAIN_SCORES, ScoreChanges
+from flambeau.llm.models.attention import AttentionOptions
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
@@ -197,21 +197,11 @@ operators._register_fake("cache_kv", lambda *tensors: None)
 class TritonAttention(PagedAttention):
     """Attention of decode steps over the blocks of a cache; the keys and values of the step are written first."""
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        changes: ScoreChanges = PLAIN_SCORES,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if cache.is_latent or changes.softcap is not None or not changes.has_only_softcap:  # not known to the kernel
-            return super().__call__(layer, q, k, v, scale=scale, window=window, changes=changes)
+        if cache.is_latent or options.softcap is not None or not options.has_only_softcap:  # not known to the kernel
+            return super().__call__(layer, q, k, v, options)
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
         y: Tensor = torch.ops.flambeau.paged_decode(
             q,
@@ -220,7 +210,7 @@ class TritonAttention(PagedAttention):
             inputs.positions_T,
             inputs.block_tables_SB,
             inputs.query_len,
-            scale,
-            window or 0,
+            options.scale,
+            options.window or 0,
         )
         return y

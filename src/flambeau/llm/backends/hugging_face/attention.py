@@ -20,7 +20,7 @@ from flambeau.llm.backends.eager import attend_ragged, attend_uniform
 from flambeau.llm.backends.eager import attention_mask as causal_mask
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import zeros
-from flambeau.llm.models.attention import ScoreChanges
+from flambeau.llm.models.attention import AttentionOptions
 
 PAGED, PROBE = "flambeau", "flambeau_probe"  # names of attention implementations
 PLACE = "flambeau_attention"  # the attribute of an attention layer that computes it
@@ -212,7 +212,7 @@ class PagedLayer:
         values.flatten(0, 1).index_copy_(0, inputs.slots_T, v_TGD.to(values.dtype))
         attend = attend_uniform if inputs.query_len else attend_ragged
         scale = q_BHQD.shape[-1] ** -0.5 if scaling is None else scaling
-        y_THD = attend(q_THD, keys, values, inputs, scale, self._window, ScoreChanges(softcap, s_aux))
+        y_THD = attend(q_THD, keys, values, inputs, AttentionOptions(scale, self._window, softcap, s_aux))
         return y_THD.view(q_BHQD.shape[0], q_BHQD.shape[2], *y_THD.shape[1:])
 
 

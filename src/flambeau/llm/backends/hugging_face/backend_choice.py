@@ -40,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 CHECK_BLOCK = 4  # tokens of a block while ways are compared
 CHECK_BLOCKS = 2 * LENGTH // CHECK_BLOCK + 1
+# Kinds of layers that blocks can stand for, if the comparison below finds no difference; `layer_types` names them.
+PAGED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse"})
+STATE_LAYERS = frozenset({"linear_attention", "conv", "mamba", "mamba2", "hybrid", "hybrid_sliding", "recurrent"})
+# Those that treat the tokens of a prompt otherwise than generated ones: computed again, a sequence would be another.
+PROMPT_LAYERS = frozenset({"reference_sliding_attention"})
 FAILURES = (AttributeError, AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -66,6 +71,7 @@ def load_pretrained(
 ) -> LoadedPretrained:
     """Load a folder and choose the backend; `reason` says why the engine's own network is not used."""
     network = read_pretrained(path, device=device, dtype=dtype, trusts_code=config.trust_remote_code)
+    check_prompt_layers(type(network).__name__, layer_types(network.config))
     model = CausalModel(network)
     with torch.inference_mode(), quiet():
         try:
@@ -103,6 +109,21 @@ def check_settings(config: EngineConfig) -> None:
             )
 
 
+def layer_types(config: Any) -> frozenset[str]:
+    """The kinds of layers that a configuration of transformers names; none if it names none."""
+    text = config.get_text_config(decoder=True)
+    return frozenset(str(kind) for kind in getattr(text, "layer_types", None) or ())
+
+
+def check_prompt_layers(name: str, kinds: frozenset[str]) -> None:
+    """Raise for layers whose results depend on where the prompt ends."""
+    if found := sorted(kinds & PROMPT_LAYERS):
+        raise CheckpointError(
+            f"{name} has layers of the type {found[0]}, which attend to generated tokens otherwise than to those of "
+            "the prompt; the engine does not keep them apart, so it would write another text. Use transformers itself"
+        )
+
+
 def choose_backend(
     model: CausalModel, arch: Architecture, config: EngineConfig, draft_block_bytes: int
 ) -> tuple[LoadedPretrained, str]:
@@ -126,6 +147,8 @@ def check_positions(model: CausalModel, arch: Architecture, config: EngineConfig
     """Raise NotPageable if a token's position does not stand for itself."""
     if not model.takes_positions:
         raise NotPageable("it takes no positions")
+    if other := sorted(layer_types(model.network.config) - PAGED_LAYERS - STATE_LAYERS):
+        raise NotPageable(f"its layers are of the type {other[0]}")
     if depends_on_length(model.network.config.get_text_config(decoder=True), config.max_model_len or arch.max_length):
         raise NotPageable("its rotary positions depend on the length of the sequence (longrope)")
 

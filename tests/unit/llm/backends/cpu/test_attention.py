@@ -10,6 +10,7 @@ import torch
 from flambeau.llm.backends.cpu import attention, bindings
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.attention import AttentionOptions
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 
@@ -41,7 +42,7 @@ def attend(kind, model, cache, inputs, window):
     dtype = cache.keys[0].dtype
     qkv = torch.randn(shape, generator=generator).to(dtype if dtype.is_floating_point else torch.float32)
     q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
-    return kind(cache, inputs)(1, q, k, v, scale=arch.head_size**-0.5, window=window)
+    return kind(cache, inputs)(1, q, k, v, AttentionOptions(arch.head_size**-0.5, window))
 
 
 def check_decode(model):
@@ -130,8 +131,23 @@ def test_a_bfloat16_cache_is_summed_in_float32():
     arch, generator = model.arch, torch.Generator().manual_seed(5)
     qkv = torch.randn((30, arch.num_heads + 2 * arch.num_kv_heads, 32), generator=generator).bfloat16().float()
     q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
-    expected = PagedAttention(rounded, inputs)(1, q, k, v, scale=32**-0.5, window=6)
+    expected = PagedAttention(rounded, inputs)(1, q, k, v, AttentionOptions(32**-0.5, 6))
     torch.testing.assert_close(found, expected.bfloat16(), atol=1e-6, rtol=2**-7)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_and_values_are_rounded_to_the_nearest_numbers_of_the_cache(dtype):
+    model = random_model(head_size=16, num_heads=2, num_kv_heads=2)
+    cache, inputs = room(model, 1, rubbish=0.0, dtype=dtype), step_inputs({0: (0, [1] * 30)})
+    k = torch.randn(30, 2, 16, generator=torch.Generator().manual_seed(1)) * torch.logspace(-9, 6, 30).view(-1, 1, 1)
+    tie = 1 + torch.finfo(dtype).eps / 2
+    k[0, 0, :4] = torch.tensor([tie, -tie, 1.5 * torch.finfo(dtype).smallest_normal * 2**-5, -0.0])
+    attention.CpuAttention(cache, inputs)(1, torch.zeros(30, 2, 16), k, -k, scale=1.0, window=None)
+    for cached, numbers in ((cache.keys[1], k), (cache.values[1], -k)):
+        assert torch.equal(
+            cached.view(-1, 2, 16)[inputs.slots_T].view(torch.int16), numbers.to(dtype).view(torch.int16)
+        )
 
 
 @needs_kernels
@@ -149,7 +165,7 @@ def attend_first(model, cache, inputs, num_drawn):
     arch, generator = model.arch, torch.Generator().manual_seed(5)
     qkv = torch.randn((num_drawn, arch.num_heads + 2 * arch.num_kv_heads, arch.head_size), generator=generator)
     parts = qkv[: len(inputs.ids_T)].split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
-    return attention.CpuAttention(cache, inputs)(1, *parts, scale=arch.head_size**-0.5, window=None)
+    return attention.CpuAttention(cache, inputs)(1, *parts, AttentionOptions(arch.head_size**-0.5))
 
 
 @needs_kernels

@@ -213,6 +213,28 @@ def test_networks_of_other_families_give_the_twins_logits(family):
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
 
 
+ODD_SHAPES = {
+    "15 heads for 5": {
+        "hidden_size": 240,
+        "num_heads": 15,
+        "num_kv_heads": 5,
+        "head_size": 16,
+        "intermediate_size": 100,
+    },
+    "heads of 96": {"hidden_size": 97, "num_heads": 3, "num_kv_heads": 1, "head_size": 96, "intermediate_size": 131},
+    "biases and 1,003 tokens": {"vocab_size": 1003, "head_size": 64, "qkv_bias": True, "mlp_bias": True},
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", ODD_SHAPES)
+def test_sizes_that_no_panel_divides_give_the_twins_logits_and_tokens(shape):
+    model = random_model(**ODD_SHAPES[shape])
+    found, expected = logits_of_both(model)
+    torch.testing.assert_close(found / expected.std(), expected / expected.std(), atol=5e-5, rtol=2e-5)
+    assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
+
+
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_network_of_16_bits_gives_the_twins_logits_within_its_rounding(dtype):

@@ -11,8 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cpu import bindings, kernel_builds
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, pack_floats, pack_quantized, packed, rounded_inputs
+from flambeau.llm.backends.cpu import bindings, kernel_builds, packed_linear
+from flambeau.llm.backends.cpu.packed_linear import (
+    INT8_GROUP,
+    PackedLinear,
+    pack_floats,
+    pack_layers,
+    pack_quantized,
+    packed,
+    rounded_inputs,
+)
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
@@ -121,6 +129,15 @@ def test_the_kernels_quantize_as_the_plain_functions_do(shape, dtype):
     assert torch.equal(pack_quantized(plain.weight, "int8", 32).panels, packed(Int8Linear.in_groups(plain, 32)).panels)
     ours, theirs = pack_quantized(plain.weight, "int4", 32).panels, packed(Int4Linear.from_linear(plain, 32)).panels
     assert (ours != theirs).float().mean() < 0.01  # two ranges with the same error, but for the order of a sum
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_that_are_not_finite_do_not_become_finite(kind, value):
+    weight = linear(128, 40).weight.clone()
+    weight[33, 70] = value
+    found = pack_quantized(weight, kind, 32)(torch.randn(2, 128)).isfinite().all(dim=0)
+    assert [n for n in range(40) if not found[n]] == [33]
 
 
 def test_rows_that_do_not_divide_into_groups_are_quantized_by_the_kernels():
@@ -242,3 +259,17 @@ def test_int4_weights_of_other_tools_have_wide_scales(group_size):
         x = torch.randn(rows, 320)
         expected = layer(rounded_inputs(x, group_size))
         assert (fast(x) - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+def test_replaced_layers_go_back_to_the_system_while_others_are_packed(monkeypatch):
+    """Not only at the end, when the process has had both copies of the network."""
+    model = nn.ModuleList(Int4Linear.from_linear(linear(320, 64), 32) for _ in range(6))
+    one = sum(tensor.nbytes for tensor in model[0].state_dict().values())
+    remaining = []
+    monkeypatch.setattr(packed_linear, "TRIM_BYTES", 2 * one - 1)
+    monkeypatch.setattr(
+        packed_linear, "trim_heap", lambda: remaining.append(sum(type(each) is Int4Linear for each in model))
+    )
+    pack_layers(model, (Int4Linear,))
+    assert all(type(each) is PackedLinear for each in model)
+    assert remaining == [4, 2, 0]

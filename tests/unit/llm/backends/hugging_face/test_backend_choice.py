@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from flambeau.llm import SamplingParams
-from flambeau.llm.backends.hugging_face.backend_choice import check_settings, depends_on_length
+from flambeau.llm.backends.hugging_face.attention import NotPageable
+from flambeau.llm.backends.hugging_face.backend_choice import (
+    check_positions,
+    check_prompt_layers,
+    check_settings,
+    depends_on_length,
+    layer_types,
+)
+from flambeau.llm.backends.hugging_face.causal_model import CausalModel
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
 from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
 from flambeau.llm.backends.hugging_face.state_backend import StateBackend
@@ -226,3 +234,22 @@ def test_longrope_depends_on_the_length(length, expected):
         rope_scaling={"type": "longrope", "short_factor": factors, "long_factor": factors},
     )
     assert depends_on_length(config, length) == expected
+
+
+def test_layers_that_know_where_the_prompt_ends_are_refused():
+    """Those of Unlimited-OCR keep the whole prompt and a window of the generated text."""
+    import transformers
+
+    config = transformers.UnlimitedOcrConfig()
+    with pytest.raises(CheckpointError, match="reference_sliding_attention"):
+        check_prompt_layers("UnlimitedOcrForConditionalGeneration", layer_types(config))
+    check_prompt_layers("LlamaForCausalLM", layer_types(transformers.LlamaConfig()))
+
+
+def test_layers_of_an_unknown_type_are_not_paged(tmp_path):
+    network = write_other(tmp_path, "VaultGemma")
+    arch = load_other(tmp_path).arch
+    check_positions(CausalModel(network), arch, EngineConfig())
+    network.config.layer_types = ["full_attention", "compressed_sparse_attention"]
+    with pytest.raises(NotPageable, match="compressed_sparse_attention"):
+        check_positions(CausalModel(network), arch, EngineConfig())

@@ -43,13 +43,10 @@ inline void multiply_pairs(const float* x, const uint32_t* weights, const float*
   const int64_t pairs = (size + 1) / 2, words = pairs * 2 * kLine, some = 8;
   if (static_cast<int64_t>(rounded.size()) < num_rows * pairs) rounded.resize(num_rows * pairs);
   Threads::of_process().share((num_rows + some - 1) / some, num_threads, [&](int64_t task) {
-    for (int64_t m = task * some; m < std::min(num_rows, (task + 1) * some); ++m)
-      for (int64_t k = 0; k < pairs; ++k) {
-        bfloat pair[2];
-        narrow(x[m * size + 2 * k], pair);
-        narrow(2 * k + 1 < size ? x[m * size + 2 * k + 1] : 0.0f, pair + 1);
-        std::memcpy(&rounded[m * pairs + k], pair, sizeof pair);
-      }
+    for (int64_t m = task * some; m < std::min(num_rows, (task + 1) * some); ++m) {
+      rounded[(m + 1) * pairs - 1] = 0;  // the last pair may have one number only
+      narrow(x + m * size, size, reinterpret_cast<bfloat*>(&rounded[m * pairs]));
+    }
   });
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;

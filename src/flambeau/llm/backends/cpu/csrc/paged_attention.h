@@ -71,7 +71,7 @@ inline void write_heads(const float* from, int64_t heads, stored* to) {
       std::memcpy(to + size, &scale, sizeof scale);
     }
   } else {
-    for (int64_t i = 0; i < heads * size; ++i) narrow(from[i], to + i);
+    narrow(from, heads * size, to);
   }
 }
 

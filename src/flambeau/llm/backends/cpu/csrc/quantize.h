@@ -8,93 +8,154 @@
 namespace flambeau {
 
 constexpr int64_t kMaxGroup = 128;
-constexpr float kShrinks[] = {1.0f, 0.92f, 0.84f, 0.76f};  // fractions of a group's range to try
+constexpr float kShrinks[] = {1.0f, 0.93f, 0.86f};  // fractions of a group's range to try
+constexpr float kMoves[] = {0.08f, 0.04f};  // then of each end alone, inwards and outwards
 constexpr int kFits = 2;  // of the scale and the minimum to the levels that were chosen
 
-inline float to_bfloat16(float x) {
-  bfloat narrow_one;
-  narrow(x, &narrow_one);
-  const uint32_t bits = static_cast<uint32_t>(narrow_one) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, 4);
-  return wide;
+inline Floats to_bfloat16(const Floats& x) {  // to the nearest, ties to even
+  const Words bits = as<Words>(x);
+  return as<Floats>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
 }
-
-struct Levels {
-  float scale, minimum;
-};
 
 inline Floats clamped(const Floats& x, float low, float high) {
   const Floats above = chosen(x < low, Floats{} + low, x);
   return chosen(above > high, Floats{} + high, above);
 }
 
-inline Floats nearest(const Floats& x) { return converted<Floats>(rounded(x)); }
+struct Levels {
+  Floats scale, minimum;
+};
 
-inline Levels quantize_group8(const float* weights, int64_t group, uint8_t* levels) {
-  Floats high{};
-  for (int64_t i = 0; i < group; i += kLanes) {
-    const Floats size = magnitude(load(weights + i));
-    high = larger(size, high);
+// A group of each of sixteen columns, a column in each lane.
+struct Groups {
+  alignas(64) float numbers[kMaxGroup][kLanes];
+  int64_t size;
+
+  Floats at(int64_t k) const { return load(numbers[k]); }
+
+  // `count` columns of weights; the others are zeros.
+  template <typename stored>
+  void fill(const stored* weights, int64_t count, int64_t stride, int64_t start) {
+    for (int64_t i = 0; i < size; i += kLanes) {
+      alignas(64) float columns[kLanes][kLanes] = {};
+      const int64_t there = std::clamp<int64_t>(stride - start - i, 0, kLanes);
+      for (int64_t n = 0; n < count; ++n) {
+        const stored* from = weights + n * stride + start + i;
+        stored some[kLanes] = {};
+        if (there < kLanes) std::copy_n(from, there, some), from = some;
+        write(load(from), columns[n]);
+      }
+      for (int64_t k = 0; k < kLanes; ++k)
+        for (int64_t n = 0; n < kLanes; ++n) numbers[i + k][n] = columns[n][k];
+    }
   }
-  float scale = to_bfloat16(largest(high) / 127.0f);
-  if (scale == 0) scale = 1;
-  for (int64_t i = 0; i < group; i += kLanes) {
-    store_bytes(rounded(clamped(load(weights + i) / scale, -127.0f, 127.0f)) + 128, levels + i);
+};
+
+// ---- 8 bits ----
+
+// Scales; NaN for a group with a weight that is not finite.
+inline Levels quantize_groups8(const Groups& groups) {
+  Floats high{}, invalid{};
+  for (int64_t k = 0; k < groups.size; ++k) {
+    const Floats x = groups.at(k);
+    high = larger(magnitude(x), high), invalid += x - x;
   }
-  return {scale, 0};
+  const Floats scale = to_bfloat16(high / 127.0f);
+  return {chosen(scale == 0.0f, Floats{} + 1.0f, scale) + invalid, Floats{}};
 }
 
-inline float error_of(const float* weights, int64_t group, const Levels& with) {
-  const float inverse = 1.0f / with.scale;
-  Floats total{};
-  for (int64_t i = 0; i < group; i += kLanes) {
-    const Floats steps = (load(weights + i) - with.minimum) * inverse;
-    const Floats off = nearest(clamped(steps, 0.0f, 15.0f)) - steps;
-    total += off * off;
-  }
-  return sum(total) * (with.scale * with.scale);
+// ---- 4 bits ----
+
+inline Floats in_steps(const Floats& x, const Floats& minimum, const Floats& inverse) { return (x - minimum) * inverse; }
+
+inline Floats nearest_level(const Floats& steps) {
+  const Floats shifted = clamped(steps, 0.0f, 15.0f) + kRoundShift;
+  return shifted - kRoundShift;
 }
+
+template <int count>
+inline void errors_of(const Groups& groups, const Levels* with, Floats* errors) {
+  Floats inverse[count], totals[count] = {};
+  for (int i = 0; i < count; ++i) inverse[i] = 1.0f / with[i].scale;
+  for (int64_t k = 0; k < groups.size; ++k) {
+    const Floats x = groups.at(k);
+    for (int i = 0; i < count; ++i) {
+      const Floats steps = in_steps(x, with[i].minimum, inverse[i]), off = nearest_level(steps) - steps;
+      totals[i] += off * off;
+    }
+  }
+  for (int i = 0; i < count; ++i) errors[i] = totals[i] * (with[i].scale * with[i].scale);
+}
+
+// Searches the range of sixteen levels with the least squared error.
+struct RangeSearch {
+  const Groups& groups;
+  Floats low, high;                                    // of the weights
+  Floats from = Floats{} + 1.0f, to = Floats{} + 1.0f;  // the best range, in fractions of these
+  Floats error = Floats{} + INFINITY;
+  Levels best{};
+
+  template <int count>
+  void compare(const Floats (&lows)[count], const Floats (&highs)[count]) {
+    Levels some[count];
+    Floats errors[count];
+    for (int i = 0; i < count; ++i) {
+      const Floats scale = to_bfloat16((high * highs[i] - low * lows[i]) / 15.0f);
+      some[i] = {chosen(scale == 0.0f, Floats{} + 1.0f, scale), to_bfloat16(low * lows[i])};
+    }
+    errors_of<count>(groups, some, errors);
+    for (int i = 0; i < count; ++i) {
+      const auto is_better = errors[i] < error;
+      from = chosen(is_better, lows[i], from), to = chosen(is_better, highs[i], to);
+      keep(is_better, some[i], errors[i]);
+    }
+  }
+
+  template <typename Mask>
+  void keep(const Mask& is_better, const Levels& other, const Floats& its_error) {
+    best.scale = chosen(is_better, other.scale, best.scale);
+    best.minimum = chosen(is_better, other.minimum, best.minimum);
+    error = chosen(is_better, its_error, error);
+  }
+};
 
 // The scale and minimum with the least squared error for the levels that these give.
-inline Levels fitted(const float* weights, int64_t group, const Levels& with) {
-  const float inverse = 1.0f / with.scale, size = static_cast<float>(group);
+inline Levels fitted(const Groups& groups, const Levels& with) {
+  const Floats inverse = 1.0f / with.scale;
+  const float size = static_cast<float>(groups.size);
   Floats levels{}, squares{}, products{}, numbers{};
-  for (int64_t i = 0; i < group; i += kLanes) {
-    const Floats x = load(weights + i), level = nearest(clamped((x - with.minimum) * inverse, 0.0f, 15.0f));
+  for (int64_t k = 0; k < groups.size; ++k) {
+    const Floats x = groups.at(k), level = nearest_level(in_steps(x, with.minimum, inverse));
     levels += level, squares += level * level, products += level * x, numbers += x;
   }
-  const float of_levels = sum(levels), of_numbers = sum(numbers);
-  const float variance = size * sum(squares) - of_levels * of_levels;
-  const float scale = to_bfloat16((size * sum(products) - of_levels * of_numbers) / variance);
-  const float slope = scale > 0 ? scale : with.scale;  // one level has none
-  return {slope, to_bfloat16((of_numbers - slope * of_levels) / size)};
+  const Floats variance = squares * size - levels * levels;
+  const Floats scale = to_bfloat16((products * size - levels * numbers) / variance);
+  const Floats slope = chosen(scale > 0.0f, scale, with.scale);  // one level has none
+  return {slope, to_bfloat16((numbers - slope * levels) / size)};
 }
 
-// The range with the least error.
-inline Levels quantize_group4(const float* weights, int64_t group, uint8_t* levels) {
-  Floats high = load(weights), low = high;
-  for (int64_t i = kLanes; i < group; i += kLanes) {
-    const Floats x = load(weights + i);
-    high = larger(x, high), low = chosen(x < low, x, low);
+// The levels with the least error that the search finds; scales of groups with a weight that is not finite are NaN.
+FLAMBEAU_ONCE inline Levels quantize_groups4(const Groups& groups) {
+  Floats high = groups.at(0), low = high, invalid{};
+  for (int64_t k = 0; k < groups.size; ++k) {
+    const Floats x = groups.at(k);
+    high = larger(x, high), low = chosen(x < low, x, low), invalid += x - x;
   }
-  const float most = largest(high), least = -largest(-low);
-  Levels best{};
-  float best_error = 0;
-  for (const float shrink : kShrinks) {
-    Levels some{to_bfloat16((most * shrink - least * shrink) / 15.0f), to_bfloat16(least * shrink)};
-    if (some.scale == 0) some.scale = 1;
-    const float error = error_of(weights, group, some);
-    if (shrink == 1.0f || error < best_error) best = some, best_error = error;
+  RangeSearch search{groups, low, high};
+  const Floats shrinks[] = {Floats{} + kShrinks[0], Floats{} + kShrinks[1], Floats{} + kShrinks[2]};
+  search.compare(shrinks, shrinks);
+  for (const float move : kMoves) {
+    const Floats lows[] = {search.from - move, search.from + move}, same_high[] = {search.to, search.to};
+    search.compare(lows, same_high);
+    const Floats highs[] = {search.to - move, search.to + move}, same_low[] = {search.from, search.from};
+    search.compare(same_low, highs);
   }
-  Levels fit = best;
-  for (int i = 0; i < kFits; ++i) fit = fitted(weights, group, fit);
-  if (error_of(weights, group, fit) < best_error) best = fit;
-  const float inverse = 1.0f / best.scale;
-  for (int64_t i = 0; i < group; i += kLanes) {
-    store_bytes(rounded(clamped((load(weights + i) - best.minimum) * inverse, 0.0f, 15.0f)), levels + i);
-  }
-  return best;
+  Levels fit = search.best;
+  for (int i = 0; i < kFits; ++i) fit = fitted(groups, fit);
+  Floats error;
+  errors_of<1>(groups, &fit, &error);
+  search.keep(error < search.error, fit, error);
+  return {search.best.scale + invalid, search.best.minimum};
 }
 
 // Two bfloat16 in each word: of column j, and of column 16 + j.
@@ -106,33 +167,46 @@ inline void write_pairs(const float* numbers, uint32_t* line) {
   }
 }
 
+// ---- panels ----
+
+// The levels of four weights of each column.
+template <int bits>
+inline Words four_levels(const Groups& groups, const Levels& with, int64_t k) {
+  const Floats inverse = 1.0f / with.scale;
+  Words four{};
+  for (int i = 0; i < 4; ++i) {
+    const Floats x = groups.at(k + i);
+    const Ints level = bits == 8 ? rounded(clamped(x / with.scale, -127.0f, 127.0f)) + 128
+                                 : rounded(clamped(in_steps(x, with.minimum, inverse), 0.0f, 15.0f));
+    four = four | (as<Words>(level) & 0xff) << 8 * i;
+  }
+  return four;
+}
+
 // `count` columns of weights, each of `size` numbers; the other columns of the panel are zeros.
 template <int bits, typename stored>
 inline void quantize_panel(const stored* weights, int64_t count, int64_t size, int64_t group, uint32_t* out) {
+  Groups halves[2];
+  halves[0].size = halves[1].size = group;
   for (int64_t start = 0; start < size; start += group) {
-    alignas(64) uint8_t levels[kPanel][kMaxGroup] = {};
-    float scales[kPanel] = {}, minimums[kPanel] = {};
-    for (int64_t n = 0; n < count; ++n) {
-      alignas(64) float numbers[kMaxGroup] = {};
-      const int64_t there = std::min(group, size - start);
-      for (int64_t i = 0; i < there; i += kLanes) {
-        stored some[kLanes] = {};
-        std::copy_n(weights + n * size + start + i, std::min<int64_t>(kLanes, there - i), some);
-        write(load(some), numbers + i);
-      }
-      const Levels found = bits == 8 ? quantize_group8(numbers, group, levels[n]) : quantize_group4(numbers, group, levels[n]);
-      scales[n] = found.scale, minimums[n] = found.minimum;
+    alignas(64) float scales[kPanel], minimums[kPanel];
+    Levels found[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      const int64_t first = i * kLanes, there = std::clamp<int64_t>(count - first, 0, kLanes);
+      halves[i].fill(weights + first * size, there, size, start);
+      found[i] = bits == 8 ? quantize_groups8(halves[i]) : quantize_groups4(halves[i]);
+      write(found[i].scale, scales + first), write(found[i].minimum, minimums + first);
     }
+    std::fill(scales + count, scales + kPanel, 0.0f);
     write_pairs(scales, out), out += kLine;
     if constexpr (bits == 4) write_pairs(minimums, out), out += kLine;
     for (int64_t k = 0; k < group; k += 4) {
-      uint32_t words[kPanel];
-      for (int64_t n = 0; n < kPanel; ++n) std::memcpy(&words[n], &levels[n][k], 4);
+      const Words low = four_levels<bits>(halves[0], found[0], k), high = four_levels<bits>(halves[1], found[1], k);
       if constexpr (bits == 8) {
-        std::memcpy(out, words, sizeof words), out += 2 * kLine;
+        write(low, out), write(high, out + kLine);
+        std::fill(out + count, out + kPanel, 0), out += 2 * kLine;
       } else {
-        for (int64_t j = 0; j < kLanes; ++j) out[j] = words[j] | words[kLanes + j] << 4;
-        out += kLine;
+        write(low | high << 4, out), out += kLine;
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -29,7 +30,12 @@ enum class byte : int8_t {};      // a multiple of a scale that is kept elsewher
 inline Floats load(const float* from) { return read<Floats>(from); }
 
 inline Floats load(const bfloat* from) {
+#if defined(__AVX512F__)  // GCC would widen two halves and join them
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return reinterpret_cast<Floats>(_mm512_slli_epi32(wide, 16));
+#else
   return as<Floats>(converted<Words>(read<Halves>(from)) << 16);
+#endif
 }
 
 // Sixteen small integers from bytes and to bytes; compilers convert them one by one.
@@ -100,6 +106,34 @@ inline void narrow(float x, half* to) {  // to the nearest, ties to even
     result = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
   }
   *to = static_cast<half>(sign | result);
+}
+
+// The same for many numbers.
+template <typename target>
+inline void narrow(const float* from, int64_t size, target* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats x = load(from + i);
+    if constexpr (std::is_same_v<target, bfloat>) {
+      const Words bits = as<Words>(x);
+      write(converted<Halves>((bits + 0x7fff + (bits >> 16 & 1)) >> 16), to + i);
+    } else if constexpr (std::is_same_v<target, half>) {
+#if defined(__AVX512F__)
+      const __m256i halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), halves);
+#elif defined(__AVX2__) && defined(__F16C__)
+      const __m128i low = _mm256_cvtps_ph(as<__m256>(x.low), _MM_FROUND_TO_NEAREST_INT);
+      const __m128i high = _mm256_cvtps_ph(as<__m256>(x.high), _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), low);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i + 8), high);
+#else
+      for (int lane = 0; lane < kLanes; ++lane) narrow(from[i + lane], to + i + lane);
+#endif
+    } else {
+      write(x, to + i);
+    }
+  }
+  for (; i < size; ++i) narrow(from[i], to + i);
 }
 
 constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
