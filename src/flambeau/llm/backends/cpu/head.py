@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.backends.cpu.bindings import CMatrix, CNetwork, kernels
-from flambeau.llm.backends.cpu.network import NetworkPointers, can_attend, has_known_layers, to_ctokens
+from flambeau.llm.backends.cpu.network import can_attend, has_known_layers, to_ctokens
+from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
