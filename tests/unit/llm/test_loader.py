@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import cache_dtype, load_engine, load_network
+from flambeau.llm.quantize.quantizer import ExpertStack
+from support.checkpoints import reference
+from support.llm_steps import step_inputs
 from support.packed_checkpoints import write_packed
 from unit.llm.checkpoints.test_compressed_tensors import packed as packed_groups
 
@@ -40,6 +44,32 @@ def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float1
     assert backend.cache.keys[0].dtype == torch.float16
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+@pytest.mark.parametrize("kind", ["gpt-neox", "mixtral", "qwen-2-moe"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_networks_with_layer_norms_or_experts_run_on_the_cpu_kernels(tmp_path, kind, quantization):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    sizes = {"hidden_size": 64, "intermediate_size": 64}
+    model = reference(kind, **sizes, **({"moe_intermediate_size": 64} if "moe" in kind else {}))
+    model.save_pretrained(tmp_path)
+    config = EngineConfig(device="cpu", quantization=quantization, num_blocks=16, block_size=4)
+    backend = load_network(tmp_path, config, torch.device("cpu"), None).backend
+    assert backend.wait_until_compiled(timeout_s=250)
+    assert backend.decode_path == "CPU kernels"
+    kinds = {layer.kind for layer in backend.model.modules() if isinstance(layer, PackedLinear)}
+    assert kinds - {"float32"} == ({quantization} if quantization else set())
+    assert not any(isinstance(layer, ExpertStack) for layer in backend.model.modules())
+    inputs = step_inputs({0: (0, ids := [5, 9, 40, 41, 3])})
+    found = backend.prefill(inputs, torch.arange(len(ids)))
+    if quantization is None:
+        expected, allowed = model(torch.tensor([ids])).logits[0].detach(), 1e-5
+    else:  # the plain layers round no inputs
+        plain = load_network(tmp_path, replace(config, compile=False), torch.device("cpu"), None).backend
+        expected, allowed = plain.prefill(inputs, torch.arange(len(ids))), 0.1
+    assert (found - expected).norm() / expected.norm() < allowed
     backend.close()
 
 

@@ -1,1 +1,1 @@
-"""The CPU backend: C++ kernels for plain networks, Inductor for others."""
+"""The CPU backend: C++ kernels for the networks that they know, Inductor for others."""

@@ -1,6 +1,6 @@
 """CpuBackend: runs eagerly until a faster decode path is ready, then switches between two steps.
 
-The faster path is the C++ kernels' whole step for a plain network, else what Inductor compiles.
+The faster path is the whole step of the C++ kernels for a network that they know, else what Inductor compiles.
 
 Shapes: T tokens of the step · N rows of them · V vocabulary
 """

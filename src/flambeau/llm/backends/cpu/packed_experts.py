@@ -20,6 +20,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     pack_int4_layer,
     pack_int8,
 )
+from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.moe import ExpertLayers, Experts
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
@@ -51,6 +52,7 @@ def pack_experts(model: nn.Module, *, packs_float32: bool) -> None:
     for module in model.modules():
         if isinstance(module, Experts):
             pack_experts_of(module, packs_float32=packs_float32)
+            trim_heap()  # as in pack_layers
 
 
 def pack_experts_of(experts: Experts, *, packs_float32: bool) -> None:
