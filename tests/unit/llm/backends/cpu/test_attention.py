@@ -143,7 +143,7 @@ def test_keys_and_values_are_rounded_to_the_nearest_numbers_of_the_cache(dtype):
     k = torch.randn(30, 2, 16, generator=torch.Generator().manual_seed(1)) * torch.logspace(-9, 6, 30).view(-1, 1, 1)
     tie = 1 + torch.finfo(dtype).eps / 2
     k[0, 0, :4] = torch.tensor([tie, -tie, 1.5 * torch.finfo(dtype).smallest_normal * 2**-5, -0.0])
-    attention.CpuAttention(cache, inputs)(1, torch.zeros(30, 2, 16), k, -k, scale=1.0, window=None)
+    attention.CpuAttention(cache, inputs)(1, torch.zeros(30, 2, 16), k, -k, AttentionOptions(1.0))
     for cached, numbers in ((cache.keys[1], k), (cache.values[1], -k)):
         assert torch.equal(
             cached.view(-1, 2, 16)[inputs.slots_T].view(torch.int16), numbers.to(dtype).view(torch.int16)
