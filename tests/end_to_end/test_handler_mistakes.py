@@ -299,7 +299,8 @@ def test_exception_whose_text_cannot_be_made_leaves_the_worker_alive(server, reg
     for _ in range(2):
         reply = server.predict(name, b"{}", kind=JSON)
         assert (reply.status, reply.json["message"].partition(":")[0]) == (503, FAILED)
-        assert "Odd, whose __str__ (handler.py:2) raises ValueError" in reply.json["cause"][0]
+        sentence = "Odd, whose __str__ (handler.py:2) raises ValueError (handler.py:9): let its __str__ return a text"
+        assert sentence in reply.json["cause"][0]
     assert server.failure(name) == ""
 
 

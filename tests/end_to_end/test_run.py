@@ -104,3 +104,13 @@ def test_mistake_is_told_in_the_words_of_the_server(tmp_path, sample, body, sent
     *before, last = done.stderr.splitlines()
     assert (done.returncode, last.startswith(sentence)) == (1, True), done.stderr
     assert not [line for line in before if "typer" in line or "flambeau/" in line]  # only the author's lines
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_interrupt_that_a_handler_raises_is_told(tmp_path, sample, command):
+    (tmp_path / "mine.py").write_text("def handle(data, context):\n    if data:\n        raise KeyboardInterrupt\n")
+    option = "-i" if command == "run" else "--samples"
+    words = [Path(sys.executable).with_name("flambeau"), command, tmp_path / "mine.py", option, sample]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert "KeyboardInterrupt (mine.py:3). Without Ctrl-C, the handler raised it" in done.stderr
+    assert done.returncode != 0

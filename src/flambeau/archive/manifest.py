@@ -109,8 +109,21 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
     return Manifest.from_dict(document)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of an unpacked archive; None if it has none, which is allowed."""
+def explain_no_manifest(folder: Path) -> str:
+    """Why an unpacked archive has no manifest, and what to do; empty if it has one."""
+    if (folder / MANIFEST).is_file():
+        return ""
+    found = sorted(folder.glob(f"*/{MANIFEST}"))
+    if found:
+        inner = found[0].relative_to(folder).parts[0]
+        return f"the archive has {inner}/{MANIFEST}; pack the files in {inner}, and not the folder around them"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    holds = ", ".join(names[:MAX_SHOWN]) + (", …" if len(names) > MAX_SHOWN else "")
+    return f"the archive has no {MANIFEST}, but {holds or 'nothing'}; pack it with torch-model-archiver"
+
+
+def read_manifest(folder: Path, name: str = "") -> Manifest | None:
+    """Read the manifest of an unpacked archive; None if it has none, which is allowed. `name` is for errors."""
     file = folder / MANIFEST
     try:
         content = read_small(file, MANIFEST_BYTES)
@@ -118,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise BrokenArchive(f"{file} cannot be read: {error.strerror}") from error
-    manifest = parse_manifest(content, str(file))
+    manifest = parse_manifest(content, name or str(file))
     check_files(manifest, folder)
     return manifest
 

@@ -81,12 +81,23 @@ def is_tar(archive: Path) -> bool:
     """Whether an archive is a gzipped tar, by its first bytes; an error if it is neither tar nor zip."""
     try:
         with archive.open("rb") as file:
-            magic = file.read(4)
+            begin = file.read(64)
     except OSError as error:
         raise BrokenArchive(f"{archive} cannot be read: {error.strerror}") from error
-    if magic not in (b"PK\x03\x04", b"PK\x05\x06") and not magic.startswith(b"\x1f\x8b"):
-        raise BrokenArchive(f"{archive} is neither a zip nor a gzipped tar; is it complete, and is it a model archive?")
-    return magic.startswith(b"\x1f\x8b")
+    if not begin.startswith((b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b")):
+        raise BrokenArchive(f"{archive} is neither a zip nor a gzipped tar; {explain_content(begin)}")
+    return begin.startswith(b"\x1f\x8b")
+
+
+def explain_content(begin: bytes) -> str:
+    """What a file that is no archive is, by its first bytes, and what to do."""
+    if not begin:
+        return "it is empty: copy or download it again"
+    if begin.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer: fetch the file itself with `git lfs pull`"
+    if begin.lstrip()[:5].lower() in (b"<html", b"<!doc", b"<?xml"):
+        return "it is a page of a web site: download it with the address of the file itself"
+    return "is it complete, and is it a model archive?"
 
 
 def read_entries(archive: Path, limits: UnpackLimits) -> Iterator[ArchiveEntry]:

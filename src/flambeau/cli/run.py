@@ -22,7 +22,7 @@ from flambeau.wire.messages import Load, Request
 from flambeau.worker.code_mistakes import locate
 from flambeau.worker.code_places import is_own
 from flambeau.worker.failures import explain
-from flambeau.worker.handler_mistakes import explain_exit, explain_training
+from flambeau.worker.handler_mistakes import explain_exit, explain_interrupt, explain_training
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.stage_timings import CallProfile, StageObserver, device_of
 
@@ -71,12 +71,15 @@ def run(
 
 @contextmanager
 def telling_of_exits() -> Iterator[None]:
-    """Fail, and say why, if the handler calls sys.exit: it would end a worker."""
+    """Fail, and say why, if the handler calls sys.exit or raises KeyboardInterrupt: it would end a worker."""
     try:
         yield
     except SystemExit as error:
         print(f"{explain_exit(error)}. It ends the worker: raise an exception instead", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt as error:
+        print(explain_interrupt(error), file=sys.stderr)
+        raise
 
 
 def print_times(calls: Sequence[CallProfile], loaded_s: float, worker: LocalWorker) -> None:

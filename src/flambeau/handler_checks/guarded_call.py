@@ -18,7 +18,7 @@ from flambeau.errors import BadRequest, FlambeauError, PredictionException
 from flambeau.wire.messages import Request
 from flambeau.worker.code_places import first_line, shorten, source_line
 from flambeau.worker.failures import explain, to_failed
-from flambeau.worker.handler_mistakes import explain_exit
+from flambeau.worker.handler_mistakes import explain_exit, explain_interrupt
 from flambeau.worker.local_worker import LocalWorker
 from flambeau.worker.results import BadResult
 
@@ -127,7 +127,8 @@ def guarded_call(work: Callable[[], Any], limit_s: float) -> tuple[Any, CallOutc
     try:
         with guarded(limit_s):
             result = work()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        print(explain_interrupt(error), file=sys.stderr)
         raise
     except BaseException as error:
         return None, CallOutcome(error=error, seconds=time.perf_counter() - began)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.manifest import Manifest
+from flambeau.archive.manifest import Manifest, explain_no_manifest
 from flambeau.config.model import ModelConfig, read_options
 from flambeau.config.server import ServerConfig
 from flambeau.errors import (
@@ -187,7 +187,10 @@ def new_model(
     """The model of a source; raises if its name, handler or files are not usable."""
     manifest = source.manifest or Manifest(model_name="")
     if not name:
-        raise BrokenArchive("Model name is not defined.", cause=source.problem)
+        cause = source.problem or explain_no_manifest(source.folder)
+        if cause and not source.problem:  # another problem is logged already
+            logger.warning("%r: %s", source.url, cause)
+        raise BrokenArchive("Model name is not defined.", cause=cause)
     if (runtime or manifest.runtime) == "LSP":
         logger.warning("%s asks for the runtime LSP, a C++ backend, which is not supported; it runs in Python", name)
     check_name(name)
@@ -199,9 +202,8 @@ def new_model(
         text = f"Failed to start workers for model {name} version: {manifest.version}"
         raise WorkersFailed(text, cause=source.problem)
     if not handler and not source.problem:
-        raise BrokenArchive(
-            f"model {name} names no handler; give one in its manifest, in the register call, or by default"
-        )
+        text = f"model {name} names no handler; give one in its manifest, in the register call, or by default"
+        raise BrokenArchive(text, cause=explain_no_manifest(source.folder))
     return Model(name, manifest.version, handler or "", source, settings, host)
 
 

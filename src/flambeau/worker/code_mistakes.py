@@ -34,6 +34,7 @@ REMEDIES = (  # the name of the exception, a part of its text, and what to do
     ("_ArrayMemoryError", "", LARGE),
     ("OutOfMemoryError", "", LARGE),
     ("RuntimeError", "DefaultCPUAllocator", LARGE),
+    ("ExceptionWithoutText", "", "let its __str__ return a text"),
     ("EOFError", "reading a line", "a worker has no terminal. Take the value from context.model_yaml_config"),
     ("TypeError", "must derive from BaseException", f'write raise ValueError("…"), or, for the client, {ANSWER}'),
     ("TypeError", "invalid data type 'str'", NUMBERS),

@@ -33,7 +33,7 @@ def with_text(error: BaseException) -> BaseException:
         kind = type(error)
         shown = ExceptionWithoutText(
             f"{kind.__name__}, whose __str__{f' ({place})' if (place := definition(kind.__str__)) else ''} raises "
-            f"{type(reason).__name__}. Let it return a text"
+            f"{type(reason).__name__}"
         )
         return shown.with_traceback(error.__traceback__)
     return error

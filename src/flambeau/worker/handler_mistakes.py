@@ -521,6 +521,11 @@ def explain_exit(error: SystemExit) -> str:
     return f"the handler called sys.exit({'' if error.code is None else error.code!r}){f' ({place})' if place else ''}"
 
 
+def explain_interrupt(error: KeyboardInterrupt) -> str:
+    """For a terminal, where Ctrl-C and a handler raise the same."""
+    return f"{with_place(error)}. Without Ctrl-C, the handler raised it, and ends the worker with it: raise another one"
+
+
 # ---- what succeeds, and is wrong ----
 
 

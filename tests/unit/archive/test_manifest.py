@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 import flambeau
-from flambeau.archive.manifest import MANIFEST, Manifest, explain_folder, manifest_of, read_manifest
+from flambeau.archive.manifest import (
+    MANIFEST,
+    Manifest,
+    explain_folder,
+    explain_no_manifest,
+    manifest_of,
+    read_manifest,
+)
 from flambeau.errors import BrokenArchive, ConfigError
 
 
@@ -197,3 +204,31 @@ def test_folder_without_a_model_is_described(tmp_path, files, text):
     for name in files:
         (tmp_path / name).write_text("")
     assert text in explain_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["x.py"], "the archive has no MAR-INF/MANIFEST.json, but x.py; pack it with torch-model-archiver"),
+        ([], "the archive has no MAR-INF/MANIFEST.json, but nothing; pack"),
+        (
+            ["cats/MAR-INF/MANIFEST.json", "cats/x.py"],
+            "the archive has cats/MAR-INF/MANIFEST.json; pack the files in cats",
+        ),
+        (["MAR-INF/MANIFEST.json"], ""),
+    ],
+)
+def test_archive_without_a_manifest_is_explained(tmp_path, files, words):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    sentence = explain_no_manifest(tmp_path)
+    assert sentence.startswith(words)
+    assert bool(sentence) == bool(words)
+
+
+def test_error_names_the_archive_instead_of_the_folder_it_was_unpacked_to(tmp_path):
+    (tmp_path / "MAR-INF").mkdir()
+    (tmp_path / "MAR-INF" / "MANIFEST.json").write_text("{")
+    with pytest.raises(BrokenArchive, match=r"^MANIFEST of cats.mar is not JSON"):
+        read_manifest(tmp_path, "MANIFEST of cats.mar")

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flambeau.archive.manifest import MANIFEST
+from flambeau.archive.reader import is_tar
 from flambeau.archive.unpack import UnpackLimits, leads_outside, list_entries, read_manifest_of, unpack
 from flambeau.errors import ArchiveError, BrokenArchive, UnsafeArchive
 from support.hostile_archives import write_many_entries
@@ -353,6 +354,21 @@ def test_zeros_after_the_end_of_a_tar_are_counted(tmp_path: Path, into: Path) ->
 
 
 # ── broken ones ──
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty: copy or download it again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
+        (b"\n<!DOCTYPE html><html>", "it is a page of a web site"),
+        (b"hello", "is it complete"),
+    ],
+)
+def test_file_that_is_no_archive_is_called_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "m.mar").write_bytes(content)
+    with pytest.raises(BrokenArchive, match=words):
+        is_tar(tmp_path / "m.mar")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"not an archive", bytes(10240)])

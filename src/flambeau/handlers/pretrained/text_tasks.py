@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from flambeau.errors import BadRequest, HandlerError
+from flambeau.handlers.embedding.sentence_model import read_json
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.pretrained.task import TextTask, sigmoid, softmax
@@ -30,9 +32,7 @@ class PairTask(TextTask):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        section = getattr(self.config, "sentence_transformers", None) or {}
-        activation = section.get("activation_fn") or getattr(self.config, "sbert_ce_default_activation_function", None)
-        self.is_raw = str(activation).endswith("Identity")
+        self.is_raw = self.config.num_labels == 1 and is_raw_encoder(self.config, runtime.folder)
 
     def scores(self, outputs: Sequence[Array], *, is_raw: bool = False) -> Array:
         """One score for each output of a network with one label."""
@@ -46,6 +46,22 @@ class PairTask(TextTask):
 
     def pair_reply(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> dict[str, Any]:
         return {"scores": self.scores(outputs).tolist(), "num_tokens": num_tokens(inputs)}
+
+
+def is_raw_encoder(config: Any, folder: Path) -> bool:
+    """Whether the scores of a cross-encoder are its logits; otherwise they are between 0 and 1.
+
+    sentence-transformers has had three places for this: since version 6, a file of its own.
+    """
+    document = read_json(folder / "config_sentence_transformers.json")
+    if prompt := document.get("default_prompt_name"):
+        raise HandlerError(f"a cross-encoder with a default_prompt_name ({prompt!r}) is not supported")
+    section = getattr(config, "sentence_transformers", None) or {}
+    older = getattr(config, "sbert_ce_default_activation_function", None)
+    named = str(document.get("activation_fn") or section.get("activation_fn") or older or "Sigmoid").rpartition(".")[2]
+    if named not in ("Identity", "Sigmoid"):
+        raise HandlerError(f"the activation_fn {named} of a cross-encoder is not supported; it is Identity or Sigmoid")
+    return named == "Identity"
 
 
 class TextClassification(PairTask):

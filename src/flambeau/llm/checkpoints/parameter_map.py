@@ -80,7 +80,9 @@ def map_weights(
     choices = {name: layouts(model.arch, name, target) for name, target in targets.items()}
     places = {name: place for one in choices.values() for layout in reversed(one) for name, place in layout.items()}
     mismatches, found, placements = WeightMismatches(), set(), []
+    known: dict[str, StoredTensor] = {}
     for stored in (stored for file in files for stored in file if not is_ignored(model, stored.name)):
+        check_repeated(known.setdefault(stored.name, stored), stored)
         for name, cut in cuts(arch, stored, shard):
             found.add(name)
             if name not in places:
@@ -97,6 +99,17 @@ def map_weights(
             mismatches.missing += sorted(one[0].keys() - found)
     mismatches.raise_if_any(files)
     return placements
+
+
+def check_repeated(first: StoredTensor, stored: StoredTensor) -> None:
+    """Raise if two files have a tensor of the same name, but not with the same numbers."""
+    if first is stored:
+        return
+    if first.shape != stored.shape or first.dtype != stored.dtype or not torch.equal(first.read(), stored.read()):
+        raise CheckpointError(
+            f"{first.file.path.name} and {stored.file.path.name} in {stored.file.path.parent} have different tensors "
+            f"of the name {stored.name}; remove the file that does not belong to the checkpoint, or download it again"
+        )
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

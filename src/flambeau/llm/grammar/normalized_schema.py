@@ -30,7 +30,9 @@ FORMATS: dict[str, dict[str, Any]] = {
     "date-time": {"pattern": f"^{DATE}.*[tT]{TIME}"},
     "time": {"pattern": f"^{TIME}"},
     "hostname": {"pattern": rf"^{LABEL}(?:\.{LABEL})*$", "maxLength": 253},
-    "email": {"pattern": "^[^@]{1,64}@[^@]{1,255}$"},
+    # Many validators ask for a point in the domain, and for more than a scheme in a URI.
+    "email": {"pattern": r"^[^@]{1,64}@[^@\[.]{1,100}\.[^@\[]{1,154}$"},
+    "uri": {"pattern": "^[^:]+:[^?#]"},
     "int32": {"minimum": -(2**31), "maximum": 2**31 - 1},
     "int64": {"minimum": -MAX_LIMIT, "maximum": MAX_LIMIT},
 }

@@ -173,7 +173,7 @@ class Store:
             return Source(
                 url=url,
                 folder=target,
-                manifest=read_manifest(target),
+                manifest=read_manifest(target, f"{MANIFEST} of {path.name}"),
                 is_temporary=True,
                 origin=None if problem else Origin.of(path, target),
                 problem=problem,
@@ -198,7 +198,7 @@ class Store:
             if not keep_broken:
                 raise
             text = printable(str(error))
-            logger.error("%s; it is registered as a model without files, whose workers cannot start", text)
+            logger.error("%s. A model that is registered from it has no files, and its workers cannot start", text)
             return str(error)
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import wave
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,46 @@ def test_ranking_orders_texts_by_the_score_of_each_pair(task_of, folder_of):
     same(found, [{**entry, "text": texts[entry["index"]]} for entry in wanted[:2]])
     [raw] = ask(task, {**body, "raw_scores": True})
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(found[0]["score"], abs=1e-5)
+
+
+RAW = "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("file", "document"),
+    [
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder", "activation_fn": RAW}),
+        ("config.json", {"sentence_transformers": {"activation_fn": RAW}}),
+        ("config.json", {"sbert_ce_default_activation_function": RAW}),
+    ],
+)
+def test_scores_are_logits_wherever_sentence_transformers_says_so(folder_of, tmp_path, file, document):
+    folder = copied(folder_of("text-ranking"), tmp_path, file, document)
+    pair = {"pairs": [[SHORT, LONG]]}
+    task = load_task("text-ranking", Runtime(folder=folder, device=torch.device("cpu")))
+    plain = load_task("text-ranking", Runtime(folder=folder_of("text-ranking"), device=torch.device("cpu")))
+    [raw], [bounded] = ask(task, pair), ask(plain, pair)
+    assert 1 / (1 + np.exp(-raw["scores"][0])) == pytest.approx(bounded["scores"][0], abs=1e-5)
+    assert raw["scores"] != pytest.approx(bounded["scores"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [({"activation_fn": "torch.nn.modules.activation.Tanh"}, "Tanh"), ({"default_prompt_name": "query"}, "'query'")],
+)
+def test_what_would_change_scores_and_is_not_known_is_refused(folder_of, tmp_path, document, named):
+    folder = copied(folder_of("text-ranking"), tmp_path, "config_sentence_transformers.json", document)
+    with pytest.raises(HandlerError, match=named):
+        load_task("text-ranking", Runtime(folder=folder, device=torch.device("cpu")))
+
+
+def copied(folder, target, file, document):
+    """A folder whose file has more keys."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    path = target / file
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**known, **document}))
+    return target
 
 
 @pytest.mark.parametrize("name", ["text-ranking", "text-classification"])

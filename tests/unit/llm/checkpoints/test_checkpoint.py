@@ -491,3 +491,16 @@ def test_weights_that_are_newer_than_those_in_use_are_warned_about(tmp_path, cap
     os.utime(other, (2**32, 2**32))
     load_model(tmp_path)
     assert "model.safetensors is newer than" in caplog.text
+
+
+def test_a_tensor_in_two_shards_must_be_the_same(tmp_path):
+    """Which one is read would depend on the names of the files."""
+    write_checkpoint(tmp_path, "llama-2", max_shard_size="60KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    name, tensor = next(iter(load_file(shards[0]).items()))
+    others = load_file(shards[-1])
+    save_file({**others, name: tensor}, shards[-1])
+    load_model(tmp_path)
+    save_file({**others, name: tensor + 1}, shards[-1])
+    with pytest.raises(CheckpointError, match=f"different tensors of the name {name}"):
+        load_model(tmp_path)

@@ -90,6 +90,8 @@ HELD = [
     ),
     ({"format": "hostname", "type": "string"}, '"a-b.example"', ['"' + ".".join(["a" * 60] * 5) + '"', '"xn--X"']),
     ({"format": "email", "type": "string"}, '"a@b.example"', ['"' + "a" * 65 + '@b"']),
+    ({"format": "email", "type": "string"}, '"a.b@c.d.example"', ['"a@b"', '"a@[127.0.0.1]"']),
+    ({"format": "uri", "type": "string"}, '"a:b"', ['"a:"', '"a:?b"']),
     # Patterns mean what they mean in ECMAScript.
     ({"type": "string", "pattern": "^.{3}$"}, '"a c"', ['"a\\nc"', '"a\\rc"', '"a\u2028c"']),
     ({"type": "string", "pattern": r"^\s$"}, '"\u00a0"', ['"\u0085"', '"a"']),
