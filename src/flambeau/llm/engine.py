@@ -173,6 +173,14 @@ class Engine:
             sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
         self._scheduler.add(sequences)
 
+    def has_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> bool:
+        """Whether `add` of such a request would compile no grammar, which may take a second."""
+        return self._inputs.has_grammar(params, turn)
+
+    def compile_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> None:
+        """Compile the grammar of such a request for `add`; may be called from another thread, beside the steps."""
+        self._inputs.compile_grammar(params, turn)
+
     def encode_images(
         self, files: Many[ImageFile], is_cancelled: Callable[[], bool] = lambda: False
     ) -> list[EncodedImage]:

@@ -98,7 +98,7 @@ class InputProcessor:
         if turn is None:
             return matcher_of(self._grammars.compile(structure) if structure else None, params)
         new_reply = matcher_of(self._grammars.compile_reply(turn, structure), params)
-        if turn.max_reasoning_tokens is None or not (turn.may_think or turn.starts_in_thought):
+        if turn.max_reasoning_tokens is None or not has_budget(turn):
             return new_reply
         is_channel = turn.format.tools.has_channels and structure is not None
         begin, end = turn.thought_texts(with_answer=not is_channel)
@@ -117,6 +117,18 @@ class InputProcessor:
             )
 
         return new_budget
+
+    def has_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> bool:
+        """Whether the grammars of such a request are compiled already, or none is needed."""
+        turns = [turn, turn.without_thought()] if turn is not None and has_budget(turn) else [turn]
+        return all(self._grammars.has_compiled(each, params.structured_outputs) for each in turns)
+
+    def compile_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> None:
+        """Compile the grammars of such a request, which `to_sequences` finds; for another thread, beside the steps.
+
+        Raises InvalidRequest for a form that cannot be enforced.
+        """
+        self._grammar(params, turn)
 
     def _encode_markers(self, text: str) -> list[int]:
         assert self._tokenizer is not None
@@ -210,6 +222,10 @@ def image_places(prompt_ids: Many[int], image_id: int) -> list[range]:
                 is_next = places and places[-1].stop == place
                 places.append(range(places.pop().start if is_next else place, place + 1))
     return places
+
+
+def has_budget(turn: ChatTurn) -> bool:
+    return turn.max_reasoning_tokens is not None and (turn.may_think or turn.starts_in_thought)
 
 
 def matcher_of(grammar: Grammar | None, params: SamplingParams) -> NewGrammar | None:

@@ -24,7 +24,7 @@ from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE, new_seed
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.metrics.definitions import MetricTypes
-from flambeau.wire.generation import Adapter, ImageInput, decode_adapter_change
+from flambeau.wire.generation import Adapter, decode_adapter_change
 from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Part, Request, Shared, Work
 
 LONG_BYTES = 16 << 10  # of a request that is read beside the steps: a few milliseconds
@@ -288,7 +288,7 @@ class GptGeneration:
         self._resume = resume
         self._on_finished = on_finished
         self._reads = BackgroundReads("read")
-        self._image_reads = BackgroundReads("images")
+        self._preparations = BackgroundReads("prepare")  # of images and grammars
         self._jobs: dict[int, GenerationJob] = {}
         self._gaps = TokenGaps()
         # name in the engine → its owner, and the index of its first choice
@@ -302,7 +302,7 @@ class GptGeneration:
 
     @property
     def _is_reading(self) -> bool:
-        return self._reads.has_any or self._image_reads.has_any
+        return self._reads.has_any or self._preparations.has_any
 
     # ---- jobs ----
 
@@ -328,24 +328,27 @@ class GptGeneration:
             self._add_read(request, self._read(request, row, state), state, began)
 
     def _add_read(self, request: Request, prompted: Prompted, state: ResumeState | None, began: float) -> None:
-        """Add a job, or first read its images."""
-        if not prompted.images:
+        """Add a job, or first compile its grammar and read its images, beside the steps."""
+        if not prompted.images and self._engine.has_grammar(prompted.params, prompted.turn):
             self._add_job(request, prompted, (), state, began)
             return
         cancelled = threading.Event()
-        self._image_reads.submit(
+        self._preparations.submit(
             request.job_id,
-            partial(self._encode_images, prompted.images, cancelled),
+            partial(self._prepare, prompted, cancelled),
             lambda images: self._add_job(request, prompted, images, state, began),
             cancelled,
             tenant=request.tenant,
         )
 
-    def _encode_images(self, images: Sequence[ImageInput], cancelled: threading.Event) -> list[EncodedImage]:
+    def _prepare(self, prompted: Prompted, cancelled: threading.Event) -> list[EncodedImage]:
         try:
-            return self._engine.encode_images([to_file(image) for image in images], cancelled.is_set)
+            self._engine.compile_grammar(prompted.params, prompted.turn)
+            if not prompted.images:
+                return []
+            return self._engine.encode_images([to_file(image) for image in prompted.images], cancelled.is_set)
         except LLMError as error:
-            raise to_bad_request(error) from None
+            raise to_bad_request(error, prompted.prompt_name) from None
 
     def _add_job(
         self,
@@ -465,7 +468,7 @@ class GptGeneration:
 
     def cancel(self, job_id: int) -> None:
         self._reads.forget(job_id)
-        self._image_reads.forget(job_id)
+        self._preparations.forget(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None:
             self._remove(job)
 
@@ -478,7 +481,7 @@ class GptGeneration:
 
     def step(self) -> list[StepResult]:
         unsent, self._unsent = self._unsent, []
-        for reads in (self._reads, self._image_reads):
+        for reads in (self._reads, self._preparations):
             if reads.has_any:
                 unsent += reads.finish(wait_s=0.0 if self._engine.has_work else READ_WAIT_S)
         return [*unsent, *self._advance()] if self._engine.has_work else unsent
@@ -561,7 +564,7 @@ class GptGeneration:
 
     def close(self) -> None:
         self._reads.close()
-        self._image_reads.close()
+        self._preparations.close()
         self._engine.close()
 
 

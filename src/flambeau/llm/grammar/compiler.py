@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,18 +72,26 @@ class GrammarCompiler:
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
         self._vocabulary: LLTokenizer | None = None
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._keeping = threading.Lock()  # of `_grammars`: requests are also prepared in another thread
+
+    def has_compiled(self, turn: ChatTurn | None, structure: Mapping[str, Any] | None) -> bool:
+        """Whether the grammar of a reply is kept, or not needed."""
+        key = key_of(turn, structure)
+        return key is None or key in self._grammars
 
     def compile(self, structure: Mapping[str, Any]) -> Grammar:
         """Raises InvalidRequest for a form that cannot be enforced."""
         return self._keep(json.dumps(structure), lambda: self._compile(structure))
 
     def _keep(self, key: str, compile_: Callable[[], LLMatcher]) -> Grammar:
-        if key not in self._grammars:
-            self._grammars[key] = Grammar(compile_(), self._eos_ids, self._vocab_size)
+        if (kept := self._grammars.get(key)) is None:
+            kept = Grammar(compile_(), self._eos_ids, self._vocab_size)
+        with self._keeping:
+            self._grammars[key] = kept
+            self._grammars.move_to_end(key)
             if len(self._grammars) > MAX_GRAMMARS:
                 self._grammars.popitem(last=False)
-        self._grammars.move_to_end(key)
-        return self._grammars[key]
+        return kept
 
     def _compile(self, structure: Mapping[str, Any]) -> LLMatcher:
         self._vocabulary_tables()
@@ -111,12 +120,10 @@ class GrammarCompiler:
 
         Raises InvalidRequest for a form, or a strict tool, that cannot be enforced.
         """
-        if not turn.has_grammar and structure is None:
+        if (key := key_of(turn, structure)) is None:
             return None
-        if not turn.has_grammar and not turn.tools and not turn.may_think and not turn.format.tools.has_channels:
-            return self.compile(structure or {})
-        calls = [turn.format.tools.name, [*turn.tools], turn.must_call, turn.is_parallel]
-        key = json.dumps([structure, *calls, turn.starts_in_thought, turn.may_think])
+        if has_answer_only(turn):
+            return self._keep(key, lambda: self._compile(structure or {}))
         return self._keep(key, lambda: self._compile_reply(turn, structure))
 
     def _compile_reply(self, turn: ChatTurn, structure: Mapping[str, Any] | None) -> LLMatcher:
@@ -162,6 +169,21 @@ class GrammarCompiler:
             tokens = VocabularyBytes(self._tokenizer, self._vocab_size, self._eos_ids)
             self._vocabulary = LLTokenizer(tokens, eos_token=[*self._eos_ids])  # type: ignore[arg-type]
         return self._vocabulary
+
+
+def key_of(turn: ChatTurn | None, structure: Mapping[str, Any] | None) -> str | None:
+    """What a reply's grammar depends on; None: the reply is free."""
+    if turn is None or has_answer_only(turn):
+        return json.dumps(structure) if structure else None
+    if not turn.has_grammar and structure is None:
+        return None
+    calls = [turn.format.tools.name, [*turn.tools], turn.must_call, turn.is_parallel]
+    return json.dumps([structure, *calls, turn.starts_in_thought, turn.may_think])
+
+
+def has_answer_only(turn: ChatTurn) -> bool:
+    """Whether a reply is neither preceded by thoughts nor made of calls."""
+    return not (turn.has_grammar or turn.tools or turn.may_think or turn.format.tools.has_channels)
 
 
 class VocabularyBytes:

@@ -39,6 +39,8 @@ class FakeEngine:
         self.is_closed = False
         self.images: dict[str, list] = {}
         self.may_encode = threading.Event()
+        self.may_compile = threading.Event()
+        self.compiled: list = []
         self.was_cancelled: list[bool] = []
 
     @property
@@ -63,6 +65,16 @@ class FakeEngine:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}
         self.images[name] = [*images]
+
+    def has_grammar(self, params, turn):
+        return params.structured_outputs is None or params.structured_outputs in self.compiled
+
+    def compile_grammar(self, params, turn):
+        if params.structured_outputs is not None:
+            assert self.may_compile.wait(30)
+            if params.structured_outputs == {"regex": "("}:
+                raise InvalidRequest("the regex cannot be enforced: (", "structured_outputs")
+            self.compiled.append(params.structured_outputs)
 
     def encode_images(self, files, is_cancelled):
         assert self.may_encode.wait(30)
@@ -533,7 +545,47 @@ def test_the_images_of_a_cancelled_job_are_dropped():
     setup.generation.cancel(1)
     assert not setup.generation.has_work
     setup.engine.may_encode.set()
-    setup.generation._image_reads._threads["images"]._executor.shutdown(wait=True)
+    setup.generation._preparations._threads["prepare"]._executor.shutdown(wait=True)
     assert setup.engine.was_cancelled in ([], [True])
     assert setup.engine.added == {}
+    setup.generation.close()
+
+
+# ---- grammars ----
+
+
+class GrammarSetup(ImageSetup):
+    """Odd jobs have a grammar, which takes long to compile."""
+
+    def __init__(self, structure):
+        super().__init__()
+
+        def read(request, row, state):
+            params = SamplingParams(structured_outputs=structure if request.job_id % 2 else None)
+            return Prompted(prompts=[[1]], params=params, reply=TextFormat(), is_stream=True)
+
+        self.generation._read = read
+
+
+def test_grammars_are_compiled_beside_the_steps_and_once():
+    setup = GrammarSetup({"regex": "a+"})
+    setup.join(1)
+    setup.join(2)
+    assert [*setup.engine.added] == ["2/0"]
+    assert setup.generation.has_work
+    setup.engine.may_compile.set()
+    setup.step_until(lambda: "1/0" in setup.engine.added)
+    setup.join(3)  # it is kept now
+    assert "3/0" in setup.engine.added
+    assert setup.engine.compiled == [{"regex": "a+"}]
+    setup.generation.close()
+
+
+def test_a_grammar_that_cannot_be_enforced_fails_its_own_job_and_is_named():
+    setup = GrammarSetup({"regex": "("})
+    setup.engine.may_compile.set()
+    setup.join(1)
+    [(job_id, error)] = setup.step_until(lambda: not setup.generation.has_work)
+    assert (job_id, error.field) == (1, "response_format")
+    assert "cannot be enforced" in str(error)
     setup.generation.close()
