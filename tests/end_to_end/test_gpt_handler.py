@@ -312,10 +312,12 @@ def test_commands_of_the_example_work_word_for_word(command, checkpoint):
     shell(command, f"torch-model-archiver {others}")
     shell(command, start)
     command.until(lambda: is_ready(command, "gpt_fast"), LOADS_S)
-    shell(command, request.replace(":8080", f":{command.port}").replace("curl", "curl -s -f -o answer"))
-    text = json.loads((command.folder / "answer").read_text())["generated_text"]
-    assert text.startswith(QUESTION)
-    assert len(text) > len(QUESTION) + 20
+    texts = []
+    for _ in range(3):  # a text that is drawn may end early
+        shell(command, request.replace(":8080", f":{command.port}").replace("curl", "curl -s -f -o answer"))
+        texts.append(json.loads((command.folder / "answer").read_text())["generated_text"])
+    assert all(text.startswith(QUESTION) for text in texts)
+    assert max(map(len, texts)) > len(QUESTION) + 20
     assert command.manage("POST", "/models?url=loud.mar&initial_workers=1&synchronous=true").status == 200
     loud = command.call("POST", "/predictions/loud", urlencode({"data": QUESTION}).encode()).json["generated_text"]
     assert loud == loud.upper()

@@ -28,7 +28,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "sampling": {"core"},
     "speculation": {"core", "sampling"},
     "quantize": {"models"},
-    "checkpoints": {"models", "quantize"},
+    "checkpoints": {"models", "models/families", "quantize"},
     "adapters": {"checkpoints", "models", "quantize"},
     "executor": {"adapters", "core", "models", "sampling", "speculation"},
     "kv_store": {"core", "executor"},

@@ -113,8 +113,8 @@ def test_import_error_inside_the_handler_is_reported_as_it_is(load):
 
 
 def test_unknown_handler_names_the_built_in_ones(load):
-    with pytest.raises(HandlerError, match=r"no handler 'nothing'.*base_handler"):
-        load(HANDLER, "nothing")
+    with pytest.raises(HandlerError, match=r"no handler 'no_such_handler'.*base_handler"):
+        load(HANDLER, "no_such_handler")
 
 
 def test_missing_function_names_what_is_there(load):
