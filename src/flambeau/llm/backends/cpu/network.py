@@ -208,6 +208,12 @@ def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str]:
     return *attention, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj"
 
 
+def quantize_last_layer(model: Transformer) -> None:
+    """Give a last layer of its own 8-bit weights if the others have integer weights."""
+    if type(model.lm_head) is nn.Linear:
+        model.lm_head = last_layer(model)
+
+
 def last_layer(model: Transformer) -> nn.Module:
     """The last layer; with 8-bit weights if the others have integer weights."""
     embeddings = model.model.embed_tokens
