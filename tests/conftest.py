@@ -27,6 +27,9 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Threads of OpenMP that wait for each other keep the cores busy, which other processes of the tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 gc.disable()  # until all tests are collected: modules are no garbage
 
 
