@@ -15,8 +15,9 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from support.llm_steps import step_inputs
 
-triton = pytest.importorskip("triton", reason="there is no Triton here")
+pytest.importorskip("triton", reason="there is no Triton here")
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -36,18 +37,10 @@ OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 LAYER_NORMS = {"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
 NETWORKS = {
     "Llama": {"num_heads": 32, "num_kv_heads": 8, "head_size": 128},
-    "Gemma 2": {
-        "norm_offset": 1.0,
-        "norm_places": "both",
-        "activation": "gelu_tanh",
-        "attention_softcap": 50.0,
-        "logit_softcap": 30.0,
-        "head_size": 256,
-        "num_heads": 8,
-        "num_kv_heads": 4,
-        "windows": (4096,),
-    },
-    "Gemma 3": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "qk_norm": True, "head_size": 256},
+    "Gemma 2": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "attention_softcap": 50.0,
+                "logit_softcap": 30.0, "head_size": 256, "num_heads": 8, "num_kv_heads": 4, "windows": (4096,)},
+    "Gemma 3": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "qk_norm": True,
+                "head_size": 256},
     "OLMo 1": {"norm": "layer", "has_norm_weight": False, "clip_qkv": 8.0},
     "Exaone 4": {"norm_places": "after", "qk_norm": True},
     "GLM-4.5": {"rotary_size": 64, "qk_norm": True, "num_heads": 96, "num_kv_heads": 8},
