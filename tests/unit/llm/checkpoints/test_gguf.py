@@ -25,6 +25,7 @@ from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.sampling_params import SamplingParams
+from support.adapters import write_adapter
 from support.checkpoints import reference
 from support.gguf_files import by_pairs, pieces_of, write_gguf
 from support.language_models import HEADS, KV_HEADS, write_language_model
@@ -240,18 +241,23 @@ def test_projections_of_several_types_stay_as_they_are(tmp_path, biased, caplog)
     assert "dequantized" not in caplog.text
 
 
-def network_of(path, **options):
+def loaded_on_cpu(path, **options):
     """What the loader makes of a file on a CPU, without a tokenizer."""
     config = EngineConfig(device="cpu", num_blocks=8, **options)
     loaded = load_network(path, config, torch.device("cpu"), None)
     loaded.backend.wait_until_compiled()
-    return loaded.backend
+    return loaded
 
 
-def prefill(backend):
+def network_of(path, **options):
+    return loaded_on_cpu(path, **options).backend
+
+
+def prefill(backend, adapter=None):
     places, block_size = torch.arange(IDS.shape[1]), backend.cache.block_size
     starts, lengths, table = torch.tensor([0, len(places)]), torch.tensor([len(places)]), torch.tensor([[1]])
-    inputs = StepInputs(IDS[0], places, block_size + places, starts, lengths, table)
+    adapters = None if adapter is None else torch.full_like(IDS[0], adapter)
+    inputs = StepInputs(IDS[0], places, block_size + places, starts, lengths, table, adapters_T=adapters)
     return backend.prefill(inputs, places).clone()
 
 
@@ -298,6 +304,22 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
             assert (layer.dequantize(torch.float32) - weights).abs().max() < 2**-7 * weights.abs().max(), name
     expected, logits = logits_of(by_layers), prefill(found)  # which both round inputs to 8 bits
     assert (logits - expected).norm() < 0.003 * expected.norm()
+
+
+def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
+    loaded = loaded_on_cpu(path, kv_cache_dtype="float32")
+    weights = {
+        name.removesuffix(".weight"): weight for name, weight in biased.state_dict().items() if "_proj.w" in name
+    }
+    folder = write_adapter(tmp_path / "adapter", {name: tuple(weight.shape) for name, weight in weights.items()})
+    loaded.adapters.load(1, folder)
+    without, found = prefill(loaded.backend), prefill(loaded.backend, adapter=1)
+    expected = prefill(loaded.backend._eager, adapter=1)
+    assert (found - without).norm() > 0.1 * without.norm()
+    assert (found - expected).norm() < 0.003 * expected.norm()
 
 
 def test_other_devices_and_settings_have_the_old_layouts(tmp_path, biased):
