@@ -16,6 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.gguf_recurrent import (
+    BETAS_AND_STEPS,
+    DELTA_NET_MODULES,
+    DELTA_NETS,
+    HAVE_STEP_PROJECTIONS,
+    MODULES,
+    PARTS_OF_BETAS_AND_STEPS,
+    TIME_STEP_BIAS,
+    WHOLE,
+    column_order,
+    recurrent_rows,
+    recurrent_shape,
+    recurrent_values,
+)
 from flambeau.llm.checkpoints.packed_weights import (
     LazyTensor,
     PackedLayer,
@@ -26,7 +40,7 @@ from flambeau.llm.checkpoints.packed_weights import (
 )
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header
+from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header, read_model_header
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.int4 import pack_int4
 
@@ -37,9 +51,14 @@ ROTATED_BY_PAIRS = (
     "granite",
     "granitemoe",
     "smollm3",
+    "granitehybrid",
+    "mistral3",
+    "minicpm",
     "arcee",
     "olmo",
     "internlm2",
+    "baichuan",
+    "xverse",
 )  # rows of queries and keys are arranged otherwise than elsewhere
 TOP_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -73,10 +92,12 @@ LAYER_NAMES = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **MODULES,
 }
 WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "attn_sinks.weight": "self_attn.sinks",
@@ -84,13 +105,21 @@ WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
     "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    "ffn_norm": "post_attention_layernorm.weight",  # Falcon H1
+    **WHOLE,
 }
-OTHER_NAMES = {  # of single architectures
+LAST_NORM = {"token_embd_norm": "model.norm"}
+OTHER_NAMES: dict[str, Mapping[str, str]] = {  # of single architectures
     "glm4": {"ffn_norm": "pre_feedforward_layernorm", "ffn_up": "mlp.gate_up_proj"},
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
+    "lfm2": LAST_NORM,
+    "lfm2moe": LAST_NORM,
+    **dict.fromkeys(DELTA_NETS, DELTA_NET_MODULES),
 }
+FALCON_NORMS = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}  # of its larger models
 LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
 CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
 
@@ -104,15 +133,16 @@ class GgufFile:
         used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
-            own_name(one.name, header.architecture): one
+            name: one
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
+            for name in own_names(one.name, header)
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:
         """The tensors in the order of the file."""
         for name, tensor in self._tensors.items():
-            yield StoredTensor(self, name, shape_of(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
+            yield StoredTensor(self, name, self._shape(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
         for name, keys in self._latents.items():
             _, values = self._latent_values(keys)
             heads, latent, size = keys.shape
@@ -139,8 +169,12 @@ class GgufFile:
             return self._read_latent(self._latents[name])
         tensor = self._tensors[name]
         value = read_tensor(self.path, tensor)
-        order = row_order(tensor, self._header)
-        return (value if order is None else value[order]).view(shape_of(name, tensor))
+        order = row_order(name, tensor, self._header)
+        value = value if order is None else value[order]
+        return recurrent_values(name, value, self._header).view(self._shape(name, tensor))
+
+    def _shape(self, name: str, tensor: GgufTensor) -> torch.Size:
+        return shape_of(name, tensor, row_order(name, tensor, self._header))
 
     @property
     def num_expert_stacks(self) -> int:
@@ -151,8 +185,9 @@ class GgufFile:
         """The quantized linear layers."""
         for name, tensor in self._tensors.items():
             if tensor.kind not in FLOATS and len(tensor.shape) == 2 and name != "model.embed_tokens.weight":
-                order = row_order(tensor, self._header)
-                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order)
+                order = row_order(name, tensor, self._header)
+                is_arranged = column_order(name, tensor.shape[1], self._header) is not None
+                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order, is_arranged=is_arranged)
 
 
 def open_gguf(path: Path) -> list[WeightFile]:
@@ -160,7 +195,7 @@ def open_gguf(path: Path) -> list[WeightFile]:
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
-    header, parts = read_header(first), gguf_parts(first)
+    header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
     return [GgufFile(part, header, places) for part in parts]
 
@@ -184,19 +219,25 @@ def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
 # ---- names and rows ----
 
 
-def own_name(name: str, architecture: str) -> str:
-    """The usual name of a tensor; unknown ones are kept."""
-    module, _, leaf = name.rpartition(".")
-    start = ""
-    if module.startswith("blk."):
-        _, layer, module = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
+def own_names(name: str, header: GgufHeader) -> tuple[str, ...]:
+    """The usual names of what a tensor holds, which is one in most cases; unknown ones are kept."""
+    start, rest, architecture = "", name, header.architecture
+    if name.startswith("blk.") and name.count(".") > 1:
+        _, layer, rest = name.split(".", 2)
         start = f"model.layers.{layer}."
-    if start and f"{module}.{leaf}" in WHOLE_NAMES:
-        return start + WHOLE_NAMES[f"{module}.{leaf}"]
-    names = {**LAYER_NAMES, **OTHER_NAMES.get(architecture, {})} if start else TOP_NAMES
+    if start and rest == BETAS_AND_STEPS:
+        return tuple(start + part for part in PARTS_OF_BETAS_AND_STEPS)
+    if start and rest == "ssm_dt.bias" and architecture not in HAVE_STEP_PROJECTIONS:
+        return (start + TIME_STEP_BIAS,)
+    if start and rest in WHOLE_NAMES:
+        return (start + WHOLE_NAMES[rest],)
+    module, _, leaf = rest.rpartition(".")
+    names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
+    if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
+        names |= FALCON_NORMS
     if module not in names:
-        return name
-    return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
+        return (name,)
+    return (start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}",)
 
 
 def latent_name(name: str) -> str:
@@ -210,20 +251,21 @@ def is_further(name: str, header: GgufHeader) -> bool:
     return bool(further) and layer.isdigit() and int(layer) >= header.get("block_count") - further
 
 
-def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
+def shape_of(name: str, tensor: GgufTensor, order: Tensor | None) -> torch.Size:
     is_gate = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
-    return torch.Size((1, *tensor.shape) if is_gate else tensor.shape)
+    shape = tensor.shape if order is None else (len(order), *tensor.shape[1:])
+    return torch.Size((1, *shape) if is_gate else recurrent_shape(name, shape))
 
 
-def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
-    """Where the rows of a tensor are in the file; None: in their order."""
+def row_order(name: str, tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
+    """Where the rows of a tensor are in the file; None: in their order. It may have others too."""
     heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
     key = next((key for part, key in heads.items() if part in tensor.name), None)
     if key is None or header.architecture not in ROTATED_BY_PAIRS:
-        return None
+        return recurrent_rows(name, tensor, header)
     count = header.get(key) or header.get("attention.head_count")
-    count = count[0] if isinstance(count, list) else count
-    if tensor.shape[0] % (2 * count):
+    count = max(count) if isinstance(count, list) else count  # 0 for layers without attention
+    if not count or tensor.shape[0] % (2 * count):
         raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {count} heads")
     pairs = torch.arange(tensor.shape[0]).view(count, -1, 2)
     return torch.cat((pairs[:, :, 0], pairs[:, :, 1]), dim=1).flatten()
@@ -279,12 +321,14 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
 Blocks = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # bytes [O, …] → levels [O, I], scales and minimums [O, N]
 
 
-def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
-    """A quantized layer, in our own layout if that is exact."""
-    shape = torch.Size(tensor.shape)
+def packed_layer(
+    file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None, *, is_arranged: bool = False
+) -> PackedLayer:
+    """A quantized layer, in our own layout if that is exact and its columns are not arranged otherwise."""
+    shape = torch.Size(tensor.shape if order is None else (len(order), tensor.shape[1]))
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
     blocks = BLOCKS.get(quantization_type(tensor, file.path).name)
-    if blocks is None:
+    if blocks is None or is_arranged:
         return PackedLayer(weight=whole)
 
     def part(number: int) -> Tensor:

@@ -265,7 +265,7 @@ def test_two_models_in_a_folder_need_a_name(path):
 @pytest.mark.parametrize(
     ("architecture", "values", "named"),
     [
-        ("mamba", {}, "'mamba'.*supported are llama, llama4"),
+        ("rwkv7", {}, "'rwkv7'.*Hugging Face folder. Supported are llama, llama4"),
         ("llama", {"attention.sliding_window": 9}, "sliding_window"),
         ("llama", {"attention.head_count_kv": [2, 4]}, "differs between layers"),
         ("llama", {"rope.dimension_count": 4}, "rope.dimension_count 4"),
