@@ -6,6 +6,10 @@ head as columns. Value heads of Qwen 3.5 are in another order: the first of each
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -26,6 +30,8 @@ MODULES = {
     "ssm_c_norm": "mixer.c_layernorm",
     "ssm_alpha": "mixer.in_proj_a",
     "ssm_beta": "mixer.in_proj_b",
+    "ssm_ba.alpha": "mixer.in_proj_a",
+    "ssm_ba.beta": "mixer.in_proj_b",
     "shortconv.conv": "mixer.conv1d",
     "shortconv.in_proj": "mixer.in_proj",
     "shortconv.out_proj": "mixer.out_proj",
@@ -33,51 +39,73 @@ MODULES = {
 DELTA_NET_MODULES = {"attn_qkv": "mixer.in_proj_qkv", "attn_gate": "mixer.in_proj_z"}
 DECAY, SKIP, TIME_STEP_BIAS = "mixer.A_log", "mixer.D", "mixer.dt_bias"
 WHOLE = {"ssm_a": DECAY, "ssm_d": SKIP}
-BETAS_AND_STEPS = "ssm_ba.weight"  # in one tensor, grouped by key head
-PARTS_OF_BETAS_AND_STEPS = ("mixer.in_proj_b.weight", "mixer.in_proj_a.weight")
+JOINT = "ssm_ba.weight"  # betas and time steps, grouped by key head
+BETAS_AND_STEPS = ("ssm_ba.beta.weight", "ssm_ba.alpha.weight")
+TILED_ROWS = (
+    "attn_qkv.weight",
+    "attn_gate.weight",
+    "ssm_conv1d.weight",
+    "ssm_alpha.weight",
+    "ssm_beta.weight",
+    "ssm_a",
+    "ssm_dt.bias",
+)
+RECURRENT_LAYER = re.compile(r"blk\.(\d+)\.(?:ssm_out|shortconv\.out_proj)\.weight$")
 HAVE_STEP_PROJECTIONS = ("mamba", "jamba")  # Mamba 1
 
 
 def recurrent_layers(header: GgufHeader) -> frozenset[int]:
     """The layers that have a recurrence, by their tensors; not all files have 0 key-value heads for them."""
-    ends = (".ssm_out.weight", ".shortconv.out_proj.weight")
-    return frozenset(int(name.split(".")[1]) for name in header.tensors if name.endswith(ends))
+    return frozenset(int(found[1]) for name in header.tensors if (found := RECURRENT_LAYER.match(name)))
 
 
-def recurrent_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def recurrent_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape that we have for a tensor, by our name of it."""
+    shape = tensor.shape
+    if tensor.name.endswith(BETAS_AND_STEPS):
+        return shape[0] // 2, *shape[1:]
     if name.endswith(".mixer.conv1d.weight") and len(shape) == 2:
         return shape[0], 1, shape[1]
-    is_column = len(shape) == 2 and (shape[1] == 1 or name.endswith(".mixer.norm.weight"))
-    return (shape[0] * shape[1],) if is_column and ".mixer." in name and "_proj" not in name else shape
+    is_column = name.endswith((SKIP, ".mixer.norm.weight")) or (name.endswith(DECAY) and shape[-1] == 1)
+    return (prod(shape),) if is_column else shape
 
 
-def recurrent_values(name: str, tensor: Tensor, header: GgufHeader) -> Tensor:
-    """The numbers that we have for a tensor whose rows are in our order."""
-    if name.endswith(DECAY):
-        return (-tensor.float()).log()
-    columns = column_order(name, tensor.shape[-1], header)
-    return tensor if columns is None else tensor[:, columns]
+def recurrent_values(tensor: GgufTensor, value: Tensor, header: GgufHeader) -> Tensor:
+    """The numbers that we have for those of a tensor, whose rows are in our order."""
+    if tensor.name.endswith(".ssm_a"):
+        return (-value.float()).log()
+    columns = column_order(tensor, header)
+    return value if columns is None else value[:, columns]
 
 
-def recurrent_rows(name: str, tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
+def parts_of(tensor: GgufTensor) -> tuple[GgufTensor, ...]:
+    """A tensor, or the parts of one that holds betas and time steps, by names that files do not have."""
+    if not tensor.name.endswith(JOINT):
+        return (tensor,)
+    start = tensor.name.removesuffix(JOINT)
+    return tuple(replace(tensor, name=start + part) for part in BETAS_AND_STEPS)
+
+
+def recurrent_rows(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     """Where the rows of a tensor of a delta net are in the file; None: in their order."""
-    if name.endswith(PARTS_OF_BETAS_AND_STEPS) and tensor.name.endswith(BETAS_AND_STEPS):
+    name = tensor.name.split(".", 2)[-1]
+    if name in BETAS_AND_STEPS:
         keys, shared, _ = value_heads(header)
-        part = 0 if name.endswith(PARTS_OF_BETAS_AND_STEPS[0]) else 1
-        return torch.arange(tensor.shape[0]).view(keys, 2, shared)[:, part].flatten()
-    if header.architecture not in TILED or ".mixer." not in name or name.endswith(("out_proj.weight", "norm.weight")):
+        if tensor.shape[0] != 2 * keys * shared:
+            raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {keys} key heads")
+        return torch.arange(tensor.shape[0]).view(keys, 2, shared)[:, BETAS_AND_STEPS.index(name)].flatten()
+    if header.architecture not in TILED or name not in TILED_ROWS:
         return None
     _, _, size = value_heads(header)
-    if name.endswith((".mixer.in_proj_qkv.weight", ".mixer.conv1d.weight")):
+    if name in ("attn_qkv.weight", "ssm_conv1d.weight"):
         num_keys = tensor.shape[0] - header.get("ssm.inner_size")
         return torch.cat((torch.arange(num_keys), num_keys + untiled(header, size)))
-    return untiled(header, size if name.endswith(".mixer.in_proj_z.weight") else 1)
+    return untiled(header, size if name == "attn_gate.weight" else 1)
 
 
-def column_order(name: str, size: int, header: GgufHeader) -> Tensor | None:
+def column_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     """Where the columns of a tensor are in the file; None: in their order."""
-    if header.architecture not in TILED or not name.endswith(".mixer.out_proj.weight"):
+    if header.architecture not in TILED or not tensor.name.endswith(".ssm_out.weight"):
         return None
     return untiled(header, value_heads(header)[2])
 

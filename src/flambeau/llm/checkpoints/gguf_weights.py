@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.checkpoints.gguf_recurrent import (
-    BETAS_AND_STEPS,
     DELTA_NET_MODULES,
     DELTA_NETS,
     HAVE_STEP_PROJECTIONS,
     MODULES,
-    PARTS_OF_BETAS_AND_STEPS,
     TIME_STEP_BIAS,
     WHOLE,
     column_order,
+    parts_of,
     recurrent_rows,
     recurrent_shape,
     recurrent_values,
@@ -133,16 +132,16 @@ class GgufFile:
         used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
-            name: one
+            own_name(part.name, header): part
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
-            for name in own_names(one.name, header)
+            for part in parts_of(one)
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:
         """The tensors in the order of the file."""
         for name, tensor in self._tensors.items():
-            yield StoredTensor(self, name, self._shape(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
+            yield StoredTensor(self, name, shape_of(name, tensor), FLOATS.get(tensor.kind, FLOATS[0])[0])
         for name, keys in self._latents.items():
             _, values = self._latent_values(keys)
             heads, latent, size = keys.shape
@@ -169,12 +168,13 @@ class GgufFile:
             return self._read_latent(self._latents[name])
         tensor = self._tensors[name]
         value = read_tensor(self.path, tensor)
-        order = row_order(name, tensor, self._header)
+        order = row_order(tensor, self._header)
         value = value if order is None else value[order]
-        return recurrent_values(name, value, self._header).view(self._shape(name, tensor))
+        return recurrent_values(tensor, value, self._header).view(shape_of(name, tensor))
 
-    def _shape(self, name: str, tensor: GgufTensor) -> torch.Size:
-        return shape_of(name, tensor, row_order(name, tensor, self._header))
+    def arranges_columns(self, tensor: GgufTensor) -> bool:
+        """Whether the columns of a tensor are in another order than ours."""
+        return column_order(tensor, self._header) is not None
 
     @property
     def num_expert_stacks(self) -> int:
@@ -185,9 +185,8 @@ class GgufFile:
         """The quantized linear layers."""
         for name, tensor in self._tensors.items():
             if tensor.kind not in FLOATS and len(tensor.shape) == 2 and name != "model.embed_tokens.weight":
-                order = row_order(name, tensor, self._header)
-                is_arranged = column_order(name, tensor.shape[1], self._header) is not None
-                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order, is_arranged=is_arranged)
+                order = row_order(tensor, self._header)
+                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order)
 
 
 def open_gguf(path: Path) -> list[WeightFile]:
@@ -219,25 +218,23 @@ def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
 # ---- names and rows ----
 
 
-def own_names(name: str, header: GgufHeader) -> tuple[str, ...]:
-    """The usual names of what a tensor holds, which is one in most cases; unknown ones are kept."""
+def own_name(name: str, header: GgufHeader) -> str:
+    """The usual name of a tensor; unknown ones are kept."""
     start, rest, architecture = "", name, header.architecture
     if name.startswith("blk.") and name.count(".") > 1:
         _, layer, rest = name.split(".", 2)
         start = f"model.layers.{layer}."
-    if start and rest == BETAS_AND_STEPS:
-        return tuple(start + part for part in PARTS_OF_BETAS_AND_STEPS)
     if start and rest == "ssm_dt.bias" and architecture not in HAVE_STEP_PROJECTIONS:
-        return (start + TIME_STEP_BIAS,)
+        return start + TIME_STEP_BIAS
     if start and rest in WHOLE_NAMES:
-        return (start + WHOLE_NAMES[rest],)
+        return start + WHOLE_NAMES[rest]
     module, _, leaf = rest.rpartition(".")
     names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
     if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
         names |= FALCON_NORMS
     if module not in names:
-        return (name,)
-    return (start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}",)
+        return name
+    return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
 
 
 def latent_name(name: str) -> str:
@@ -251,18 +248,17 @@ def is_further(name: str, header: GgufHeader) -> bool:
     return bool(further) and layer.isdigit() and int(layer) >= header.get("block_count") - further
 
 
-def shape_of(name: str, tensor: GgufTensor, order: Tensor | None) -> torch.Size:
+def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
     is_gate = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
-    shape = tensor.shape if order is None else (len(order), *tensor.shape[1:])
-    return torch.Size((1, *shape) if is_gate else recurrent_shape(name, shape))
+    return torch.Size((1, *tensor.shape) if is_gate else recurrent_shape(name, tensor))
 
 
-def row_order(name: str, tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
-    """Where the rows of a tensor are in the file; None: in their order. It may have others too."""
+def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
+    """Where the rows of a tensor are in the file, which may have others too; None: in their order."""
     heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
     key = next((key for part, key in heads.items() if part in tensor.name), None)
     if key is None or header.architecture not in ROTATED_BY_PAIRS:
-        return recurrent_rows(name, tensor, header)
+        return recurrent_rows(tensor, header)
     count = header.get(key) or header.get("attention.head_count")
     count = max(count) if isinstance(count, list) else count  # 0 for layers without attention
     if not count or tensor.shape[0] % (2 * count):
@@ -321,14 +317,12 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
 Blocks = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # bytes [O, …] → levels [O, I], scales and minimums [O, N]
 
 
-def packed_layer(
-    file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None, *, is_arranged: bool = False
-) -> PackedLayer:
-    """A quantized layer, in our own layout if that is exact and its columns are not arranged otherwise."""
-    shape = torch.Size(tensor.shape if order is None else (len(order), tensor.shape[1]))
+def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
+    """A quantized layer, in our own layout if that is exact."""
+    shape = shape_of(name, tensor)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
     blocks = BLOCKS.get(quantization_type(tensor, file.path).name)
-    if blocks is None or is_arranged:
+    if blocks is None or file.arranges_columns(tensor):
         return PackedLayer(weight=whole)
 
     def part(number: int) -> Tensor:

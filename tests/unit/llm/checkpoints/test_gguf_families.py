@@ -6,6 +6,7 @@ The values of the headers are those that llama.cpp's converter writes for these 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import gguf
 import pytest
@@ -16,6 +17,7 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families import llama_like
 from support.checkpoints import reference
 from support.gguf_files import by_pairs, write_gguf
 
@@ -369,7 +371,18 @@ OPTIONS = {  # of the network, where GGUF files cannot say otherwise
         "attn_scale": 0.1,
     },
 }
-BY_PAIRS = ("arcee", "granite", "granitemoe", "granitehybrid", "olmo", "internlm2", "mistral3", "minicpm", "xverse")
+BY_PAIRS = (
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitehybrid",
+    "olmo",
+    "internlm2",
+    "mistral3",
+    "minicpm",
+    "xverse",
+    "baichuan",
+)
 MAMBA_1 = ("mamba", "jamba")
 DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 
@@ -594,6 +607,15 @@ def test_network_is_that_of_transformers(tmp_path, kind):
     assert read_architecture(path).unknown_keys == ()
 
 
+def test_the_small_baichuan_is_a_llama(tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_like, "BAICHUAN_7B_SIZE", 32)
+    monkeypatch.setitem(KINDS, "llama-2", ("baichuan", {"rope.dimension_count": 8, "tensor_data_layout": "Meta"}))
+    model, path, _ = write(tmp_path, "llama-2")
+    with torch.inference_mode():
+        expected = model(IDS).logits[0]
+    torch.testing.assert_close(logits_of(load_model(path, dtype=torch.float32)), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_every_architecture_is_known_to_the_package():
     assert not ARCHITECTURES.keys() - set(gguf.MODEL_ARCH_NAMES.values())
 
@@ -624,6 +646,12 @@ def test_groups_of_mamba_2_have_a_norm_each(tmp_path):
     """As llama.cpp and its authors compute it; transformers has one norm for all."""
     _, path, _ = write(tmp_path, "mamba-2", n_groups=2)
     assert read_architecture(path).recurrence.norm_groups == 2
+
+
+def test_the_documentation_names_every_architecture():
+    page = (Path(__file__).parents[4] / "docs/llm.md").read_text()
+    table = page.split("| `general.architecture` |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([\w-]+)`", table)) == ARCHITECTURES.keys()
 
 
 def test_experts_in_mxfp4_are_dequantized(tmp_path, caplog):
