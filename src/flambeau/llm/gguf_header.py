@@ -40,6 +40,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     kind: int  # the number of its type
     offset: int  # in the file
+    num_rows: int | None = None  # of a part of a tensor
 
 
 @dataclass(frozen=True, slots=True)

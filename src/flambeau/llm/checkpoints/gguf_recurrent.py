@@ -32,6 +32,8 @@ MODULES = {
     "ssm_beta": "mixer.in_proj_b",
     "ssm_ba.alpha": "mixer.in_proj_a",
     "ssm_ba.beta": "mixer.in_proj_b",
+    "ssm_in.qkv": "mixer.in_proj_qkv",
+    "ssm_in.gate": "mixer.in_proj_z",
     "shortconv.conv": "mixer.conv1d",
     "shortconv.in_proj": "mixer.in_proj",
     "shortconv.out_proj": "mixer.out_proj",
@@ -39,8 +41,10 @@ MODULES = {
 DELTA_NET_MODULES = {"attn_qkv": "mixer.in_proj_qkv", "attn_gate": "mixer.in_proj_z"}
 DECAY, SKIP, TIME_STEP_BIAS = "mixer.A_log", "mixer.D", "mixer.dt_bias"
 WHOLE = {"ssm_a": DECAY, "ssm_d": SKIP}
-JOINT = "ssm_ba.weight"  # betas and time steps, grouped by key head
-BETAS_AND_STEPS = ("ssm_ba.beta.weight", "ssm_ba.alpha.weight")
+JOINT = {  # projections in one tensor, whose rows are grouped by key head: the second in older files of Qwen3-Next
+    "ssm_ba.weight": ("ssm_ba.beta.weight", "ssm_ba.alpha.weight"),
+    "ssm_in.weight": ("ssm_in.qkv.weight", "ssm_in.gate.weight"),
+}
 TILED_ROWS = (
     "attn_qkv.weight",
     "attn_gate.weight",
@@ -62,8 +66,8 @@ def recurrent_layers(header: GgufHeader) -> frozenset[int]:
 def recurrent_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape that we have for a tensor, by our name of it."""
     shape = tensor.shape
-    if tensor.name.endswith(BETAS_AND_STEPS):
-        return shape[0] // 2, *shape[1:]
+    if tensor.num_rows is not None:
+        return tensor.num_rows, *shape[1:]
     if name.endswith(".mixer.conv1d.weight") and len(shape) == 2:
         return shape[0], 1, shape[1]
     is_column = name.endswith((SKIP, ".mixer.norm.weight")) or (name.endswith(DECAY) and shape[-1] == 1)
@@ -78,22 +82,33 @@ def recurrent_values(tensor: GgufTensor, value: Tensor, header: GgufHeader) -> T
     return value if columns is None else value[:, columns]
 
 
-def parts_of(tensor: GgufTensor) -> tuple[GgufTensor, ...]:
-    """A tensor, or the parts of one that holds betas and time steps, by names that files do not have."""
-    if not tensor.name.endswith(JOINT):
+def parts_of(tensor: GgufTensor, header: GgufHeader) -> tuple[GgufTensor, ...]:
+    """A tensor, or the parts of one that holds several projections, by names that files do not have."""
+    start, joint = tensor.name[: -len("ssm_xx.weight")], tensor.name[-len("ssm_xx.weight") :]
+    if header.architecture not in DELTA_NETS or joint not in JOINT:
         return (tensor,)
-    start = tensor.name.removesuffix(JOINT)
-    return tuple(replace(tensor, name=start + part) for part in BETAS_AND_STEPS)
+    rows = joint_rows(tensor, header)
+    return tuple(
+        replace(tensor, name=start + part, num_rows=len(found)) for part, found in zip(JOINT[joint], rows, strict=True)
+    )
+
+
+def joint_rows(tensor: GgufTensor, header: GgufHeader) -> tuple[Tensor, Tensor]:
+    """Where the rows of the two parts of a tensor are in it."""
+    keys, shared, size = value_heads(header)
+    key_size, values = header.get("ssm.state_size"), shared * size
+    sizes = [shared, shared] if ".ssm_ba." in tensor.name else [key_size, key_size, values, values]
+    if tensor.shape[0] != keys * sum(sizes):
+        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {keys} key heads")
+    parts = [part.flatten() for part in torch.split(torch.arange(tensor.shape[0]).view(keys, -1), sizes, dim=1)]
+    return torch.cat(parts[:-1]), parts[-1]
 
 
 def recurrent_rows(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     """Where the rows of a tensor of a delta net are in the file; None: in their order."""
     name = tensor.name.split(".", 2)[-1]
-    if name in BETAS_AND_STEPS:
-        keys, shared, _ = value_heads(header)
-        if tensor.shape[0] != 2 * keys * shared:
-            raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {keys} key heads")
-        return torch.arange(tensor.shape[0]).view(keys, 2, shared)[:, BETAS_AND_STEPS.index(name)].flatten()
+    if tensor.num_rows is not None:
+        return joint_rows(tensor, header)[name.endswith((".alpha.weight", ".gate.weight"))]
     if header.architecture not in TILED or name not in TILED_ROWS:
         return None
     _, _, size = value_heads(header)

@@ -135,7 +135,7 @@ class GgufFile:
             own_name(part.name, header): part
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
-            for part in parts_of(one)
+            for part in parts_of(one, header)
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:

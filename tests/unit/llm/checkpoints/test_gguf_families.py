@@ -124,6 +124,7 @@ KINDS = {
     "cohere-qk-norm": ("command-r", {"logit_scale": 0.0625, "rope.scaling.type": "none"}),
     "cohere-2": ("cohere2", {"logit_scale": 0.0625, "attention.sliding_window": 9}),
     "starcoder-2": ("starcoder2", {}),
+    "stable-lm-2-12b": ("stablelm", {"rope.dimension_count": 2, "use_parallel_residual": True}),
     "stable-lm": ("stablelm", {**HALF, "use_parallel_residual": False}),
     "phi-2": ("phi2", HALF),
     "phi-4-mini": ("phi3", {**HALF, "rope.scaling.original_context_length": 4096, "attention.sliding_window": 0}),
@@ -420,6 +421,7 @@ def values_of(config, **more):
 
 
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+HEAD_NORM = re.compile(r"^(.*_layernorm)\.norms\.(\d+)\.weight$")
 EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(\w+)\.weight$")
 
 
@@ -429,7 +431,9 @@ def tensors_of(model, folder, architecture):
     config, stored, stacks = model.config, load_file(folder / "model.safetensors"), {}
     found = {}
     for name, tensor in stored.items():
-        if one := EXPERT.match(name):
+        if one := HEAD_NORM.match(name):
+            stacks.setdefault(f"{one[1]}.weight", {})[int(one[2])] = tensor
+        elif one := EXPERT.match(name):
             stacks.setdefault(stack_name(one), {})[int(one[2])] = tensor
         else:
             found |= arranged(name, tensor, config, architecture)
@@ -625,7 +629,7 @@ def test_rows_and_columns_of_quantized_recurrent_layers_are_arranged(tmp_path, k
     sizes = {"linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
     (architecture, values), options = KINDS[kind], {**OPTIONS.get(kind, {}), **sizes, "intermediate_size": 64}
     model = reference(kind, **options, shared_expert_intermediate_size=32)
-    values |= {"ssm.inner_size": 96}
+    values = values | {"ssm.inner_size": 96}
     if kind == "qwen-3-next":
         values |= {"expert_count": 4, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32}
     tensors = tensors_of(model, tmp_path / "folder", architecture)
@@ -674,6 +678,23 @@ def test_keys_and_values_of_latents_belong_together(tmp_path):
     write_gguf(path, architecture, tensors, values_of(model.config, **values))
     with pytest.raises(CheckpointError, match=r"blk\.1\.attn_k_b\.weight without a fitting blk\.1\.attn_v_b\.weight"):
         load_model(path)
+
+
+def test_joint_projections_of_older_files_are_read(tmp_path):
+    model = reference("qwen-3-next", **OPTIONS["qwen-3-next"])
+    architecture, values = KINDS["qwen-3-next"]
+    tensors = tensors_of(model, tmp_path / "folder", architecture)
+    tensors = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith(("attn_qkv.weight", "attn_gate.weight"))
+    }
+    for name, tensor in load_file(tmp_path / "folder" / "model.safetensors").items():
+        if ".in_proj_qkvz." in name:
+            tensors[f"blk.{name.split('.')[2]}.ssm_in.weight"] = tensor
+    path = tmp_path / "gguf" / "model.gguf"
+    write_gguf(path, architecture, tensors, values_of(model.config, **values))
+    with torch.inference_mode():
+        expected = model(IDS).logits[0]
+    torch.testing.assert_close(logits_of(load_model(path, dtype=torch.float32)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_whole_latents_of_older_files_are_read(tmp_path):
