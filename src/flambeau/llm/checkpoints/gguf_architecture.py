@@ -67,6 +67,11 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
             f"the model's Hugging Face folder. Supported are {', '.join(ARCHITECTURES)}"
         )
     header = RecordedHeader(header.path, header.values, header.tensors)
+    if header.get("attention.causal", True) is False:
+        raise CheckpointError(
+            f"{header.path} attends to later tokens too ({name}.attention.causal), as models of embeddings do, which is not "
+            "supported; use the model's Hugging Face folder"
+        )
     config = {**common(header), **ARCHITECTURES[name](header)}
     config |= sizes(header, config)
     check_rope_keys(header)

@@ -196,7 +196,7 @@ def nemotron_h(header: GgufHeader) -> dict[str, Any]:
     ignore(header, "rope.dimension_count", "expert_shared_count", "expert_gating_func", "feed_forward_length")
     reject(header, "moe_latent_size")
     recurrent = recurrent_layers(header)
-    kinds = {".ffn_gate_inp.weight": "moe", ".ffn_up.weight": "mlp", ".attn_q.weight": "attention"}
+    kinds = {".ffn_gate_inp.weight": "moe", ".ffn_up.weight": "mlp", ".attn_output.weight": "attention"}
     types = []
     for i in range(num_layers(header)):
         named = next((kind for end, kind in kinds.items() if f"blk.{i}{end}" in header.tensors), None)

@@ -63,6 +63,12 @@ def recurrent_layers(header: GgufHeader) -> frozenset[int]:
     return frozenset(int(found[1]) for name in header.tensors if (found := RECURRENT_LAYER.match(name)))
 
 
+def is_recurrent(name: str, header: GgufHeader) -> bool:
+    """Whether a tensor belongs to a recurrent layer of a delta net, where names of attention have another meaning."""
+    layer = name.split(".", 2)[:2]
+    return header.architecture in DELTA_NETS and ".".join((*layer, "ssm_out.weight")) in header.tensors
+
+
 def recurrent_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape that we have for a tensor, by our name of it."""
     shape = tensor.shape
@@ -109,7 +115,7 @@ def recurrent_rows(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     name = tensor.name.split(".", 2)[-1]
     if tensor.num_rows is not None:
         return joint_rows(tensor, header)[name.endswith((".alpha.weight", ".gate.weight"))]
-    if header.architecture not in TILED or name not in TILED_ROWS:
+    if header.architecture not in TILED or name not in TILED_ROWS or not is_recurrent(tensor.name, header):
         return None
     _, _, size = value_heads(header)
     if name in ("attn_qkv.weight", "ssm_conv1d.weight"):

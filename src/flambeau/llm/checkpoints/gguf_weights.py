@@ -18,12 +18,12 @@ from torch import Tensor
 
 from flambeau.llm.checkpoints.gguf_recurrent import (
     DELTA_NET_MODULES,
-    DELTA_NETS,
     HAVE_STEP_PROJECTIONS,
     MODULES,
     TIME_STEP_BIAS,
     WHOLE,
     column_order,
+    is_recurrent,
     parts_of,
     recurrent_rows,
     recurrent_shape,
@@ -59,6 +59,7 @@ ROTATED_BY_PAIRS = (
     "baichuan",
     "xverse",
 )  # rows of queries and keys are arranged otherwise than elsewhere
+ROTATED_PARTS = ("attn_q", "attn_k", "attn_qkv")
 TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embed_norm",
@@ -116,7 +117,6 @@ OTHER_NAMES: dict[str, Mapping[str, str]] = {  # of single architectures
     "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "lfm2": LAST_NORM,
     "lfm2moe": LAST_NORM,
-    **dict.fromkeys(DELTA_NETS, DELTA_NET_MODULES),
 }
 FALCON_NORMS = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}  # of its larger models
 LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
@@ -230,6 +230,8 @@ def own_name(name: str, header: GgufHeader) -> str:
         return start + WHOLE_NAMES[rest]
     module, _, leaf = rest.rpartition(".")
     names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
+    if is_recurrent(name, header):
+        names |= DELTA_NET_MODULES
     if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
         names |= FALCON_NORMS
     if module not in names:
@@ -255,16 +257,23 @@ def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
 
 def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     """Where the rows of a tensor are in the file, which may have others too; None: in their order."""
-    heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
-    key = next((key for part, key in heads.items() if part in tensor.name), None)
-    if key is None or header.architecture not in ROTATED_BY_PAIRS:
+    part = next((part for part in ROTATED_PARTS if f".{part}." in tensor.name), None)
+    if part is None or header.architecture not in ROTATED_BY_PAIRS:
         return recurrent_rows(tensor, header)
-    count = header.get(key) or header.get("attention.head_count")
-    count = max(count) if isinstance(count, list) else count  # 0 for layers without attention
-    if not count or tensor.shape[0] % (2 * count):
-        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {count} heads")
-    pairs = torch.arange(tensor.shape[0]).view(count, -1, 2)
-    return torch.cat((pairs[:, :, 0], pairs[:, :, 1]), dim=1).flatten()
+    heads = num_heads(header, "attention.head_count")
+    kv_heads = num_heads(header, "attention.head_count_kv") or heads
+    counts = {"attn_q": (heads,), "attn_k": (kv_heads,), "attn_qkv": (heads, kv_heads, kv_heads)}[part]
+    if not sum(counts) or tensor.shape[0] % (2 * sum(counts)):
+        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {sum(counts)} heads")
+    rows = torch.arange(tensor.shape[0]).view(sum(counts), -1)
+    rotated, values = torch.split(rows, [sum(counts[:2]), sum(counts[2:])])
+    return torch.cat((torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1).flatten(), values.flatten()))
+
+
+def num_heads(header: GgufHeader, key: str) -> int:
+    """A number of heads, which may be given for each layer: 0 for those without attention."""
+    count = header.get(key) or 0
+    return max(count) if isinstance(count, list) else count
 
 
 # ---- numbers ----

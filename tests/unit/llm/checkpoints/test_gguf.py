@@ -267,6 +267,7 @@ def test_two_models_in_a_folder_need_a_name(path):
     [
         ("rwkv7", {}, "'rwkv7'.*Hugging Face folder. Supported are llama, llama4"),
         ("clip", {}, "'clip'.*name that model's file"),
+        ("llama", {"attention.causal": False}, r"llama\.attention\.causal.*Hugging Face folder"),
         ("mamba", {}, r"mamba\.ssm\.inner_size"),
         ("llama", {"attention.sliding_window": 9}, "sliding_window"),
         ("llama", {"attention.head_count_kv": [2, 4]}, "differs between layers"),

@@ -680,6 +680,22 @@ def test_keys_and_values_of_latents_belong_together(tmp_path):
         load_model(path)
 
 
+@pytest.mark.parametrize("kind", ["arcee", "granite-moe", "qwen-3.5", "nemotron-h"])
+def test_queries_keys_and_values_may_be_in_one_tensor(tmp_path, kind):
+    """As the converter writes them with --fuse-qkv; in some architectures, rows of queries and keys are rearranged."""
+    architecture, values = KINDS[kind]
+    model = reference(kind, **OPTIONS.get(kind, {}))
+    tensors = tensors_of(model, tmp_path / "folder", architecture)
+    for name in [name for name in tensors if name.endswith(".q_proj.weight")]:
+        parts = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+        tensors[f"blk.{name.split('.')[2]}.attn_qkv.weight"] = torch.cat(parts)
+    path = tmp_path / "gguf" / "model.gguf"
+    write_gguf(path, architecture, tensors, values_of(model.config, **values))
+    with torch.inference_mode():
+        expected = model(IDS).logits[0]
+    torch.testing.assert_close(logits_of(load_model(path, dtype=torch.float32)), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_joint_projections_of_older_files_are_read(tmp_path):
     model = reference("qwen-3-next", **OPTIONS["qwen-3-next"])
     architecture, values = KINDS["qwen-3-next"]
