@@ -69,7 +69,7 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
     header = RecordedHeader(header.path, header.values, header.tensors)
     if header.get("attention.causal", True) is False:
         raise CheckpointError(
-            f"{header.path} attends to later tokens too ({name}.attention.causal), as models of embeddings do, which is not "
+            f"{header.path} attends to later tokens too ({name}.attention.causal), which is not "
             "supported; use the model's Hugging Face folder"
         )
     config = {**common(header), **ARCHITECTURES[name](header)}
