@@ -33,6 +33,10 @@ class HeadParts:
     is_late: bool = False  # norms after the rotation
     epsilon: float = 0.0
     clip: float = 0.0  # the largest absolute value in queries, keys and values; 0: none
+    # Queries grow by the scale times a logarithm each time that so many tokens have passed; 0: they do not.
+    temperature_length: int = 0
+    temperature_scale: float = 0.0
+    temperature_first: float = 0.0  # what is added to positions
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -49,6 +53,9 @@ class HeadParts:
             "CENTERED": self.biases is not None,
             "LATE": self.is_late,
             "CLIP": self.clip,
+            "TEMPERED": self.temperature_length,
+            "TEMPERATURE": self.temperature_scale,
+            "TEMPERED_FROM": self.temperature_first,
         }
 
 
@@ -76,6 +83,15 @@ def second_places(d, SIZE: tl.constexpr, ROTARY: tl.constexpr):  # type: ignore[
 def clipped(x, CLIP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Not a number stays."""
     return tl.where(x > CLIP, CLIP, tl.where(x < -CLIP, -CLIP, x))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tempered(  # type: ignore[no-untyped-def]
+    x, y, position, dtype: tl.constexpr, LENGTH: tl.constexpr, SCALE: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    """Queries at a position, as `rope.query_scale` scales them."""
+    scale = tl.log(1.0 + tl.floor((position.to(tl.float32) + FIRST) / LENGTH)) * SCALE + 1.0
+    return x.to(dtype).to(tl.float32) * scale, y.to(dtype).to(tl.float32) * scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -145,7 +161,8 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
     cos_ptr, sin_ptr, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, epsilon, T,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr, EACH: tl.constexpr,
     PARTS: tl.constexpr, ROTARY: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr,
-    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr, OVERLAPS: tl.constexpr,
+    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr, TEMPERED: tl.constexpr,
+    TEMPERATURE: tl.constexpr, TEMPERED_FROM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one token: queries, keys or values."""
     token = tl.program_id(0).to(tl.int64)
@@ -187,6 +204,9 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
             x, y, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, head, first_d, second_d, is_pair, epsilon, dtype,
             HEADS, KV_HEADS, SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
+    if TEMPERED > 0:
+        q_x, q_y = tempered(x, y, position, dtype, TEMPERED, TEMPERATURE, TEMPERED_FROM)
+        x, y = tl.where(is_query, q_x, x), tl.where(is_query, q_y, y)
     first = tl.where(is_value, first, x).to(dtype)
     second = tl.where(is_value, second, y).to(dtype)
     cached_type = keys_ptr.dtype.element_ty
