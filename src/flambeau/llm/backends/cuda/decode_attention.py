@@ -107,7 +107,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     position = tl.load(positions_ptr + token).to(tl.int32)
     slot = tl.load(slots_ptr + token)
     if ROTATES:
-        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=1.0)
+        no_turn: tl.constexpr = 0.0 if ROTARY == SIZE else 1.0  # the cosine of what is not rotated
+        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=no_turn)
         sin = tl.load(sin_ptr + position * half_rotary + d, mask=d < half_rotary, other=0.0)
     first_place = position * 0
     if WINDOW > 0:
@@ -139,8 +140,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
     if NORMALIZES and not LATE:
         q1, q2 = normalize_heads(
-            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d[None, :], second_d[None, :], is_half[None, :],
-            is_query, epsilon, dtype, SIZE, OWN_GAINS, CENTERED,
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
         k1, k2 = normalize_head(
             k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
@@ -157,8 +158,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
         k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
         q1, q2 = normalize_heads(
-            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d[None, :], second_d[None, :], is_half[None, :],
-            is_query, epsilon, dtype, SIZE, OWN_GAINS, CENTERED,
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
         k1, k2 = normalize_head(
             k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
