@@ -109,7 +109,7 @@ def normalize_heads(  # type: ignore[no-untyped-def]
     x, y, gain_ptr, bias_ptr, head, first, second, is_pair, is_known, epsilon, dtype: tl.constexpr,
     SIZE: tl.constexpr, OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """The two numbers [heads, D/2] of the pairs of each head, normalized; their places [D/2] are `first` and `second`."""
+    """The two numbers [heads, D/2] of the pairs of each head, normalized; `first` and `second` [D/2] say where."""
     if CENTERED:
         mean = ((tl.sum(x, 1) + tl.sum(y, 1)) / SIZE)[:, None]
         x, y = tl.where(is_known, x - mean, 0.0), tl.where(is_known, y - mean, 0.0)
