@@ -13,6 +13,7 @@ from torch import Tensor
 from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES
 from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
+from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
 
@@ -137,13 +138,22 @@ def scaled_layer(
         return value.mul_(in_blocks(read_scale(), size, value.shape))
 
     lazy = LazyTensor(weight.shape, torch.float32, whole)
-    if size[1] != columns or blocks[0] not in (1, rows) or zero is not None or weight.dtype == torch.float8_e5m2:
+    if zero is not None or weight.dtype == torch.float8_e5m2:
         return PackedLayer(weight=lazy)
-    own = {
-        "weight": LazyTensor(weight.shape, weight.dtype, weight.read),
-        "scale": LazyTensor(torch.Size((rows,)), torch.float32, lambda: read_scale().flatten().expand(rows)),
-    }
-    return PackedLayer(weight=lazy, layout=("int8" if weight.dtype == torch.int8 else "fp8", 0), own=own)
+
+    def row_scales() -> Tensor:
+        """Those of the blocks of each row."""
+        return in_blocks(read_scale(), (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
+
+    numbers = LazyTensor(weight.shape, weight.dtype, weight.read)
+    if size[1] == columns:
+        of_rows = LazyTensor(torch.Size((rows,)), torch.float32, lambda: row_scales().flatten())
+        kind: Quantization = "int8" if weight.dtype == torch.int8 else "fp8"
+        return PackedLayer(weight=lazy, layout=(kind, 0), own={"weight": numbers, "scale": of_rows})
+    if weight.dtype == torch.int8 or columns % size[1]:
+        return PackedLayer(weight=lazy)
+    of_blocks = LazyTensor(torch.Size((rows, blocks[1])), torch.float32, row_scales)
+    return PackedLayer(weight=lazy, layout=("fp8", size[1]), own={"weight": numbers, "scale": of_blocks})
 
 
 Sizes = tuple[int, int]

@@ -30,13 +30,16 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
 GGUF = "gguf"  # of files that say it themselves
 
 
-def unpack_weights(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
-    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are."""
+def unpack_weights(files: list[WeightFile], arch: Architecture, *, keeps_blocks: bool = False) -> UnpackedFiles:
+    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
+
+    `keeps_blocks`: the network may have fp8 weights with several scales for a row.
+    """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:
         return unpack_gguf(files, arch)
     make = METHODS.get(declared.get("quant_method", ""))
-    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared))
+    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared), keeps_blocks=keeps_blocks)
 
 
 def is_packed(arch: Architecture) -> bool:

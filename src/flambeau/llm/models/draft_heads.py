@@ -69,6 +69,7 @@ class DraftHead(nn.Module):
         self.rotation = Rotation(arch)
         self.target_ids_D: Tensor | None = None  # None: its tokens are those of the target
         self._embedding: Callable[[], Tensor]
+        self._embed: Callable[[Tensor], Tensor]
         self._target_norm: Callable[[Tensor], Tensor]
         self._target_logits: Callable[[Tensor], Tensor]
 
@@ -79,6 +80,7 @@ class DraftHead(nn.Module):
         """Use the embeddings, the last norm and the last layer of a target where the head has none."""
         body, norm = target.model, target.model.norm if target.arch.has_last_norm else nn.Identity()
         self._embedding = lambda: body.embed_tokens.weight
+        self._embed = lambda ids: body.embed_tokens(ids)
         self._target_norm = lambda x: norm(x)
         self._target_logits = target.logits
 
@@ -130,7 +132,9 @@ class DraftHead(nn.Module):
         return self._embedding() if self.model.embed_tokens is None else self.model.embed_tokens.weight
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        return F.embedding(ids_T, self.embedding)
+        if self.model.embed_tokens is None:
+            return self._embed(ids_T)
+        return F.embedding(ids_T, self.model.embed_tokens.weight)
 
 
 class Eagle3Layer(DecoderLayer):

@@ -34,7 +34,7 @@ class CPagedStep(ctypes.Structure):
     )
 
 
-KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs")  # as in csrc/matrix.h
+KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs", "fp8")  # as in csrc/matrix.h
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
 
@@ -195,6 +195,8 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_narrowest.restype = c_int64
     library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack.restype = None
+    library.flambeau_pack_fp8.argtypes = (*[c_void_p] * 2, *[c_int64] * 3, c_void_p, c_int)
+    library.flambeau_pack_fp8.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes

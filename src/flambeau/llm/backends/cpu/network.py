@@ -37,9 +37,10 @@ from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
+QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
 ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
@@ -212,6 +213,8 @@ def last_layer(model: Transformer) -> nn.Module:
     head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
     if type(head) is nn.Linear and has_integer_weights(model):
         head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
+        if model.lm_head is not None:
+            model.lm_head = head  # the original is not kept beside it
     return head  # type: ignore[no-any-return]
 
 
@@ -263,7 +266,7 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    known = (PackedLinear, *QUANTIZED_LAYERS, *SPARSE, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

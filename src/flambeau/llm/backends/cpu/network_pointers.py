@@ -51,6 +51,7 @@ class NetworkPointers:
         self._references.append(array := (CLayer * len(made))(*made))
         embedding = None if body is None else body.embed_tokens.weight
         dtype = torch.float32 if embedding is None else embedding.dtype
+        own = getattr(body.embed_tokens, "dtype", dtype) if body is not None else dtype  # the network's
         biases_HP = place_biases(arch)
         return CNetwork(
             arch.hidden_size,
@@ -81,7 +82,7 @@ class NetworkPointers:
             self._pointer(biases_HP),
             0 if biases_HP is None else biases_HP.shape[1],
             arch.clip_qkv or 0.0,
-            float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
+            float(torch.tensor(arch.embedding_scale, dtype=own)),  # rounded as the network's numbers are
             arch.residual_scale,
             arch.logit_scale,
             arch.logit_softcap or 0.0,

@@ -17,13 +17,16 @@ from flambeau.llm.backends.cpu.packed_linear import (
     PackedLinear,
     multiply,
     pack_floats,
+    pack_fp8,
     pack_int4_layer,
     pack_int8,
 )
 from flambeau.llm.mapped_files import trim_heap
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import ExpertLayers, Experts
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.row_scaled import FP8
 
 LEAVES = ("gate_up_proj", "down_proj")
 
@@ -71,13 +74,15 @@ def packed_stack(weights: Any, *, packs_float32: bool) -> PackedStack | None:
     if isinstance(weights, PackedStack):
         return weights
     if isinstance(weights, ExpertStack):
-        return PackedStack(pack_integers(weights), len(weights))
+        return PackedStack(pack_quantized_stack(weights), len(weights))
     rows = pack_floats(weights.flatten(0, 1), packs_float32=packs_float32)
     return None if rows is None else PackedStack(rows, len(weights))
 
 
-def pack_integers(stack: ExpertStack) -> PackedLinear:
+def pack_quantized_stack(stack: ExpertStack) -> PackedLinear:
     buffers = {name: buffer.flatten(0, 1) for name, buffer in stack.named_buffers()}
+    if buffers["weight"].dtype == FP8:
+        return pack_fp8(buffers["weight"], buffers["scale"])
     if "minimums" not in buffers:
         return pack_int8(buffers["weight"], buffers["scale"])
     return pack_int4_layer(int4_layer(**buffers))
@@ -91,8 +96,14 @@ def int4_layer(weight: Tensor, scales: Tensor, minimums: Tensor) -> Int4Linear:
     return layer
 
 
+def has_whole_panels(arch: Architecture) -> bool:
+    """Whether the outputs of each expert fill panels."""
+    rows = 2 * arch.expert_size if arch.has_gate else arch.expert_size
+    return rows % PANEL == 0 and arch.hidden_size % PANEL == 0
+
+
 def can_pack(experts: Experts) -> bool:
-    """Whether the kernels know the weights: floats, or integers, in whole panels."""
+    """Whether the kernels know the weights: floats, fp8 or integers, in whole panels."""
     return all(is_known(getattr(experts, leaf)) for leaf in LEAVES)
 
 
@@ -102,4 +113,4 @@ def is_known(weights: Any) -> bool:
     if not isinstance(weights, ExpertStack):
         return weights.dtype in FLOATS and weights.shape[1] % PANEL == 0
     buffers = dict(weights.named_buffers())
-    return buffers["weight"].dtype in (torch.int8, torch.uint8) and buffers["weight"].shape[1] % PANEL == 0
+    return buffers["weight"].dtype in (torch.int8, torch.uint8, FP8) and buffers["weight"].shape[1] % PANEL == 0

@@ -1,14 +1,16 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, int8 (a scale for each group of a row) or int4 (a scale and a minimum for each).
-With integer weights, inputs are rounded to 8 bits in the same groups: see `rounded_inputs`. In a network of bfloat16
-they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
+Weights are float32, bfloat16, float16, fp8 (a scale for each row or group of a row), int8 (a scale for each group of a
+row) or int4 (a scale and a minimum for each). With integer weights, inputs are rounded to 8 bits in the same groups:
+see `rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in
+float32, or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,13 +23,14 @@ from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
 
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
 INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
 TRIM_BYTES = 64 << 20  # of replaced layers
+WEIGHTS_AT_ONCE = 1 << 21  # of integers that are put into the order of the kernels
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROUTER = ".mlp.gate"  # the layer that chooses experts stays as it is: it decides between scores that are close
 
@@ -42,7 +45,7 @@ class PackedLinear(nn.Module):
         self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
         self.panels: Tensor
         self.bias: Tensor | None
-        self.register_buffer("panels", panels if panels.dim() == 1 else in_huge_pages(panels))
+        self.register_buffer("panels", panels)
         self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
 
     @property
@@ -113,6 +116,8 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
         return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):
         return pack_int8(layer.weight, layer.scale, layer.bias)
+    if type(layer) is Fp8Linear:
+        return pack_fp8(layer.weight, layer.scale, layer.bias)
     if type(layer) is nn.Linear and layer.weight.dtype in FLOATS:
         return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
     return None
@@ -155,11 +160,32 @@ def pack_int8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> P
     scale_OG = scale.view(out_features, -1)
     group = INT8_GROUP if scale_OG.shape[1] == 1 else in_features // scale_OG.shape[1]
     num_groups = -(-in_features // group)
-    levels_OI = F.pad(weight_OI.view(torch.uint8) ^ 128, (0, num_groups * group - in_features))
-    words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, num_groups, group // 4)
-    lines = words.permute(0, 3, 4, 1, 2).flatten(2, 3)  # [P, G, two for every four inputs, 16]
-    scales = in_pairs(scale_OG.bfloat16().expand(-1, num_groups)).unsqueeze(2)
-    return PackedLinear("int8", torch.cat((scales, lines), dim=2), in_features, out_features, bias, group)
+
+    def panels_of(rows: slice) -> Tensor:
+        levels_OI = F.pad(weight_OI[rows].view(torch.uint8) ^ 128, (0, num_groups * group - in_features))
+        words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, num_groups, group // 4)
+        lines = words.permute(0, 3, 4, 1, 2).flatten(2, 3)  # [P, G, two for every four inputs, 16]
+        scales = in_pairs(scale_OG[rows].bfloat16().expand(-1, num_groups)).unsqueeze(2)
+        return torch.cat((scales, lines), dim=2)
+
+    panels = in_portions(panels_of, out_features, in_features)
+    return PackedLinear("int8", panels, in_features, out_features, bias, group)
+
+
+@torch.inference_mode()
+def pack_fp8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """For each group of a panel its scales, then a byte for each weight; scales are [O] or [O, G]."""
+    library = kernels.library
+    assert library is not None
+    out_features, in_features = weight_OI.shape
+    scale_OG = scale.view(out_features, -1).float().contiguous()
+    num_groups = scale_OG.shape[1]
+    group = in_features // num_groups
+    count = (num_groups * PANEL + in_features * PANEL // 4) * -(-out_features // PANEL)
+    weight_OI, panels = weight_OI.contiguous(), zeros_in_huge_pages((count,), torch.int32)
+    pointers, numbers = (weight_OI.data_ptr(), scale_OG.data_ptr()), (out_features, in_features, group)
+    library.flambeau_pack_fp8(*pointers, *numbers, panels.data_ptr(), torch.get_num_threads())
+    return PackedLinear("fp8", panels, in_features, out_features, bias, group)
 
 
 @torch.inference_mode()
@@ -199,19 +225,37 @@ def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> 
 def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
     """For each group of a panel its scales, its minimums, then words with four levels of two columns."""
     size, group = layer.in_features, layer.group_size
-    words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
-    lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
-    groups = lines.reshape(len(lines), -1, group // 4, LANES)
-    numbers = map(in_pairs, narrow_numbers(layer))
-    panels = torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
+
+    def panels_of(rows: slice) -> Tensor:
+        words = padded_rows(unpack_int4(layer.weight[rows])).view(torch.int32).view(-1, 2, LANES, size // 4)
+        lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
+        groups = lines.reshape(len(lines), -1, group // 4, LANES)
+        numbers = map(in_pairs, narrow_numbers(layer.scales[rows], layer.minimums[rows]))
+        return torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
+
+    panels = in_portions(panels_of, layer.out_features, size)
     return PackedLinear("int4", panels, size, layer.out_features, layer.bias, group)
 
 
-def narrow_numbers(layer: Int4Linear) -> tuple[Tensor, Tensor]:
+def in_portions(panels_of: Callable[[slice], Tensor], out_features: int, in_features: int) -> Tensor:
+    """All panels as words, made of some rows at a time: what is between takes several times as much."""
+    step = max(PANEL, WEIGHTS_AT_ONCE // in_features // PANEL * PANEL)
+    found, done = torch.empty(0, dtype=torch.int32), 0
+    for start in range(0, out_features, step):
+        part = panels_of(slice(start, start + step)).flatten()
+        if not start:
+            num_panels, here = -(-out_features // PANEL), -(-min(step, out_features) // PANEL)
+            found = zeros_in_huge_pages((len(part) // here * num_panels,), torch.int32)
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
+
+
+def narrow_numbers(wide_scales: Tensor, minimums: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and minimums in bfloat16. Files that were made elsewhere have wider ones: the middle level stays exact."""
-    scales = layer.scales.bfloat16()
-    rest = layer.scales.float() - scales.float()
-    return scales, (layer.minimums.float() + rest * (MAX_LEVEL / 2)).bfloat16()
+    scales = wide_scales.bfloat16()
+    rest = wide_scales.float() - scales.float()
+    return scales, (minimums.float() + rest * (MAX_LEVEL / 2)).bfloat16()
 
 
 def in_pairs(numbers_OG: Tensor) -> Tensor:
@@ -223,12 +267,6 @@ def in_pairs(numbers_OG: Tensor) -> Tensor:
 def padded_rows(weight_OI: Tensor) -> Tensor:
     """Rows of zeros are added up to a whole panel."""
     return F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % PANEL)).contiguous()
-
-
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy as words."""
-    words = tensor.contiguous().view(-1).view(torch.int32)
-    return zeros_in_huge_pages((len(words),), torch.int32).copy_(words)
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:

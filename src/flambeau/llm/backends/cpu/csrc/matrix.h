@@ -1,12 +1,14 @@
 // Matrix: the weights of a linear layer, of any kind.
 #pragma once
 #include "bfloat16_pairs.h"
+#include "fp8_panels.h"
 #include "integer_panels.h"
 #include "linear.h"
 
 namespace flambeau {
 
-enum Kind : int64_t { kPlain, kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs };  // kPlain: float32 as in a checkpoint
+enum Kind : int64_t { kPlain, kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs, kFp8 };
+// kPlain: float32 as in a checkpoint
 
 struct Matrix {  // [width, size]
   int64_t kind;
@@ -23,6 +25,7 @@ struct Matrix {  // [width, size]
       case kInt8: return multiply_integers<8>(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
       case kInt4: return multiply_integers<4>(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
       case kBfloat16Pairs: return multiply_pairs(x, words, bias, out, num_rows, size, width, adds, num_threads);
+      case kFp8: return multiply_fp8(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
       default:
         flambeau::multiply(x, static_cast<const float*>(weights), out, num_rows, size, width, adds, num_threads);
         if (bias)

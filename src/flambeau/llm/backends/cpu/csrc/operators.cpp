@@ -45,6 +45,12 @@ void flambeau_pack(const void* weights, int64_t weight_bytes, int64_t kind, int6
   flambeau::pack(weights, weight_bytes, static_cast<flambeau::Kind>(kind), width, size, panels, num_threads);
 }
 
+// Puts fp8 weights [width, size] with scales [width, size / group] into panels of zeros.
+void flambeau_pack_fp8(const uint8_t* weights, const float* scales, int64_t width, int64_t size, int64_t group,
+                       uint32_t* panels, int num_threads) {
+  flambeau::pack_fp8(weights, scales, width, size, group, panels, num_threads);
+}
+
 // 0 if the library works on this processor.
 int flambeau_self_test() { return flambeau::self_test(); }
 

@@ -51,7 +51,18 @@ inline int self_test() {
       uint32_t* line = &test.panels[n / kPanel * (test.size / 2 * kPanel) + k / 2 * kPanel];
       std::memcpy(line + n % kPanel, pair, sizeof pair);
     }
-  return test.gives(kBfloat16Pairs, test.weights, 1e-3f) ? 0 : 3;
+  if (!test.gives(kBfloat16Pairs, test.weights, 1e-3f)) return 3;
+  std::vector<uint8_t> codes(test.size * test.width);  // every number of fp8 but NaN
+  std::vector<float> scales(test.size / test.group * test.width, 0.0078125f);
+  for (int64_t i = 0; i < test.size * test.width; ++i) {
+    codes[i] = static_cast<uint8_t>(i % 127 | (i / 127 % 2) << 7);
+    const int exponent = codes[i] >> 3 & 15, part = codes[i] & 7;
+    const float size = exponent ? std::ldexp(8.0f + part, exponent - 10) : std::ldexp(1.0f * part, -9);
+    test.weights[i] = (codes[i] & 0x80 ? -size : size) / 128;
+  }
+  std::fill(test.panels.begin(), test.panels.end(), 0);
+  pack_fp8(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  return test.gives(kFp8, test.weights, 1e-3f) ? 0 : 4;
 }
 
 }  // namespace flambeau
