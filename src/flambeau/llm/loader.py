@@ -452,7 +452,8 @@ def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str,
         return packed_module(name, module)
 
     def packed_module(name: str, module: nn.Module) -> nn.Module | None:
-        if packs_experts and isinstance(module, Experts):
+        has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
+        if packs_experts and isinstance(module, Experts) and not has_stacks:
             pack_experts_of(module, packs_float32=packs_float32)
         if packs_experts and isinstance(module, ExpertStack):
             return packed_stack(module, packs_float32=packs_float32)

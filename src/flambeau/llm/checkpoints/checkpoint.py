@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
-from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
+from flambeau.llm.checkpoints.mxfp4 import keep_mxfp4, read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights
-from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
+from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_mxfp4, is_packed, unpack_weights
 from flambeau.llm.checkpoints.staged_copies import StagedCopies
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError, InvalidConfig
@@ -86,8 +86,12 @@ def load_model(
     converted, and embeddings stay. With `keeps_blocks`, fp8 weights with a scale for each block stay as they are.
     """
     path = Path(path)
-    files = read_mxfp4(open_files(path))
+    files = open_files(path)
     arch = arch or read_declared(path, files)
+    if keeps_blocks and is_mxfp4(arch):
+        files, settings = keep_mxfp4(files, arch)
+        arch = as_unpacked(arch, settings)
+    files = read_mxfp4(files)
     if is_packed(arch):
         unpacked = unpack_weights(files, arch, keeps_blocks=keeps_blocks)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
@@ -122,6 +126,8 @@ def load_model(
 def read_architecture(path: Path, *, keeps_blocks: bool = False) -> Architecture:
     """The architecture of a checkpoint, and the quantization that its network will have."""
     arch = read_declared(path)
+    if keeps_blocks and is_mxfp4(arch):
+        return as_unpacked(arch, keep_mxfp4(open_files(path), arch)[1])
     if not is_packed(arch):
         return arch
     return as_unpacked(arch, unpack_weights(open_files(path), arch, keeps_blocks=keeps_blocks).settings)
@@ -186,7 +192,7 @@ def keep_types(model: nn.Module, placements: list[Placement]) -> None:
         layer = model.get_submodule(name)
         is_wide = all(parameter.dtype == torch.float32 for parameter in layer.parameters(recurse=False))
         if isinstance(layer, nn.Linear | nn.Embedding | Experts) and is_wide and types in NARROW:
-            layer.to(dtype=next(iter(types)))
+            convert_parameters(layer, next(iter(types)))
 
 
 def arrived_or_converted(arrived: Arrived, dtype: torch.dtype, name: str, module: nn.Module) -> nn.Module | None:
@@ -195,13 +201,19 @@ def arrived_or_converted(arrived: Arrived, dtype: torch.dtype, name: str, module
     if other is not None:
         return other
     if isinstance(module, nn.Linear | Experts):
-        module.to(dtype)
+        convert_parameters(module, dtype)
         for stack in module.children():
             if isinstance(stack, ExpertStack):
                 stack.dtype = dtype
     elif isinstance(module, nn.Embedding) and module.weight.dtype != dtype:
         return NarrowEmbedding(module.weight, dtype)
     return None
+
+
+def convert_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a module's own parameters; quantized weights of experts, which may be fp8, are not its own."""
+    for name, parameter in [*module.named_parameters(recurse=False)]:
+        setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
 
 
 def fill(

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES
+from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES, fp4_as_fp8
 from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
+from flambeau.llm.quantize.row_scaled import FP8
 
 ReadTensor = Callable[[], Tensor]
 
@@ -199,7 +200,10 @@ def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:
 
 
 def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> PackedLayer:
-    """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups."""
+    """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups.
+
+    Our layout of it is fp8, which represents the numbers; the CPU kernels store them in 4 bits again.
+    """
     shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
 
     def weight() -> Tensor:
@@ -208,7 +212,12 @@ def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> Packe
         numbers = table[torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()]
         return (numbers.view(len(pairs), num_groups, -1) * scale().float().unsqueeze(2)).flatten(1)
 
-    return PackedLayer(weight=LazyTensor(shape, torch.float32, weight))
+    own = {
+        "weight": LazyTensor(shape, FP8, lambda: fp4_as_fp8(packed.read())),
+        "scale": LazyTensor(torch.Size((shape[0], num_groups)), torch.float32, lambda: scale().float()),
+    }
+    whole = LazyTensor(shape, torch.float32, weight)
+    return PackedLayer(weight=whole, layout=("fp8", shape[1] // num_groups), own=own)
 
 
 # ---- errors ----

@@ -47,6 +47,11 @@ def is_packed(arch: Architecture) -> bool:
     return (arch.source.get("quantization_config") or {}).get("quant_method") in (*METHODS, GGUF)
 
 
+def is_mxfp4(arch: Architecture) -> bool:
+    """Whether experts may be in MXFP4, as those of gpt-oss are."""
+    return (arch.source.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+
+
 def has_packed_layers(files: list[WeightFile], arch: Architecture) -> bool:
     """Whether the tensors of some layer are packed, in files whose configuration says that they may be."""
     declared = arch.source.get("quantization_config") or {}

@@ -34,7 +34,8 @@ class CPagedStep(ctypes.Structure):
     )
 
 
-KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs", "fp8")  # as in csrc/matrix.h
+# In the order of csrc/matrix.h.
+KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs", "fp8", "fp4", "fp4_wide")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
 
@@ -195,7 +196,9 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_narrowest.restype = c_int64
     library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack.restype = None
-    library.flambeau_pack_fp8.argtypes = (*[c_void_p] * 2, *[c_int64] * 3, c_void_p, c_int)
+    library.flambeau_pack_fp8.argtypes = (*[c_void_p] * 2, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_fits_fp4.argtypes = (c_void_p, c_int64, c_int)
+    library.flambeau_fits_fp4.restype = c_bool
     library.flambeau_pack_fp8.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)

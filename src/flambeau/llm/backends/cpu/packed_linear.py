@@ -1,9 +1,9 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, fp8 (a scale for each row or group of a row), int8 (a scale for each group of a
-row) or int4 (a scale and a minimum for each). With integer weights, inputs are rounded to 8 bits in the same groups:
-see `rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in
-float32, or exact.
+Weights are float32, bfloat16, float16, fp8 or fp4 (a scale for each row or group of it), int8 (a scale for each group
+of a row) or int4 (a scale and a minimum for each). With integer weights, inputs are rounded to 8 bits in the same
+groups: see `rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are
+in float32, or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
 """
@@ -174,18 +174,23 @@ def pack_int8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> P
 
 @torch.inference_mode()
 def pack_fp8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """For each group of a panel its scales, then a byte for each weight; scales are [O] or [O, G]."""
+    """For each group of a panel its scales, then its weights, in 4 bits if these are enough; scales: [O] or [O, G]."""
     library = kernels.library
     assert library is not None
     out_features, in_features = weight_OI.shape
     scale_OG = scale.view(out_features, -1).float().contiguous()
     num_groups = scale_OG.shape[1]
     group = in_features // num_groups
-    count = (num_groups * PANEL + in_features * PANEL // 4) * -(-out_features // PANEL)
-    weight_OI, panels = weight_OI.contiguous(), zeros_in_huge_pages((count,), torch.int32)
+    weight_OI, threads = weight_OI.contiguous(), torch.get_num_threads()
+    kind = "fp8"
+    if library.flambeau_fits_fp4(weight_OI.data_ptr(), weight_OI.numel(), threads):
+        kind = "fp4" if torch.equal(scale_OG.bfloat16().float(), scale_OG) else "fp4_wide"
+    scale_words, weights_per_word = (LANES if kind == "fp4" else PANEL), (4 if kind == "fp8" else 8)
+    count = (num_groups * scale_words + in_features * PANEL // weights_per_word) * -(-out_features // PANEL)
+    panels = zeros_in_huge_pages((count,), torch.int32)
     pointers, numbers = (weight_OI.data_ptr(), scale_OG.data_ptr()), (out_features, in_features, group)
-    library.flambeau_pack_fp8(*pointers, *numbers, panels.data_ptr(), torch.get_num_threads())
-    return PackedLinear("fp8", panels, in_features, out_features, bias, group)
+    library.flambeau_pack_fp8(*pointers, KINDS.index(kind), *numbers, panels.data_ptr(), threads)
+    return PackedLinear(kind, panels, in_features, out_features, bias, group)
 
 
 @torch.inference_mode()

@@ -1,14 +1,15 @@
 // Matrix: the weights of a linear layer, of any kind.
 #pragma once
 #include "bfloat16_pairs.h"
+#include "fp4_panels.h"
 #include "fp8_panels.h"
 #include "integer_panels.h"
 #include "linear.h"
 
 namespace flambeau {
 
-enum Kind : int64_t { kPlain, kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs, kFp8 };
-// kPlain: float32 as in a checkpoint
+enum Kind : int64_t { kPlain, kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs, kFp8, kFp4, kFp4Wide };
+// kPlain: float32 as in a checkpoint. kFp4, kFp4Wide: with scales of bfloat16 and of float32
 
 struct Matrix {  // [width, size]
   int64_t kind;
@@ -26,6 +27,8 @@ struct Matrix {  // [width, size]
       case kInt4: return multiply_integers<4>(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
       case kBfloat16Pairs: return multiply_pairs(x, words, bias, out, num_rows, size, width, adds, num_threads);
       case kFp8: return multiply_fp8(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
+      case kFp4: return multiply_fp4<Bfloat16>(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
+      case kFp4Wide: return multiply_fp4<Float32>(x, words, bias, out, num_rows, size, width, group, adds, num_threads);
       default:
         flambeau::multiply(x, static_cast<const float*>(weights), out, num_rows, size, width, adds, num_threads);
         if (bias)

@@ -62,7 +62,15 @@ inline int self_test() {
   }
   std::fill(test.panels.begin(), test.panels.end(), 0);
   pack_fp8(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
-  return test.gives(kFp8, test.weights, 1e-3f) ? 0 : 4;
+  if (!test.gives(kFp8, test.weights, 1e-3f)) return 4;
+  for (int64_t i = 0; i < test.size * test.width; ++i) {
+    constexpr uint8_t kSizes[8] = {0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c};
+    codes[i] = static_cast<uint8_t>(kSizes[i % 7 + i / 64 % 2] | (i / 7 % 2) << 7);
+    test.weights[i] = kFp4Numbers[fp4_code(codes[i])] / 128;
+  }
+  std::fill(test.panels.begin(), test.panels.end(), 0);
+  pack_fp4<Bfloat16>(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  return test.gives(kFp4, test.weights, 1e-3f) ? 0 : 5;
 }
 
 }  // namespace flambeau
