@@ -34,8 +34,23 @@ class CPagedStep(ctypes.Structure):
     )
 
 
-# In the order of csrc/matrix.h.
-KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs", "fp8", "fp4", "fp4_wide")
+KINDS = (  # as in csrc/matrix.h
+    "plain",
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "int4",
+    "bfloat16_pairs",
+    "int5",
+    "int4_scaled",
+    "int5_scaled",
+    "int6_scaled",
+    "int8_minimums",
+    "fp8",
+    "fp4",
+    "fp4_wide",
+)
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
 
@@ -47,6 +62,7 @@ class CMatrix(ctypes.Structure):
         ("weights", c_void_p),
         ("bias", c_void_p),
         *((name, c_int64) for name in ("size", "width", "group")),
+        ("next", c_void_p),
     )
 
 
@@ -106,6 +122,7 @@ class CNetwork(ctypes.Structure):
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
         ("recorded", c_void_p),
         ("num_recorded", c_int64),
+        ("embedding_rows", CMatrix),
     )
 
 
@@ -200,6 +217,10 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_fits_fp4.argtypes = (c_void_p, c_int64, c_int)
     library.flambeau_fits_fp4.restype = c_bool
     library.flambeau_pack_fp8.restype = None
+    library.flambeau_pack_levels.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_pack_levels.restype = None
+    library.flambeau_read_rows.argtypes = (POINTER(CMatrix), c_void_p, c_int64, c_void_p)
+    library.flambeau_read_rows.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes

@@ -20,6 +20,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     pack_fp8,
     pack_int4_layer,
     pack_int8,
+    pack_levels,
 )
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
@@ -83,6 +84,9 @@ def pack_quantized_stack(stack: ExpertStack) -> PackedLinear:
     buffers = {name: buffer.flatten(0, 1) for name, buffer in stack.named_buffers()}
     if buffers["weight"].dtype == FP8:
         return pack_fp8(buffers["weight"], buffers["scale"])
+    if stack.layout is not None:
+        levels, scales, layout = buffers["weight"], buffers["scales"], stack.layout
+        return pack_levels(lambda rows: levels[rows], scales, buffers.get("minimums"), layout.bits, layout.size)
     if "minimums" not in buffers:
         return pack_int8(buffers["weight"], buffers["scale"])
     return pack_int4_layer(int4_layer(**buffers))

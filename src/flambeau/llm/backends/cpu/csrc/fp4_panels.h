@@ -79,11 +79,11 @@ inline void multiply_fp4_panel(const float* x, const uint32_t* panel, int64_t si
 
 template <typename Scales>
 inline void multiply_fp4(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
-                         int64_t size, int64_t width, int64_t group, bool adds, int num_threads) {
+                         int64_t size, int64_t width, int64_t group, int64_t stride, bool adds, int num_threads) {
   const int64_t words = fp4_panel_words<Scales>(size, group);
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
-    const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};
+    const Columns columns{out + n, bias ? bias + n : nullptr, stride, std::min(kPanel, width - n), adds};
     in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
       multiply_fp4_panel<Scales, rows.value>(x, weights + panel * words, size, group, first, columns);
     });

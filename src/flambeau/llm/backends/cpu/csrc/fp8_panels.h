@@ -68,11 +68,11 @@ inline void multiply_fp8_panel(const float* x, const uint32_t* panel, int64_t si
 }
 
 inline void multiply_fp8(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
-                         int64_t size, int64_t width, int64_t group, bool adds, int num_threads) {
+                         int64_t size, int64_t width, int64_t group, int64_t stride, bool adds, int num_threads) {
   const int64_t words = fp8_panel_words(size, group);
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
-    const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};
+    const Columns columns{out + n, bias ? bias + n : nullptr, stride, std::min(kPanel, width - n), adds};
     in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
       multiply_fp8_panel<rows.value>(x, weights + panel * words, size, group, first, columns);
     });

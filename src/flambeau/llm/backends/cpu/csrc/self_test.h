@@ -33,6 +33,25 @@ struct TestMatrix {
       }
     return true;
   }
+
+  // Whether panels of an integer kind, made of all its levels, give the results of plain loops.
+  bool gives_levels(Kind kind) {
+    std::vector<uint8_t> levels(size * width);
+    std::vector<float> scales(size / group * width, 1.0f / 64), minimums(scales.size(), -0.25f), row(size);
+    bool is_same = true;
+    with_integers(kind, [&](auto bits, auto has_minimums) {
+      const float lowest = has_minimums.value ? -0.25f : -static_cast<float>(1 << (bits.value - 1)) / 64;
+      for (int64_t i = 0; i < size * width; ++i) levels[i] = static_cast<uint8_t>(i * 37 % (1 << bits.value));
+      for (int64_t i = 0; i < size * width; ++i) weights[i] = static_cast<float>(levels[i]) / 64 + lowest;
+      pack_integers<bits.value, has_minimums.value>(levels.data(), scales.data(), minimums.data(), width, size, group,
+                                                    panels.data(), 1);
+    });
+    for (int64_t n = 0; n < width; ++n) {
+      matrix(kind).read_row(n, row.data());
+      is_same = is_same && std::equal(row.begin(), row.end(), weights.begin() + n * size);
+    }
+    return is_same && gives(kind, weights, 1e-3f);
+  }
 };
 
 // 0, or the number of the part that fails.
@@ -52,6 +71,8 @@ inline int self_test() {
       std::memcpy(line + n % kPanel, pair, sizeof pair);
     }
   if (!test.gives(kBfloat16Pairs, test.weights, 1e-3f)) return 3;
+  for (const Kind kind : {kInt4Scaled, kInt5, kInt5Scaled, kInt6Scaled, kInt8Minimums})
+    if (!test.gives_levels(kind)) return 4 + kind;
   std::vector<uint8_t> codes(test.size * test.width);  // every number of fp8 but NaN
   std::vector<float> scales(test.size / test.group * test.width, 0.0078125f);
   for (int64_t i = 0; i < test.size * test.width; ++i) {
@@ -62,7 +83,7 @@ inline int self_test() {
   }
   std::fill(test.panels.begin(), test.panels.end(), 0);
   pack_fp8(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
-  if (!test.gives(kFp8, test.weights, 1e-3f)) return 4;
+  if (!test.gives(kFp8, test.weights, 1e-3f)) return 20;
   for (int64_t i = 0; i < test.size * test.width; ++i) {
     constexpr uint8_t kSizes[8] = {0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c};
     codes[i] = static_cast<uint8_t>(kSizes[i % 7 + i / 64 % 2] | (i / 7 % 2) << 7);
@@ -70,7 +91,7 @@ inline int self_test() {
   }
   std::fill(test.panels.begin(), test.panels.end(), 0);
   pack_fp4<Bfloat16>(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
-  return test.gives(kFp4, test.weights, 1e-3f) ? 0 : 5;
+  return test.gives(kFp4, test.weights, 1e-3f) ? 0 : 21;
 }
 
 }  // namespace flambeau
