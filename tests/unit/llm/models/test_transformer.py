@@ -13,18 +13,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.eager import PagedAttention, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor import parallel
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.loader import load_network
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
+from support.llm_steps import step_inputs
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
 TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
@@ -365,7 +370,8 @@ def test_deepseek_in_blocks_of_fp8_is_dequantized(tmp_path):
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 
-def test_weights_in_mxfp4_are_dequantized_with_a_warning(tmp_path, caplog):
+def write_mxfp4(tmp_path):
+    """A checkpoint of gpt-oss with experts in MXFP4, and the network of transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     reference = write_checkpoint(tmp_path, "gpt-oss")
@@ -381,10 +387,33 @@ def test_weights_in_mxfp4_are_dequantized_with_a_warning(tmp_path, caplog):
     file = tmp_path / "config.json"
     method = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    return reference
+
+
+def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8(tmp_path, caplog):
+    reference = write_mxfp4(tmp_path)
     model = load_model(tmp_path)
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
     assert own_levels(caplog) == ["WARNING"]
     assert "MXFP4" in caplog.text
+    kept = load_model(tmp_path, dtype=torch.float32, keeps_blocks=True)
+    assert kept.model.layers[0].mlp.experts.down_proj.weight.dtype == torch.float8_e4m3fn
+    torch.testing.assert_close(whole_logits(kept, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_weights_in_mxfp4_stay_in_4_bits_on_the_cpu_kernels(tmp_path):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    reference = write_mxfp4(tmp_path)
+    config = EngineConfig(device="cpu", num_blocks=16, block_size=4)
+    backend = load_network(tmp_path, config, torch.device("cpu"), None).backend
+    assert backend.decode_path == "CPU kernels"
+    stacks = [module for module in backend.model.modules() if isinstance(module, PackedStack)]
+    assert {stack.rows.kind for stack in stacks} == {"fp4"}
+    ids = some_ids(30)
+    logits = backend.prefill(step_inputs({0: (0, ids)}), torch.arange(len(ids)))
+    torch.testing.assert_close(logits, reference_logits(reference, ids), **TOLERANCE)
+    backend.close()
 
 
 REMOVED = object()

@@ -47,6 +47,9 @@ KINDS = (  # as in csrc/matrix.h
     "int5_scaled",
     "int6_scaled",
     "int8_minimums",
+    "fp8",
+    "fp4",
+    "fp4_wide",
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
@@ -210,6 +213,10 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_narrowest.restype = c_int64
     library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack.restype = None
+    library.flambeau_pack_fp8.argtypes = (*[c_void_p] * 2, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_fits_fp4.argtypes = (c_void_p, c_int64, c_int)
+    library.flambeau_fits_fp4.restype = c_bool
+    library.flambeau_pack_fp8.restype = None
     library.flambeau_pack_levels.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack_levels.restype = None
     library.flambeau_read_rows.argtypes = (POINTER(CMatrix), c_void_p, c_int64, c_void_p)

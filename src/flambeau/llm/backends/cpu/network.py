@@ -38,9 +38,10 @@ from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear, GroupedLinear)
+QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
 ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
@@ -273,7 +274,7 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, JoinedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

@@ -56,6 +56,7 @@ class NetworkPointers:
         elif body is not None:
             embedding = body.embed_tokens.weight
             dtype = embedding.dtype
+        own = dtype if body is None else getattr(body.embed_tokens, "dtype", dtype)  # the network's
         biases_HP = place_biases(arch)
         return CNetwork(
             arch.hidden_size,
@@ -86,7 +87,7 @@ class NetworkPointers:
             self._pointer(biases_HP),
             0 if biases_HP is None else biases_HP.shape[1],
             arch.clip_qkv or 0.0,
-            float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
+            float(torch.tensor(arch.embedding_scale, dtype=own)),  # rounded as the network's numbers are
             arch.residual_scale,
             arch.logit_scale,
             arch.logit_softcap or 0.0,

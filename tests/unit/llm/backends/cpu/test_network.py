@@ -17,8 +17,8 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.quantize.int4 import Int4Linear
-from flambeau.llm.quantize.quantizer import quantize
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.quantizer import ExpertStack, quantize
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
@@ -321,6 +321,26 @@ def test_networks_of_other_families_give_the_logits_of_their_quantized_layers(fa
     found, layer_by_layer = logits_of_both(model)
     assert torch.equal(found, unpacked)
     assert (found - layer_by_layer).norm() / layer_by_layer.norm() < 0.01  # inputs near a limit round either way
+
+
+@needs_kernels
+@pytest.mark.parametrize("block_size", [0, 16])
+@pytest.mark.parametrize("family", ["Qwen 2", "Mixtral"])
+def test_fp8_weights_give_the_logits_of_the_dequantized_network(family, block_size):
+    model = model_of(family, intermediate_size=64)
+    quantize(model, "fp8", lm_head=True)
+    for module in model.modules():
+        if isinstance(module, Fp8Linear | ExpertStack) and block_size:
+            scales = torch.linspace(0.5, 1, module.weight.shape[-1] // block_size)
+            module.scale = module.scale.unsqueeze(-1) * scales
+    assert network.can_compute(model, room(model, 1))
+    unpacked, expected = logits_of_both(model)
+    pack_layers(model, (Fp8Linear,))
+    pack_experts(model, packs_float32=True)
+    assert not any(isinstance(module, Fp8Linear | ExpertStack) for module in model.modules())
+    found, layer_by_layer = logits_of_both(model)
+    for logits in (unpacked, found, layer_by_layer):
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=2e-5)
 
 
 @needs_kernels
