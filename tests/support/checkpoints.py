@@ -449,6 +449,7 @@ QWEN_3_5 = {
         "mrope_interleaved": True,
     },
 }
+HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -462,7 +463,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "num_dense_layers": 1,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "routed_scaling_factor": 1.7,
             "pad_token_id": None,
         },
@@ -487,7 +488,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "linear_num_value_heads": 6,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 40,
             "mlp_only_layers": [1],
         },
@@ -499,7 +500,7 @@ HYBRID_KINDS = {  # with recurrent layers
             **QWEN_3_5,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 40,
         },
     ),
@@ -534,7 +535,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "layers_block_type": ["mamba", "moe", "attention", "moe"],
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "moe_shared_expert_intermediate_size": 40,
             "n_group": 4,
             "topk_group": 2,
@@ -624,7 +625,10 @@ KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
 
 def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
-    options = {**OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY), **KINDS_OF_ALL[kind].options, **changes}
+    sizes = OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY)
+    if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
+        sizes = {**sizes, **HYBRID_SIZES}
+    options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     config = config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)

@@ -18,11 +18,16 @@ from torch import nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import check_merge, merge_on_load
-from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
-from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
+from flambeau.llm.backends.cpu.network import (
+    PACKED_FLOAT32_BYTES,
+    has_integer_weights,
+    has_known_heads,
+    unknown_parts,
+)
 from flambeau.llm.backends.cpu.packed_experts import pack_experts_of
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, ROUTER, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
@@ -381,7 +386,7 @@ def packs_on_load(
     """
     if device.type != "cpu" or not config.compile or ranks is not None or unknown_parts(arch):
         return False
-    if arch.head_size not in HEAD_SIZES or read_quantization(arch.source) is not None:
+    if not has_known_heads(arch) or read_quantization(arch.source) is not None:
         return False
     return weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES and kernels.load(builds=False)
 

@@ -66,6 +66,25 @@ class CExperts(ctypes.Structure):
         *((name, CMatrix) for name in ("shared_gate_up", "shared_down", "shared_gate")),
         *((name, c_int64) for name in ("count", "num_chosen", "is_sigmoid", "normalizes", "activation")),
         *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
+        *((name, c_int64) for name in ("num_groups", "num_chosen_groups")),
+    )
+
+
+RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net")  # in the order of csrc/recurrent.h
+
+
+class CRecurrence(ctypes.Structure):
+    """The weights and the states of a recurrent layer: `Recurrence`."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("kind", "channels", "width", "inner", "heads", "head_size", "state_size")),
+        *((name, c_int64) for name in ("groups", "rank", "is_grouped", "norm_groups", "gates_first")),
+        *((name, CMatrix) for name in ("in_", "out", "gate", "beta", "time", "parameters")),
+        *((name, c_void_p) for name in ("conv_weight", "conv_bias", "time_bias", "decay", "skip")),
+        *((name, CNorm) for name in ("norm", "time_norm", "b_norm", "c_norm")),
+        ("part_scales", c_void_p),
+        *((name, c_float) for name in ("epsilon", "time_low", "time_high", "max_beta", "input_scale", "output_scale")),
+        *((name, c_void_p) for name in ("windows", "states")),
     )
 
 
@@ -81,6 +100,7 @@ class CLayer(ctypes.Structure):
         ("values", c_void_p),
         ("window", c_int64),
         ("sinks", c_void_p),
+        ("recurrence", POINTER(CRecurrence)),
     )
 
 
@@ -105,6 +125,9 @@ class CNetwork(ctypes.Structure):
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
         ("recorded", c_void_p),
         ("num_recorded", c_int64),
+        ("gates_attention", c_int64),
+        *((name, c_float) for name in ("attention_input_scale", "attention_output_scale")),
+        *((name, c_float) for name in ("gate_scale", "mlp_output_scale")),
     )
 
 
@@ -119,6 +142,7 @@ class CTokens(ctypes.Structure):
         ("states", c_void_p),
         ("hidden", c_void_p),
         ("attention_input", c_void_p),
+        ("state_slots", c_void_p),
     )
 
 

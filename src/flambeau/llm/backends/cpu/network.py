@@ -18,6 +18,7 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import LoraPart
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES
 from flambeau.llm.backends.cpu.bindings import (
+    RECURRENT_KINDS,
     CLoraLayer,
     CLoraPart,
     CTokens,
@@ -27,11 +28,13 @@ from flambeau.llm.backends.cpu.bindings import (
 from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized
+from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
+from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -41,7 +44,7 @@ from flambeau.llm.quantize.row_scaled import Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
-ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
+ROUTERS = ("softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
@@ -72,6 +75,8 @@ EXTRAS = frozenset(
         "shared_expert_size",
         "gates_shared_expert",
         "router",
+        "num_expert_groups",
+        "num_chosen_groups",
         "routed_scale",
         "attention_scale",
         "attention_softcap",
@@ -79,6 +84,14 @@ EXTRAS = frozenset(
         "embedding_scale",
         "residual_scale",
         "logit_scale",
+        "recurrence",
+        "has_mlp",
+        "feed_forward_layers",
+        "wide_residual",
+        "attention_input_scale",
+        "attention_output_scale",
+        "mlp_scales",
+        "gates_attention",
         "head_bias",
     }
 )
@@ -191,11 +204,12 @@ def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     """The inputs of a step as a C structure."""
     ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
     places = index_pointers(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
-    if lora is None or inputs.adapters_T is None:
-        return CTokens(*places, len(ids_T), *tables_SB.shape)
-    adapters_T = lora.places(inputs.adapters_T)
-    tokens = CTokens(*places, len(ids_T), *tables_SB.shape, adapters_T.data_ptr(), lora.pointer)
-    tokens.kept = adapters_T  # alive as long as the pointer to it
+    tokens = CTokens(*places, len(ids_T), *tables_SB.shape)
+    if inputs.state_slots_S is not None:
+        [tokens.state_slots] = index_pointers(inputs.state_slots_S)
+    if lora is not None and inputs.adapters_T is not None:
+        tokens.kept = lora.places(inputs.adapters_T)  # alive as long as the pointer to it
+        tokens.adapters, tokens.lora = tokens.kept.data_ptr(), lora.pointer
     return tokens
 
 
@@ -245,7 +259,14 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.router not in ROUTERS:
         unknown.add("router")
+    if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
+        unknown.add("recurrence")
     return sorted(unknown)
+
+
+def has_known_heads(arch: Architecture) -> bool:
+    """Whether the kernels know the size of heads, if any layer attends."""
+    return not arch.attending_layers or arch.head_size in HEAD_SIZES
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
@@ -256,9 +277,9 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
     """Whether the kernels know the parts of layers and their cache."""
     keys = cache.keys[0]
-    if unknown_parts(arch) or not rotation.has_tables:
+    if unknown_parts(arch) or keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS:
         return False
-    return keys.device.type == "cpu" and keys.dtype in CACHE_KINDS and arch.head_size in HEAD_SIZES
+    return has_known_heads(arch) and (rotation.has_tables or not arch.attending_layers)
 
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
@@ -267,4 +288,6 @@ def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ())
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False
-    return all(is_unmodified(module, known) for module in model.modules())
+    mixers = [module for module in model.modules() if isinstance(module, RecurrentMixer)]
+    parts = {part for mixer in mixers for part in other_parts(mixer)}
+    return all(is_unmodified(module, (type(module),) if module in parts else known) for module in model.modules())

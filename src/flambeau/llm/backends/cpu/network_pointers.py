@@ -19,6 +19,7 @@ from flambeau.llm.backends.cpu.attention import CACHE_KINDS
 from flambeau.llm.backends.cpu.bindings import ACTIVATIONS, KINDS, CExperts, CLayer, CMatrix, CNetwork, CNorm
 from flambeau.llm.backends.cpu.packed_experts import LEAVES, packed_stack
 from flambeau.llm.backends.cpu.packed_linear import packed
+from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
@@ -26,7 +27,9 @@ from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Decoder, PlainMLP
+from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer
+
+GROUPED = ("grouped_softmax", "biased_sigmoid")  # the routers to which groups of experts make a difference
 
 
 class NetworkPointers:
@@ -70,39 +73,49 @@ class NetworkPointers:
             arch.wide_qk_norm,
             arch.late_qk_norm,
             array,
-            self._pointer(embedding),
-            self._pointer(None if body is None else learned_positions(body, arch)),
+            self.pointer(embedding),
+            self.pointer(None if body is None else learned_positions(body, arch)),
             self._norm(getattr(body, "embed_norm", None)),
             self._norm(getattr(body, "norm", None)),
             head,
             arch.norm_epsilon,
             attention_scale(arch),
             arch.attention_softcap or 0.0,
-            self._pointer(biases_HP),
+            self.pointer(biases_HP),
             0 if biases_HP is None else biases_HP.shape[1],
             arch.clip_qkv or 0.0,
             float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
             arch.residual_scale,
             arch.logit_scale,
             arch.logit_softcap or 0.0,
-            self._pointer(torch.tensor(recorded, dtype=torch.int64)),
+            self.pointer(torch.tensor(recorded, dtype=torch.int64)),
             len(recorded),
+            arch.gates_attention,
+            arch.attention_input_scale,
+            arch.attention_output_scale,
+            *arch.mlp_scales,
         )
 
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
-        attention, mlp, cache = layer.self_attn, layer.mlp, self._cache
-        has_experts = isinstance(mlp, SparseMLP)
-        return CLayer(
-            *(self._norm(getattr(layer, name, None)) for name in norm_names(arch)),
-            self._qk_norm(attention),
-            *(self._rotation(rotation, attention)),
-            *map(self.matrix, (attention.qkv_proj, attention.o_proj)),
-            *((CMatrix(), CMatrix()) if has_experts else self._feed_forward(mlp)),
-            self._experts(mlp) if has_experts else None,
-            *map(self._pointer, (cache.keys[number], cache.values[number])),
-            arch.window(number) or 0,
-            self._pointer(None if attention.sinks is None else attention.sinks.detach().float()),
-        )
+        attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
+        made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)))
+        if attention is not None:
+            cache = self._cache
+            made.qk_norm = self._qk_norm(attention)
+            made.cos, made.sin = self._rotation(rotation, attention)
+            made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
+            made.keys, made.values = map(self.pointer, (cache.keys[number], cache.values[number]))
+            made.window = arch.window(number) or 0
+            made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
+        if isinstance(mlp, SparseMLP):
+            made.experts = self._experts(mlp)
+        elif mlp is not None:
+            made.gate_up, made.down = self._feed_forward(mlp)
+        if mixer is not None:
+            recurrence = recurrence_of(mixer, self._cache.states.layers[number], self)
+            self._references.append(recurrence)
+            made.recurrence = ctypes.pointer(recurrence)
+        return made
 
     def _feed_forward(self, mlp: Any) -> tuple[CMatrix, CMatrix]:
         up = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
@@ -114,7 +127,7 @@ class NetworkPointers:
         arrays = [(CMatrix * len(weight))(*self._expert_matrices(experts, leaf)) for leaf in LEAVES]
         made = CExperts(
             self._plain(weight, None if bias is None else bias.float()),
-            self._pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
+            self.pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
             *arrays,
             *((CMatrix(), CMatrix()) if shared is None else self._feed_forward(shared)),
             CMatrix() if shared_gate is None else self.matrix(shared_gate),
@@ -126,6 +139,8 @@ class NetworkPointers:
             mlp.routed_scale,
             experts.limit or 0.0,
             experts.alpha,
+            mlp.settings.num_groups if mlp.router in GROUPED else 1,
+            mlp.settings.num_chosen_groups,
         )
         self._references += [*arrays, made]
         return ctypes.pointer(made)
@@ -136,19 +151,19 @@ class NetworkPointers:
         self._references.append(stack)
         for number in range(len(weights)):
             matrix = stack.matrix(number) if stack is not None else self._plain(weights[number])
-            matrix.bias = self._pointer(None if biases_NO is None else biases_NO[number].detach().float())
+            matrix.bias = self.pointer(None if biases_NO is None else biases_NO[number].detach().float())
             yield matrix
 
     def _plain(self, weight_OI: Tensor, bias: Tensor | None = None) -> CMatrix:
         """Float32 weights as they are."""
-        pointers = self._pointer(weight_OI.detach()), self._pointer(None if bias is None else bias.detach())
+        pointers = self.pointer(weight_OI.detach()), self.pointer(None if bias is None else bias.detach())
         return CMatrix(KINDS.index("plain"), *pointers, weight_OI.shape[1], len(weight_OI), 1)
 
     def _norm(self, norm: Any) -> CNorm:
         if norm is None or isinstance(norm, nn.Identity):
             return CNorm()
         weight, bias = norm_weights(norm)
-        return CNorm(self._pointer(weight), self._pointer(bias))
+        return CNorm(self.pointer(weight), self.pointer(bias))
 
     def _qk_norm(self, attention: Attention) -> CNorm:
         """The weights of all heads of queries and keys, one after the other."""
@@ -158,13 +173,13 @@ class NetworkPointers:
         parts = [(norm_weights(norm), count * attention.head_size) for norm, count in sides]
         weight = torch.cat([repeated(weight, size) for (weight, _), size in parts])
         biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
-        return CNorm(self._pointer(weight), self._pointer(torch.cat(biases) if biases else None))
+        return CNorm(self.pointer(weight), self.pointer(torch.cat(biases) if biases else None))
 
     def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
         if not attention.is_rotated:
             return None, None
         tables = rotation.local if attention.is_local and rotation.local is not None else rotation
-        return self._pointer(tables.cos), self._pointer(tables.sin)
+        return self.pointer(tables.cos), self.pointer(tables.sin)
 
     def matrix(self, layer: Any) -> CMatrix:
         one = packed(layer, packs_float32=self._packs_float32)
@@ -173,7 +188,7 @@ class NetworkPointers:
             return one.matrix
         return self._plain(layer.weight, layer.bias)
 
-    def _pointer(self, tensor: Tensor | None) -> int | None:
+    def pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         tensor = tensor.contiguous()
@@ -181,9 +196,11 @@ class NetworkPointers:
         return tensor.data_ptr()
 
 
-def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
+def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str]:
     """The norms of a layer: before attention and the feed-forward layer, and after each."""
-    if arch.norm_places == "before":
+    if isinstance(layer, FeedForwardLayer):
+        return "", "input_layernorm", "", ""
+    if arch.norm_places == "before" or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (
         "input_layernorm",

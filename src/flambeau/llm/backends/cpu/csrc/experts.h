@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "expert_groups.h"
 #include "matrix.h"
 
 namespace flambeau {
@@ -24,6 +25,7 @@ struct Experts {
   int64_t activation;
   float weight_scale;   // of the weights of the chosen experts
   float limit, alpha;   // of a clamped SwiGLU; a limit of 0: the activation
+  int64_t num_groups = 1, num_chosen_groups = 1;  // experts are chosen from so many of the groups
 };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
@@ -49,16 +51,31 @@ inline void weigh_experts(const Experts& experts, float* scores) {
   for (int64_t n = 0; n < count; ++n) scores[n] /= total;
 }
 
+// Experts of other groups than the best come last; without a bias (DeepSeek V2), they have no weight either.
+inline void leave_best_groups(const Experts& experts, float* scores, float* ranks) {
+  const bool adds_two = experts.score_bias != nullptr;
+  const int64_t size = experts.count / experts.num_groups;
+  const auto is_chosen = best_groups(ranks, experts.count, experts.num_groups, experts.num_chosen_groups, adds_two);
+  for (int64_t n = 0; n < experts.count; ++n) {
+    if (is_chosen[n / size]) continue;
+    ranks[n] = adds_two ? -INFINITY : 0.0f;
+    if (!adds_two) scores[n] = 0;
+  }
+}
+
 // Chooses the experts of a token by the router's scores [N], which are used up; writes their numbers and weights [A].
 inline void choose_experts(const Experts& experts, float* scores, int64_t* chosen, float* weights) {
   weigh_experts(experts, scores);
   std::vector<bool> is_taken(experts.count);
+  std::vector<float> ranks(scores, scores + experts.count);
+  if (experts.score_bias)
+    for (int64_t n = 0; n < experts.count; ++n) ranks[n] += experts.score_bias[n];
+  if (experts.num_groups > 1) leave_best_groups(experts, scores, ranks.data());
   float total = 0;
   for (int64_t a = 0; a < experts.num_chosen; ++a) {
-    const auto rank = [&](int64_t n) { return scores[n] + (experts.score_bias ? experts.score_bias[n] : 0.0f); };
     int64_t best = -1;
     for (int64_t n = 0; n < experts.count; ++n)
-      if (!is_taken[n] && (best < 0 || rank(n) > rank(best))) best = n;
+      if (!is_taken[n] && (best < 0 || ranks[n] > ranks[best])) best = n;
     is_taken[best] = true;
     chosen[a] = best, weights[a] = scores[best], total += scores[best];
   }

@@ -11,6 +11,7 @@
 #include "matrix.h"
 #include "norms.h"
 #include "paged_attention.h"
+#include "recurrent.h"
 
 namespace flambeau {
 
@@ -24,6 +25,11 @@ struct Layer {
   void *keys, *values;
   int64_t window;
   const float* sinks;  // of attention [H], or null
+  const Recurrence* recurrence = nullptr;  // in the place of attention, or beside it
+
+  // A layer may have only some of the parts.
+  bool attends() const { return qkv.weights != nullptr; }
+  bool feeds_forward() const { return experts || gate_up.weights; }
 };
 
 struct Network {
@@ -46,6 +52,8 @@ struct Network {
   float embedding_scale, residual_scale, logit_scale, logit_softcap;
   const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
   int64_t num_recorded;
+  int64_t gates_attention = 0;  // each head of queries is followed by a gate of what attention gives
+  float attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_output_scale = 1;
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
@@ -58,6 +66,7 @@ struct Tokens {
   float* states = nullptr;  // [T, M, E], or nobody reads them
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
+  const int64_t* state_slots = nullptr;  // [S]: where the states of sequences are, or there are none
 };
 
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
@@ -84,7 +93,7 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, other_normal, qkv, attended, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> x, normal, other_normal, qkv, gated_qkv, attended, gate_up, gated, added, gathered, scores, weights, logits;
   std::vector<int64_t> chosen;
 
   static Workspace& of_thread() {
@@ -112,7 +121,9 @@ class Pass {
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
     added_ = space.grown(space.added, count * net.hidden);
-    if (net.is_parallel) other_normal_ = space.grown(space.other_normal, count * net.hidden);
+    if (net.is_parallel || net.attention_input_scale != 1)
+      other_normal_ = space.grown(space.other_normal, count * net.hidden);
+    if (net.gates_attention) gated_qkv_ = space.grown(space.gated_qkv, count * (qkv_width_ + heads_width_));
     if (!net.max_experts) return;
     gathered_ = space.grown(space.gathered, count * net.hidden);
     scores_ = space.grown(space.scores, count * net.max_experts);
@@ -145,6 +156,8 @@ class Pass {
   }
 
  private:
+  static constexpr int64_t kNotAdapted = -1;
+
   // In groups of four: fewer rows are not worth another thread.
   template <typename Work>
   void each_token(const Work& work) {
@@ -197,11 +210,31 @@ class Pass {
       const float* other = layer.mlp_norm ? normalized(layer.mlp_norm, other_normal_) : input;
       attend(layer, input);
       feed_forward(layer, other);
-    } else {
-      const bool is_given = tokens_.attention_input && &layer == net_.layers;
-      attend(layer, is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_));
-      feed_forward(layer, normalized(layer.mlp_norm, normal_));
+      return;
     }
+    if (layer.attends() || layer.recurrence) {
+      const bool is_given = tokens_.attention_input && &layer == net_.layers;
+      const float* input = is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_);
+      if (layer.attends()) attend(layer, scaled(input, net_.attention_input_scale));
+      if (layer.recurrence) recur(layer, *layer.recurrence, input);
+    }
+    if (layer.feeds_forward()) feed_forward(layer, normalized(layer.mlp_norm, normal_));
+  }
+
+  const float* scaled(const float* input, float scale) {
+    if (scale == 1) return input;
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      for (int64_t i = t * size; i < (t + 1) * size; ++i) other_normal_[i] = input[i] * scale;
+    });
+    return other_normal_;
+  }
+
+  void recur(const Layer& layer, const Recurrence& recurrence, const float* input) {
+    const StepSequences sequences{tokens_.starts, tokens_.positions, tokens_.state_slots, tokens_.num_sequences,
+                                  tokens_.num_tokens};
+    const float* found = RecurrentPass(recurrence, sequences, num_threads_).run(input);
+    add(layer, kNotAdapted, recurrence.out, found, layer.attention_post_norm, recurrence.output_scale);
   }
 
   // The input of attention or of the feed-forward layer; without a norm, x itself.
@@ -218,21 +251,23 @@ class Pass {
   }
 
   // x += the product, perhaps normalized and scaled.
-  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm) {
-    const bool is_direct = !post_norm && net_.residual_scale == 1;
+  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm,
+           float scale = 1) {
+    const bool is_direct = !post_norm && net_.residual_scale * scale == 1;
     float* output = is_direct ? x_ : added_;
     matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
     adapt(layer, which, matrix, input, output);
-    if (!is_direct) add(post_norm);
+    if (!is_direct) add(post_norm, scale);
   }
 
   // x += what was computed before, perhaps normalized and scaled.
-  void add(const Norm& post_norm) {
+  void add(const Norm& post_norm, float scale = 1) {
     const int64_t size = net_.hidden;
+    const float factor = net_.residual_scale * scale;
     each_token([&](int64_t t) {
       float *x = x_ + t * size, *y = added_ + t * size;
       if (post_norm) post_norm.apply(y, y, size, net_.epsilon);
-      for (int64_t i = 0; i < size; ++i) x[i] += y[i] * net_.residual_scale;
+      for (int64_t i = 0; i < size; ++i) x[i] += y[i] * factor;
     });
   }
 
@@ -258,8 +293,11 @@ class Pass {
   }
 
   void attend(const Layer& layer, const float* input) {
-    multiply(layer, 0, layer.qkv, input, qkv_);
-    each_token([&](int64_t t) { position(layer, t); });
+    multiply(layer, 0, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
+    each_token([&](int64_t t) {
+      if (net_.gates_attention) take_gates(t);
+      position(layer, t);
+    });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
         qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
@@ -267,16 +305,38 @@ class Pass {
         tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
         net_.softcap, layer.sinks, net_.biases, net_.num_places};
     attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
-    add(layer, 1, layer.out, attended_, layer.attention_post_norm);
+    if (net_.gates_attention)
+      each_token([&](int64_t t) {
+        const float* gates = gated_qkv_ + t * (qkv_width_ + heads_width_);
+        float* row = attended_ + t * heads_width_;
+        for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
+      });
+    add(layer, 1, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
+  }
+
+  // Divides heads of queries and gates that follow each other; leaves the gates' factors at the start of the row.
+  void take_gates(int64_t t) {
+    const int64_t size = net_.head_size;
+    float *from = gated_qkv_ + t * (qkv_width_ + heads_width_), *to = qkv_ + t * qkv_width_;
+    for (int64_t h = 0; h < net_.heads; ++h) {
+      std::copy_n(from + 2 * h * size, size, to + h * size);
+      for (int64_t i = 0; i < size; ++i) from[h * size + i] = logistic(from[(2 * h + 1) * size + i]);
+    }
+    std::copy_n(from + 2 * heads_width_, qkv_width_ - heads_width_, to + heads_width_);
   }
 
   void feed_forward(const Layer& layer, const float* input) {
     if (layer.experts) return mix(layer, *layer.experts, input);
     multiply(layer, 2, layer.gate_up, input, gate_up_);
+    if (net_.gate_scale != 1)
+      each_token([&](int64_t t) {
+        float* row = gate_up_ + t * layer.gate_up.width;
+        for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
+      });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       activate(net_.activation, gate, up, out, size);
     });
-    add(layer, 3, layer.down, gated_, layer.mlp_post_norm);
+    add(layer, 3, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -335,7 +395,7 @@ class Pass {
 
   // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
-    if (!tokens_.adapters) return;
+    if (!tokens_.adapters || which == kNotAdapted) return;
     const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
     add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size, matrix.width,
              num_threads_);
@@ -345,7 +405,7 @@ class Pass {
   const Tokens& tokens_;
   const int num_threads_;
   const int64_t heads_width_, qkv_width_;
-  float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *attended_, *gate_up_, *gated_, *added_;
+  float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
 };
@@ -385,7 +445,8 @@ inline void argmax_steps(const Network& net, const Tokens& tokens, const int64_t
     argmax_rows(logits, count, width, found);
     std::replace(found, found + count, int64_t{-1}, int64_t{0});
     if (place + 1 == num_ahead) return;
-    const Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
+    Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
+    next.state_slots = tokens.state_slots;
     Pass(net, next, num_threads).run(nullptr, count, logits);
   }
 }
