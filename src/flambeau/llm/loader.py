@@ -61,7 +61,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
-from flambeau.llm.executor.state_cache import state_bytes
+from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
@@ -164,7 +164,7 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
-    num_slots: int = 0  # for the states of recurrent layers
+    state_cache: StateCache | None = None  # of recurrent layers
     adapters: AdapterStore | None = None  # None: a network of transformers
     store: BlockStore | StoreFollower | None = None
     draft: DraftModel | HeadModel | None = None  # on rank 0 only, and not sharded
@@ -198,7 +198,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
-        num_slots=loaded.num_slots,
+        state_cache=loaded.state_cache,
         config=loaded.config,
         device=str(device),
         tokenizer=tokenizer,
@@ -267,11 +267,11 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
 
 
 def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
-    """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
+    """A prefix of a network with recurrent layers is more than blocks: it needs the states at its end."""
     if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
         raise LLMError(
-            "kv_host_memory_mb and kv_disk_folder keep prefixes, which a model with recurrent layers does not share; "
-            "leave them out"
+            "kv_host_memory_mb and kv_disk_folder keep keys and values, and not the states of recurrent layers, which "
+            "this model has; leave them out"
         )
 
 
@@ -353,7 +353,7 @@ def load_network(
         arch=arch,
         backend=backend,
         num_blocks=num_blocks,
-        num_slots=num_slots,
+        state_cache=cache.states,
         adapters=adapters,
         config=config,
         store=store,

@@ -82,6 +82,7 @@ class CudaBackend:
         self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
         self._graphs = GraphCapture()
         self._side_stream = SideStream(self.device)
+        self._samples_in_graph = True
         self._compiler.find(KERNELS, self._build_kernels)
 
     @property
@@ -218,7 +219,25 @@ class CudaBackend:
         except Exception as error:
             log.warning("the GPU kernels cannot be used here, Inductor is used: %s", summary(error))
             log.debug("the GPU kernels failed", exc_info=True)
+        self._check_sampling()
         return self._eager.decode
+
+    @torch.inference_mode()
+    def _check_sampling(self) -> None:
+        """Compare the sampling kernels with the sampler; if they differ, tokens are chosen outside of the graphs."""
+        if self._chooser(1, 1) is None:
+            return
+        from flambeau.llm.backends.cuda.sampling_kernel import is_exact
+
+        try:
+            with self._on_side_stream(), COMPILING:
+                self._samples_in_graph = is_exact(self.model.arch.vocab_size, self.device)
+            reason = "its tokens are not those of the sampler"
+        except Exception as error:
+            self._samples_in_graph, reason = False, summary(error)
+            log.debug("the sampling kernels failed", exc_info=True)
+        if not self._samples_in_graph:
+            log.warning("sampling cannot be a part of the CUDA graphs here, steps are slower: %s", reason)
 
     @torch.inference_mode()
     def _compile(self, query_len: int, size: int) -> Decode:
@@ -269,7 +288,7 @@ class CudaBackend:
 
     def _chooser(self, query_len: int, size: int) -> TokenChooser | None:
         """Sampling for a captured step; None if several places of a sequence are verified, or without Triton."""
-        if query_len > 1 or self.device.type != "cuda":
+        if query_len > 1 or self.device.type != "cuda" or not self._samples_in_graph:
             return None
         try:
             from flambeau.llm.backends.cuda.sampling_kernel import TokenChoice  # Triton may not be installed
