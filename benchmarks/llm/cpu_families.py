@@ -115,6 +115,27 @@ SHAPES: dict[str, dict[str, Any]] = {
             is_grouped=False,
         ),
     },
+    "deepseek-v2-lite": {  # 2 of 27 layers, 16 of 64 experts
+        "vocab_size": 16384,
+        "hidden_size": 2048,
+        "num_layers": 2,
+        "num_heads": 16,
+        "num_kv_heads": 1,
+        "head_size": 576,
+        "latent_size": 512,
+        "rotary_size": 64,
+        "unrotated_size": 128,
+        "value_size": 128,
+        "paired_rope": True,
+        "intermediate_size": 10944,
+        "num_experts": 16,
+        "num_experts_per_token": 6,
+        "expert_size": 1408,
+        "shared_expert_size": 2816,
+        "router": "grouped_softmax",
+        "normalizes_experts": False,
+        "dense_layers": frozenset({0}),
+    },
 }
 
 

@@ -84,7 +84,7 @@ DEEPSEEK = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "n_shared_experts": 2,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
 }
 YARN = {"original_max_position_embeddings": 32}
@@ -306,7 +306,7 @@ KINDS = {
             **LATENT,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "num_hidden_layers": 3,
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },

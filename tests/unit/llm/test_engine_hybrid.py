@@ -165,8 +165,9 @@ def random_ids(number: int, seed: int) -> list[int]:
     return [rng.randrange(ARCH.vocab_size) for _ in range(number)]
 
 
-def test_the_next_turn_of_a_conversation_goes_on_from_a_snapshot(model):
-    engine, prompt = tiny_engine(model), random_ids(150, 1)
+@backends
+def test_the_next_turn_of_a_conversation_goes_on_from_a_snapshot(model, kind):
+    engine, prompt = tiny_engine(model, kind=kind), random_ids(150, 1)
     first = engine.generate([prompt], GREEDY)[0]
     assert first.token_ids == without_cache(model, prompt)
     longer = [*prompt, *first.token_ids, *random_ids(20, 2)]

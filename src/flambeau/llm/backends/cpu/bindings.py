@@ -88,6 +88,18 @@ class CRecurrence(ctypes.Structure):
     )
 
 
+class CLatentAttention(ctypes.Structure):
+    """The weights of attention to latents: `LatentAttention`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("query_down", "query_up", "latent")),
+        *((name, CNorm) for name in ("query_norm", "latent_norm")),
+        *((name, POINTER(CMatrix)) for name in ("to_keys", "to_values")),
+        *((name, c_int64) for name in ("latent_size", "rotary_size", "unrotated_size", "value_size", "is_paired")),
+        ("epsilon", c_float),
+    )
+
+
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
@@ -101,6 +113,7 @@ class CLayer(ctypes.Structure):
         ("window", c_int64),
         ("sinks", c_void_p),
         ("recurrence", POINTER(CRecurrence)),
+        ("latent", POINTER(CLatentAttention)),
     )
 
 

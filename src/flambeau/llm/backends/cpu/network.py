@@ -27,12 +27,13 @@ from flambeau.llm.backends.cpu.bindings import (
 )
 from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_quantized
 from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
@@ -64,6 +65,11 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "latent_size",
+        "query_latent_size",
+        "unrotated_size",
+        "value_size",
+        "paired_rope",
         "has_sinks",
         "alibi",
         "learned_positions",
@@ -213,12 +219,16 @@ def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     return tokens
 
 
-def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str]:
+def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str, str, str]:
     """The matrices that adapters may change, in the order of csrc/network.h; of experts, those for all tokens."""
-    attention = "self_attn.qkv_proj", "self_attn.o_proj"
+    query = "self_attn.qkv_proj"
+    if arch.latent_size:
+        query = "self_attn.q_b_proj" if arch.query_latent_size else "self_attn.q_proj"
+    names = query, "self_attn.o_proj"
+    latent = "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"
     if arch.has_experts(layer):
-        return *attention, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj"
-    return *attention, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj"
+        return *names, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj", *latent
+    return *names, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj", *latent
 
 
 def last_layer(model: Transformer) -> nn.Module:
@@ -266,7 +276,9 @@ def unknown_parts(arch: Architecture) -> list[str]:
 
 def has_known_heads(arch: Architecture) -> bool:
     """Whether the kernels know the size of heads, if any layer attends."""
-    return not arch.attending_layers or arch.head_size in HEAD_SIZES
+    if not arch.attending_layers:
+        return True
+    return arch.head_size % LANES == 0 if arch.latent_size else arch.head_size in HEAD_SIZES
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
@@ -284,7 +296,7 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    known = (PackedLinear, *INTEGER_LAYERS, *SPARSE, LatentAttention, LatentUp, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

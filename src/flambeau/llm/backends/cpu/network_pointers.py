@@ -14,16 +14,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS
-from flambeau.llm.backends.cpu.bindings import ACTIVATIONS, KINDS, CExperts, CLayer, CMatrix, CNetwork, CNorm
+from flambeau.llm.backends.cpu.bindings import (
+    ACTIVATIONS,
+    KINDS,
+    CExperts,
+    CLatentAttention,
+    CLayer,
+    CMatrix,
+    CNetwork,
+    CNorm,
+)
 from flambeau.llm.backends.cpu.packed_experts import LEAVES, packed_stack
-from flambeau.llm.backends.cpu.packed_linear import packed
+from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
 from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotation
@@ -99,7 +110,11 @@ class NetworkPointers:
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
         attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
         made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)))
-        if attention is not None:
+        if isinstance(attention, LatentAttention):
+            made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
+            made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
+            made.latent = ctypes.pointer(self._latent(attention))
+        elif attention is not None:
             cache = self._cache
             made.qk_norm = self._qk_norm(attention)
             made.cos, made.sin = self._rotation(rotation, attention)
@@ -116,6 +131,40 @@ class NetworkPointers:
             self._references.append(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
         return made
+
+    def _latent(self, attention: LatentAttention) -> CLatentAttention:
+        has_latent = attention.has_query_latent
+        to_keys_HNR, to_values_HVR = attention.kv_b_proj.parts()
+        made = CLatentAttention(
+            query_down=self.matrix(attention.q_a_proj) if has_latent else CMatrix(),
+            query_up=self.matrix(attention.q_b_proj if has_latent else attention.q_proj),
+            latent=self.matrix(attention.kv_a_proj_with_mqa),
+            query_norm=self._norm(attention.q_a_layernorm) if has_latent else CNorm(),
+            latent_norm=self._norm(attention.kv_a_layernorm),
+            to_keys=self._head_matrices(to_keys_HNR.transpose(1, 2)),
+            to_values=self._head_matrices(to_values_HVR),
+            latent_size=attention.latent_size,
+            rotary_size=attention.rotary_size,
+            unrotated_size=attention.unrotated_size,
+            value_size=attention.kv_b_proj.value_size,
+            is_paired=attention.is_paired,
+            epsilon=LATENT_EPSILON,
+        )
+        self._references.append(made)
+        return made
+
+    def _head_matrices(self, weights_HOI: Tensor) -> Any:
+        """A matrix for each head; the outputs of each begin with a panel."""
+        heads, count, _ = weights_HOI.shape
+        padded = F.pad(weights_HOI.detach(), (0, 0, 0, -count % PANEL)).contiguous()
+        rows = pack_floats(padded.flatten(0, 1), packs_float32=self._packs_float32)
+        self._references += [rows, padded]
+        if rows is None:
+            made = [self._plain(padded[head, :count]) for head in range(heads)]
+        else:
+            made = [rows.part(head * padded.shape[1], count) for head in range(heads)]
+        self._references.append(array := (CMatrix * heads)(*made))
+        return array
 
     def _feed_forward(self, mlp: Any) -> tuple[CMatrix, CMatrix]:
         up = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj

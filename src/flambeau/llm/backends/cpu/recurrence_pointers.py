@@ -56,7 +56,7 @@ def recurrence_of(mixer: Any, states: tuple[Tensor, ...], pointers: Pointers) ->
     )
     if len(states) > 1:
         made.states = pointers.pointer(states[1])
-        made.decay = pointers.pointer(-mixer.A_log.detach().exp())
+        made.decay = pointers.pointer(-mixer.A_log.detach().float().exp())
     FILLED[type(mixer)](made, mixer, pointers)
     return made
 
@@ -67,7 +67,7 @@ def fill_short_convolution(made: CRecurrence, mixer: ShortConvolution, pointers:
 
 def fill_mamba(made: CRecurrence, mixer: Mamba, pointers: Pointers) -> None:
     made.in_, made.parameters, made.time = map(pointers.matrix, (mixer.in_proj, mixer.x_proj, mixer.dt_proj))
-    made.skip = pointers.pointer(mixer.D.detach())
+    made.skip = pointers.pointer(mixer.D.detach().float())
     norms = mixer.dt_layernorm, mixer.b_layernorm, mixer.c_layernorm
     made.time_norm, made.b_norm, made.c_norm = (inner_norm(norm, pointers) for norm in norms)
     made.epsilon = getattr(mixer.dt_layernorm, "eps", None) or 0.0
@@ -83,7 +83,10 @@ def inner_norm(norm: nn.Module, pointers: Pointers) -> CNorm:
 def fill_mamba2(made: CRecurrence, mixer: Mamba2, pointers: Pointers) -> None:
     shape, norm = mixer.shape, mixer.norm
     made.in_ = pointers.matrix(mixer.in_proj)
-    made.time_bias, made.skip = pointers.pointer(mixer.dt_bias.detach()), pointers.pointer(mixer.D.detach())
+    made.time_bias, made.skip = (
+        pointers.pointer(mixer.dt_bias.detach().float()),
+        pointers.pointer(mixer.D.detach().float()),
+    )
     made.time_low, made.time_high = shape.time_step_limits
     made.input_scale, made.output_scale = shape.input_scale, shape.output_scale
     if shape.part_scales:
@@ -103,7 +106,7 @@ def fill_delta_net(made: CRecurrence, mixer: DeltaNet, pointers: Pointers) -> No
     else:
         layers = mixer.in_proj_qkv, mixer.in_proj_z, mixer.in_proj_b, mixer.in_proj_a
         made.in_, made.gate, made.beta, made.time = map(pointers.matrix, layers)
-    made.time_bias = pointers.pointer(mixer.dt_bias.detach())
+    made.time_bias = pointers.pointer(mixer.dt_bias.detach().float())
     weight = mixer.norm.weight.detach().float().repeat(shape.num_heads)
     made.norm, made.epsilon, made.norm_groups = CNorm(pointers.pointer(weight)), mixer.norm.epsilon, shape.num_heads
 

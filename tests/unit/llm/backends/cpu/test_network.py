@@ -21,7 +21,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
-from support.llm_steps import greedy, prompts, random_model, room, step_inputs
+from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, greedy, prompts, random_model, room, step_inputs
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,45 @@ RECURRENT_FAMILIES = {
         "wide_qk_norm": True,
     },
 }
-FAMILIES |= RECURRENT_FAMILIES
+LATENT = {
+    "num_kv_heads": 1,
+    "head_size": 32,
+    "latent_size": 24,
+    "rotary_size": 8,
+    "unrotated_size": 12,
+    "value_size": 10,
+    "attention_scale": 0.2,
+}
+LATENT_FAMILIES = {
+    "MiniCPM 3": {**LATENT, "query_latent_size": 20, "num_heads": 7, "residual_scale": 0.3},
+    "DeepSeek V2 Lite": {
+        **EXPERTS,
+        **LATENT,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "paired_rope": True,
+        "router": "grouped_softmax",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+        "normalizes_experts": False,
+        "shared_expert_size": 48,
+        "dense_layers": frozenset({0}),
+    },
+    "DeepSeek V3": {
+        **EXPERTS,
+        **LATENT,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "query_latent_size": 20,
+        "paired_rope": True,
+        "qkv_bias": True,
+        "router": "biased_sigmoid",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+        "routed_scale": 2.5,
+    },
+}
+FAMILIES |= RECURRENT_FAMILIES | LATENT_FAMILIES
 INTEGER_FAMILIES = (
     "GPT-NeoX",
     "GPT-2",
@@ -343,6 +381,7 @@ INTEGER_FAMILIES = (
     "Jamba",
     "Granite 4",
     "Qwen 3.5",
+    "DeepSeek V2 Lite",
 )
 
 
@@ -445,9 +484,21 @@ def test_experts_of_16_bits_give_the_twins_logits_within_their_rounding():
     assert (found - expected).norm() / expected.norm() < 8 * torch.finfo(torch.bfloat16).eps
 
 
+ADAPTED = {
+    "GLM-4.5": [
+        "layers.1.mlp.shared_expert.gate_up_proj",
+        "layers.1.mlp.shared_expert.down_proj",
+        "layers.0.mlp.down_proj",
+    ],
+    "DeepSeek V2 Lite": ["layers.1.self_attn.q_proj", "layers.0.self_attn.kv_a_proj_with_mqa"],
+    "DeepSeek V3": ["layers.0.self_attn.q_a_proj", "layers.1.self_attn.q_b_proj", "layers.1.self_attn.o_proj"],
+}
+
+
 @needs_kernels
-def test_adapters_change_the_expert_for_all_tokens():
-    model, generator = model_of("GLM-4.5"), torch.Generator().manual_seed(4)
+@pytest.mark.parametrize("family", ADAPTED)
+def test_adapters_change_parts_that_llama_does_not_have(family):
+    model, generator = model_of(family), torch.Generator().manual_seed(4)
 
     def part(name: str) -> LoraPart:
         layer = model.get_submodule(name)
@@ -457,8 +508,7 @@ def test_adapters_change_the_expert_for_all_tokens():
     cpu = torch.device("cpu")
     target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
     store = AdapterStore(target)
-    names = [f"model.layers.1.mlp.shared_expert.{leaf}" for leaf in ("gate_up_proj", "down_proj")]
-    store.adapters[1] = LoraAdapter({name: [part(name)] for name in (*names, "model.layers.0.mlp.down_proj")})
+    store.adapters[1] = LoraAdapter({f"model.{name}": [part(f"model.{name}")] for name in ADAPTED[family]})
     inputs = step_inputs({i: (0, ids) for i, ids in enumerate(prompts(3))})
     rows_N = inputs.query_starts[1:] - 1
     plain = network.CpuNetwork(model, room(model, 3), store).run(inputs, rows_N)
@@ -475,6 +525,30 @@ def test_scores_of_experts_that_are_no_numbers_leave_no_token():
     model = model_of("Mixtral")
     model.model.layers[0].mlp.gate.weight[:] = torch.nan
     assert network.CpuNetwork(model, room(model, 1)).argmax(step_inputs({0: (0, [5, 6, 7])})).tolist() == [NO_TOKEN] * 3
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_latents_in_a_narrow_cache_give_the_twins_logits(dtype):
+    model, asked = model_of("MiniCPM 3"), prompts(4)
+    caches = [KVCache(model.arch, 1 + 4 * BLOCKS_EACH, BLOCK_SIZE, dtype=dtype) for _ in range(2)]
+    native, eager = network.CpuNetwork(model, caches[0]), EagerBackend(model, caches[1])
+    for inputs in (
+        step_inputs({i: (0, ids) for i, ids in enumerate(asked)}),
+        step_inputs({i: (len(ids), [7 + i]) for i, ids in enumerate(asked)}, query_len=1),
+    ):
+        found, expected = native.run(inputs), eager.decode(inputs)
+        assert (found - expected).norm() / expected.norm() < 1e-3  # numbers near a limit round either way
+    assert (caches[0].keys[0] != caches[1].keys[0]).float().mean() < 0.01
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["LFM2", "Jamba", "Granite 4", "Qwen 3.5", "DeepSeek V3"])
+def test_parts_of_16_bits_give_the_twins_logits_within_their_rounding(family):
+    model = model_of(family)
+    expected = logits_of_both(model.to(torch.bfloat16).float())[1]
+    found = logits_of_both(model.to(torch.bfloat16), torch.bfloat16)[0]
+    assert (found - expected).norm() / expected.norm() < 8 * torch.finfo(torch.bfloat16).eps
 
 
 @needs_kernels

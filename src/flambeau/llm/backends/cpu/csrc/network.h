@@ -7,6 +7,7 @@
 
 #include "activations.h"
 #include "experts.h"
+#include "latent_attention.h"
 #include "lora.h"
 #include "matrix.h"
 #include "norms.h"
@@ -26,9 +27,10 @@ struct Layer {
   int64_t window;
   const float* sinks;  // of attention [H], or null
   const Recurrence* recurrence = nullptr;  // in the place of attention, or beside it
+  const LatentAttention* latent = nullptr;  // attention to latents: in the place of qkv
 
   // A layer may have only some of the parts.
-  bool attends() const { return qkv.weights != nullptr; }
+  bool attends() const { return qkv.weights || latent; }
   bool feeds_forward() const { return experts || gate_up.weights; }
 };
 
@@ -58,11 +60,14 @@ struct Network {
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
 
+// The matrices of a layer that adapters may change; of latent attention, its query_up is in the place of qkv.
+enum Adapted : int64_t { kQkv, kOut, kGateUp, kDown, kQueryDown, kLatent, kAdapted, kNotAdapted = -1 };
+
 struct Tokens {
   const int64_t *ids, *positions, *slots, *starts, *tables;  // [T] three times, [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, table_width;
   const int64_t* adapters = nullptr;  // [T], or none has one
-  const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
+  const LoraLayer* lora = nullptr;  // [adapters, layers, 6]: see `Adapted`
   float* states = nullptr;  // [T, M, E], or nobody reads them
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
@@ -93,7 +98,7 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, other_normal, qkv, gated_qkv, attended, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> x, normal, other_normal, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
   std::vector<int64_t> chosen;
 
   static Workspace& of_thread() {
@@ -156,8 +161,6 @@ class Pass {
   }
 
  private:
-  static constexpr int64_t kNotAdapted = -1;
-
   // In groups of four: fewer rows are not worth another thread.
   template <typename Work>
   void each_token(const Work& work) {
@@ -292,8 +295,47 @@ class Pass {
     if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
   }
 
+  void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
+    Workspace& space = Workspace::of_thread();
+    const int64_t count = tokens_.num_tokens, heads = net_.heads, size = net_.head_size, rotated = latent.rotary_size;
+    const int64_t head = latent.unrotated_size + rotated, rank = latent.latent_size, half = rotated / 2;
+    if (latent.query_down.weights) {
+      const int64_t width = latent.query_down.width;
+      float* down = space.grown(space.latents, count * width);
+      multiply(layer, kQueryDown, latent.query_down, input, down);
+      each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
+      multiply(layer, kQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
+    } else {
+      multiply(layer, kQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
+    }
+    const float* queries = space.queries.data();
+    float* latents = space.grown(space.latents, count * size);
+    multiply(layer, kLatent, latent.latent, input, latents);
+    float* keys = space.grown(space.keys, count * size);
+    each_token([&](int64_t t) {
+      const float *cos = layer.cos + tokens_.positions[t] * half, *sin = layer.sin + tokens_.positions[t] * half;
+      latent.latent_norm.apply(latents + t * size, keys + t * size, rank, latent.epsilon);
+      rotate_head(latents + t * size + rank, keys + t * size + rank, cos, sin, half, latent.is_paired);
+      for (int64_t h = 0; h < heads; ++h) {
+        const float* query = queries + (t * heads + h) * head + latent.unrotated_size;
+        rotate_head(query, qkv_ + t * qkv_width_ + h * size + rank, cos, sin, half, latent.is_paired);
+      }
+    });
+    multiply_heads(latent.to_keys, heads, queries, heads * head, head, qkv_, qkv_width_, size, count, num_threads_);
+    const LatentStep<void*> step{qkv_, keys, nullptr, attended_, qkv_width_, tokens_.positions, tokens_.slots,
+                                 tokens_.starts, tokens_.tables, count, tokens_.num_sequences, heads, size, rank,
+                                 net_.block_size, tokens_.table_width, net_.scale};
+    attend_latents(step, layer.keys, net_.cache_kind, num_threads_);
+    const int64_t width = heads * latent.value_size;
+    float* values = space.grown(space.values, count * width);
+    multiply_heads(latent.to_values, heads, attended_, heads * size, size, values, width, latent.value_size, count,
+                   num_threads_);
+    add(layer, kOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
+  }
+
   void attend(const Layer& layer, const float* input) {
-    multiply(layer, 0, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
+    if (layer.latent) return attend_latent(layer, *layer.latent, input);
+    multiply(layer, kQkv, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
     each_token([&](int64_t t) {
       if (net_.gates_attention) take_gates(t);
       position(layer, t);
@@ -311,7 +353,7 @@ class Pass {
         float* row = attended_ + t * heads_width_;
         for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
       });
-    add(layer, 1, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
+    add(layer, kOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
   }
 
   // Divides heads of queries and gates that follow each other; leaves the gates' factors at the start of the row.
@@ -327,7 +369,7 @@ class Pass {
 
   void feed_forward(const Layer& layer, const float* input) {
     if (layer.experts) return mix(layer, *layer.experts, input);
-    multiply(layer, 2, layer.gate_up, input, gate_up_);
+    multiply(layer, kGateUp, layer.gate_up, input, gate_up_);
     if (net_.gate_scale != 1)
       each_token([&](int64_t t) {
         float* row = gate_up_ + t * layer.gate_up.width;
@@ -336,7 +378,7 @@ class Pass {
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       activate(net_.activation, gate, up, out, size);
     });
-    add(layer, 3, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
+    add(layer, kDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -379,11 +421,11 @@ class Pass {
   // The expert for all tokens.
   void add_shared(const Layer& layer, const Experts& experts, const float* input) {
     const bool is_gated = experts.shared_gate.weights != nullptr;
-    multiply(layer, 2, experts.shared_gate_up, input, gate_up_);
+    multiply(layer, kGateUp, experts.shared_gate_up, input, gate_up_);
     gate(tokens_.num_tokens, experts.shared_down.size, [&](const float* gate, const float* up, float* out, int64_t width) {
       activate(experts.activation, gate, up, out, width);
     });
-    multiply(layer, 3, experts.shared_down, gated_, gathered_);
+    multiply(layer, kDown, experts.shared_down, gated_, gathered_);
     if (is_gated) experts.shared_gate.multiply(input, scores_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
   }
@@ -393,11 +435,11 @@ class Pass {
     for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
   }
 
-  // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
+  // Adds the adapters of the tokens to the outputs of a matrix.
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
     if (!tokens_.adapters || which == kNotAdapted) return;
-    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size, matrix.width,
+    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * kAdapted + which;
+    add_lora(tokens_.adapters, lora, net_.num_layers * kAdapted, input, output, tokens_.num_tokens, matrix.size, matrix.width,
              num_threads_);
   }
 
