@@ -346,6 +346,7 @@ KINDS = {
         {
             "num_hidden_layers": 4,
             "head_dim": 16,
+            "intermediate_size": 64,
             "intermediate_size_mlp": 40,
             "num_local_experts": 4,
             "num_experts_per_tok": 1,
@@ -360,6 +361,7 @@ KINDS = {
         "Llama4",
         {
             "head_dim": 16,
+            "intermediate_size": 64,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "use_qk_norm": False,
@@ -373,6 +375,8 @@ KINDS = {
         "Phimoe",
         {
             "num_local_experts": 4,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "attention_bias": True,
             "lm_head_bias": True,
             "router_jitter_noise": 0.2,
@@ -383,11 +387,13 @@ KINDS = {
         "Phimoe",
         {
             "num_local_experts": 4,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 10000.0,
-                "short_factor": [1.0, 1.5, 3.0, 6.0],
-                "long_factor": [1.0, 1.5, 3.0, 6.0],
+                "short_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
                 "short_mscale": 1.1,
                 "long_mscale": 1.3,
                 "original_max_position_embeddings": 16,
@@ -404,7 +410,10 @@ KINDS = {
     "falcon-alibi": Kind(
         "Falcon", {"multi_query": False, "alibi": True, "bias": True, "num_attention_heads": 6, "hidden_size": 48}
     ),
-    "opt-350m": Kind("OPT", {"word_embed_proj_dim": 20, "do_layer_norm_before": False, "pad_token_id": None}),
+    "opt-350m": Kind(
+        "OPT",
+        {"word_embed_proj_dim": 20, "num_attention_heads": 2, "do_layer_norm_before": False, "pad_token_id": None},
+    ),
     "opt-without-norms": Kind(
         "OPT",
         {

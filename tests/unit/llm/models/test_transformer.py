@@ -103,7 +103,10 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
 
 
 # Parts that few families have; those of others are compared with the plain network in test_network.py.
-KERNEL_KINDS = [kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options]
+KERNEL_KINDS = [
+    *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options),
+    *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
+]
 
 
 @pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine

@@ -31,6 +31,7 @@ class CPagedStep(ctypes.Structure):
         ("sinks", c_void_p),
         ("biases", c_void_p),
         ("num_places", c_int64),
+        ("chunk", c_int64),
     )
 
 
@@ -64,9 +65,10 @@ class CExperts(ctypes.Structure):
         ("gate_up", POINTER(CMatrix)),
         ("down", POINTER(CMatrix)),
         *((name, CMatrix) for name in ("shared_gate_up", "shared_down", "shared_gate")),
-        *((name, c_int64) for name in ("count", "num_chosen", "is_sigmoid", "normalizes", "activation")),
+        *((name, c_int64) for name in ("count", "num_chosen", "router_kind", "normalizes", "activation")),
         *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
-        *((name, c_int64) for name in ("num_groups", "num_chosen_groups")),
+        *((name, c_int64) for name in ("num_groups", "num_chosen_groups", "scales_inputs")),
+        ("jitter", c_float),
     )
 
 
@@ -114,6 +116,9 @@ class CLayer(ctypes.Structure):
         ("sinks", c_void_p),
         ("recurrence", POINTER(CRecurrence)),
         ("latent", POINTER(CLatentAttention)),
+        ("chunk", c_int64),
+        ("query_scales", c_void_p),
+        *((name, CNorm) for name in ("attention_sum_norm", "mlp_sum_norm")),
     )
 
 
@@ -141,6 +146,7 @@ class CNetwork(ctypes.Structure):
         ("gates_attention", c_int64),
         *((name, c_float) for name in ("attention_input_scale", "attention_output_scale")),
         *((name, c_float) for name in ("gate_scale", "mlp_output_scale")),
+        *((name, CMatrix) for name in ("project_in", "project_out")),
     )
 
 

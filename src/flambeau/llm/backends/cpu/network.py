@@ -25,7 +25,7 @@ from flambeau.llm.backends.cpu.bindings import (
     index_pointers,
     kernels,
 )
-from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
+from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_quantized
 from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
@@ -45,7 +45,6 @@ from flambeau.llm.quantize.row_scaled import Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
-ROUTERS = ("softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
@@ -72,15 +71,23 @@ EXTRAS = frozenset(
         "paired_rope",
         "has_sinks",
         "alibi",
+        "chunks",
+        "rotated_qk_norm",
+        "tempers_rotated",
+        "temperature_length",
+        "temperature_scale",
         "learned_positions",
         "position_offset",
+        "embedding_size",
         "embedding_norm",
+        "scales_expert_inputs",
         "expert_bias",
         "swiglu_limit",
         "swiglu_alpha",
         "shared_expert_size",
         "gates_shared_expert",
         "router",
+        "router_jitter",
         "num_expert_groups",
         "num_chosen_groups",
         "routed_scale",
@@ -265,10 +272,12 @@ def can_pack_float32(model: Transformer) -> bool:
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
     unknown = set(arch.extras) - EXTRAS
-    if arch.norm_places == "sum":
-        unknown.add("norm_places")
-    if arch.router not in ROUTERS:
+    if arch.router not in ROUTER_KINDS:
         unknown.add("router")
+    if arch.rotated_qk_norm and (arch.qk_norm or arch.separate_qk_norm):
+        unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
+    if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
+        unknown.add("norm_places")
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)

@@ -32,14 +32,22 @@ from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
 from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
-from flambeau.llm.models.rope import Rotation
+from flambeau.llm.models.rope import Rotation, query_scale
 from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer
 
+ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
+    "softmax": 0,
+    "grouped_softmax": 0,
+    "biased_softmax": 0,
+    "biased_sigmoid": 1,
+    "sigmoid": 2,
+    "sparse_mixer": 3,
+}
 GROUPED = ("grouped_softmax", "biased_sigmoid")  # the routers to which groups of experts make a difference
 
 
@@ -82,7 +90,7 @@ class NetworkPointers:
             CACHE_KINDS[dtype],
             arch.is_parallel,
             arch.wide_qk_norm,
-            arch.late_qk_norm,
+            arch.late_qk_norm or arch.rotated_qk_norm,
             array,
             self.pointer(embedding),
             self.pointer(None if body is None else learned_positions(body, arch)),
@@ -105,7 +113,12 @@ class NetworkPointers:
             arch.attention_input_scale,
             arch.attention_output_scale,
             *arch.mlp_scales,
+            *(self._projection(body, name) for name in ("project_in", "project_out")),
         )
+
+    def _projection(self, body: Decoder | None, name: str) -> CMatrix:
+        layer = getattr(body, name, None)
+        return CMatrix() if layer is None else self.matrix(layer)
 
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
         attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
@@ -120,12 +133,18 @@ class NetworkPointers:
             made.cos, made.sin = self._rotation(rotation, attention)
             made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
             made.keys, made.values = map(self.pointer, (cache.keys[number], cache.values[number]))
-            made.window = arch.window(number) or 0
+            made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
+            if attention.is_tempered and arch.temperature_length:
+                scales = query_scale(arch, torch.arange(arch.max_length))
+                made.query_scales = self.pointer(None if scales is None else scales.flatten())
             made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
         if isinstance(mlp, SparseMLP):
             made.experts = self._experts(mlp)
         elif mlp is not None:
             made.gate_up, made.down = self._feed_forward(mlp)
+        if arch.norm_places == "sum":
+            made.attention_sum_norm = self._norm(layer.input_layernorm)
+            made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
         if mixer is not None:
             recurrence = recurrence_of(mixer, self._cache.states.layers[number], self)
             self._references.append(recurrence)
@@ -182,7 +201,7 @@ class NetworkPointers:
             CMatrix() if shared_gate is None else self.matrix(shared_gate),
             len(weight),
             mlp.settings.num_chosen,
-            mlp.router == "biased_sigmoid",
+            ROUTER_KINDS[mlp.router],
             mlp.normalizes_experts,
             ACTIVATIONS.index(experts.kind),
             mlp.routed_scale,
@@ -190,6 +209,8 @@ class NetworkPointers:
             experts.alpha,
             mlp.settings.num_groups if mlp.router in GROUPED else 1,
             mlp.settings.num_chosen_groups,
+            experts.scales_inputs,
+            mlp.settings.jitter,
         )
         self._references += [*arrays, made]
         return ctypes.pointer(made)
@@ -216,6 +237,8 @@ class NetworkPointers:
 
     def _qk_norm(self, attention: Attention) -> CNorm:
         """The weights of all heads of queries and keys, one after the other."""
+        if attention.normalizes_rotated:
+            return CNorm(self.pointer(torch.ones((attention.num_heads + attention.num_kv_heads) * attention.head_size)))
         if attention.q_norm is None or attention.k_norm is None:
             return CNorm()
         sides = (attention.q_norm, attention.num_heads), (attention.k_norm, attention.num_kv_heads)
@@ -247,6 +270,8 @@ class NetworkPointers:
 
 def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str]:
     """The norms of a layer: before attention and the feed-forward layer, and after each."""
+    if arch.norm_places == "sum":
+        return "", "", "", ""
     if isinstance(layer, FeedForwardLayer):
         return "", "input_layernorm", "", ""
     if arch.norm_places == "before" or isinstance(layer, RecurrentLayer):

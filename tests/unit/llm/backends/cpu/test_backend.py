@@ -53,7 +53,7 @@ def test_a_network_says_the_same_once_the_kernels_are_there(caplog, changes):
 
 def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
     caplog.set_level("INFO")
-    model = random_model(embedding_size=16)
+    model = random_model(qk_norm=True, rotated_qk_norm=True)
     plain = EagerBackend(model, room(model, 3))
     monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda *_: plain.decode)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=2, name="the draft")
@@ -65,7 +65,7 @@ def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, mon
             backend.decode(each)
         backend.wait_until_compiled(timeout_s=60)
     assert [record.args for record in caplog.records] == [
-        ("the draft", "CPU", "embedding_size"),
+        ("the draft", "CPU", "rotated_qk_norm"),
         ("the draft", "Inductor"),
     ]
     backend.close()

@@ -28,6 +28,9 @@ struct Layer {
   const float* sinks;  // of attention [H], or null
   const Recurrence* recurrence = nullptr;  // in the place of attention, or beside it
   const LatentAttention* latent = nullptr;  // attention to latents: in the place of qkv
+  int64_t chunk = 0;                        // of attention
+  const float* query_scales = nullptr;      // [places]: what queries are multiplied with, or null
+  Norm attention_sum_norm{}, mlp_sum_norm{};  // of x, after they were added
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -56,6 +59,7 @@ struct Network {
   int64_t num_recorded;
   int64_t gates_attention = 0;  // each head of queries is followed by a gate of what attention gives
   float attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_output_scale = 1;
+  Matrix project_in{}, project_out{};  // from embeddings of another size to the hidden size, and back; or no weights
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
@@ -125,7 +129,8 @@ class Pass {
     qkv_ = space.grown(space.qkv, count * qkv_width_), attended_ = space.grown(space.attended, count * heads_width_);
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
-    added_ = space.grown(space.added, count * net.hidden);
+    const int64_t widest = std::max({net.hidden, net.project_in.size, net.project_out.width});
+    added_ = space.grown(space.added, count * widest);
     if (net.is_parallel || net.attention_input_scale != 1)
       other_normal_ = space.grown(space.other_normal, count * net.hidden);
     if (net.gates_attention) gated_qkv_ = space.grown(space.gated_qkv, count * (qkv_width_ + heads_width_));
@@ -138,7 +143,7 @@ class Pass {
 
   // The logits [N, V] of some of the tokens.
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
-    each_token([&](int64_t t) { embed(t); });
+    embed();
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
       compute(net_.layers[i]);
@@ -152,7 +157,12 @@ class Pass {
       else
         std::copy_n(row, net_.hidden, normal_ + i * net_.hidden);
     }
-    net_.head.multiply(normal_, logits, num_rows, false, num_threads_);
+    const float* rows_of_head = normal_;
+    if (net_.project_out.weights) {
+      net_.project_out.multiply(normal_, added_, num_rows, false, num_threads_);
+      rows_of_head = added_;
+    }
+    net_.head.multiply(rows_of_head, logits, num_rows, false, num_threads_);
     const int64_t size = num_rows * net_.head.width;
     if (net_.logit_scale != 1)
       for (int64_t i = 0; i < size; ++i) logits[i] *= net_.logit_scale;
@@ -175,9 +185,21 @@ class Pass {
     });
   }
 
-  void embed(int64_t t) {
-    const int64_t size = net_.hidden;
-    float* to = x_ + t * size;
+  void embed() {
+    if (!net_.project_in.weights || tokens_.hidden) {
+      each_token([&](int64_t t) {
+        embed(t, net_.hidden, x_ + t * net_.hidden);
+        place(t);
+      });
+      return;
+    }
+    const int64_t size = net_.project_in.size;
+    each_token([&](int64_t t) { embed(t, size, added_ + t * size); });
+    net_.project_in.multiply(added_, x_, tokens_.num_tokens, false, num_threads_);
+    each_token([&](int64_t t) { place(t); });
+  }
+
+  void embed(int64_t t, int64_t size, float* to) {
     if (tokens_.hidden) {
       std::copy_n(tokens_.hidden + t * size, size, to);
       return;
@@ -190,6 +212,13 @@ class Pass {
     }
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
+  }
+
+  // What is added to an embedding for its place, and the norm of both.
+  void place(int64_t t) {
+    if (tokens_.hidden) return;
+    const int64_t size = net_.hidden;
+    float* to = x_ + t * size;
     if (net_.positions) {
       const float* place = net_.positions + tokens_.positions[t] * size;
       for (int64_t i = 0; i < size; ++i) to[i] += place[i];
@@ -220,8 +249,10 @@ class Pass {
       const float* input = is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_);
       if (layer.attends()) attend(layer, scaled(input, net_.attention_input_scale));
       if (layer.recurrence) recur(layer, *layer.recurrence, input);
+      normalized(layer.attention_sum_norm, x_);
     }
     if (layer.feeds_forward()) feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    normalized(layer.mlp_sum_norm, x_);
   }
 
   const float* scaled(const float* input, float scale) {
@@ -293,6 +324,8 @@ class Pass {
       for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
     if (layer.cos) rope(heads, net_.heads + net_.kv_heads, net_.head_size, layer.cos + at, layer.sin + at, half);
     if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+    if (layer.query_scales)
+      for (int64_t i = 0; i < heads_width_; ++i) heads[i] *= layer.query_scales[tokens_.positions[t]];
   }
 
   void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
@@ -345,7 +378,7 @@ class Pass {
         qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
         qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
         tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
-        net_.softcap, layer.sinks, net_.biases, net_.num_places};
+        net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
     attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
     if (net_.gates_attention)
       each_token([&](int64_t t) {
@@ -403,7 +436,10 @@ class Pass {
       const Routing::Row* rows = routing.rows.data() + routing.starts[n];
       const int64_t num_rows = routing.starts[n + 1] - routing.starts[n];
       if (!num_rows) continue;
-      each_row(num_rows, [&](int64_t i) { std::copy_n(input + rows[i].token * size, size, gathered_ + i * size); });
+      each_row(num_rows, [&](int64_t i) {
+        const float *from = input + rows[i].token * size, scale = experts.scales_inputs ? rows[i].weight : 1.0f;
+        for (int64_t e = 0; e < size; ++e) gathered_[i * size + e] = from[e] * scale;
+      });
       experts.gate_up[n].multiply(gathered_, gate_up_, num_rows, false, num_threads_);
       gate(num_rows, experts.down[n].size, [&](const float* gate, const float* up, float* out, int64_t width) {
         if (experts.limit > 0)
@@ -412,7 +448,9 @@ class Pass {
           activate(experts.activation, gate, up, out, width);
       });
       experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
-      each_row(num_rows, [&](int64_t i) { add_row(rows[i].token, rows[i].weight, gathered_ + i * size); });
+      each_row(num_rows, [&](int64_t i) {
+        add_row(rows[i].token, experts.scales_inputs ? 1.0f : rows[i].weight, gathered_ + i * size);
+      });
     }
     if (experts.shared_down.weights) add_shared(layer, experts, input);
     add(layer.mlp_post_norm);
