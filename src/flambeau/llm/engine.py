@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.config import EngineConfig, Quantization
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
@@ -346,11 +346,11 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
-        dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
+        dtype = next(self.model.parameters()).dtype  # of embeddings or norms
         return EngineInfo(
             device=self.device,
             dtype=str(dtype).removeprefix("torch."),
-            quantization=written.kind if written else config.quantization,
+            quantization=written.title if written else config.quantization,
             num_blocks=self._pool.num_blocks,
             block_size=config.block_size,
             max_length=self.max_length,
@@ -406,7 +406,7 @@ class EngineInfo:
 
     device: str
     dtype: str
-    quantization: Quantization | None
+    quantization: str | None
     num_blocks: int
     block_size: int
     max_length: int

@@ -28,7 +28,7 @@ from flambeau.llm.backends.cpu.network import (
     has_known_heads,
     unknown_parts,
 )
-from flambeau.llm.backends.cpu.packed_experts import pack_experts_of
+from flambeau.llm.backends.cpu.packed_experts import GroupPacker, pack_experts_of
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, ROUTER, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
@@ -73,6 +73,7 @@ from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
@@ -292,7 +293,8 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    arch = read_architecture(path)
+    groups = keeps_groups(config, device, ranks)
+    arch = read_architecture(path, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -307,6 +309,8 @@ def load_network(
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks):
         arrived, keeps_types = packer(path, dtype), True
+    if arrived is None and groups and kernels.load(builds=False):
+        arrived = GroupPacker()
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -318,6 +322,7 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
+        keeps_groups=groups,
     )
     # 2. Tensor parallelism.
     if ranks is not None:
@@ -377,6 +382,12 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
     return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
 
 
+def keeps_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
+    is_plain = config.quantization is None and not config.merge_lora and ranks is None
+    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
+
+
 def packs_on_load(
     path: Path, config: EngineConfig, arch: Architecture, device: torch.device, ranks: TensorParallelGroup | None
 ) -> bool:
@@ -411,7 +422,7 @@ def weight_file_bytes(path: Path) -> int:
 
 def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
-    kinds = (Int8Linear, Int4Linear)
+    kinds = (Int8Linear, Int4Linear, GroupedLinear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
@@ -452,7 +463,8 @@ def load_draft(
     if wants_head(config):
         return None
     path = Path(config.draft)
-    drafting = read_architecture(path)
+    groups = keeps_groups(config, device, None)
+    drafting = read_architecture(path, keeps_groups=groups)
     if drafting.recurrence is not None:
         raise LLMError(
             f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
@@ -463,7 +475,7 @@ def load_draft(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    draft = load_model(path, device=device, dtype=dtype)
+    draft = load_model(path, device=device, dtype=dtype, keeps_groups=groups)
     use_faster_layers(draft, config, device, dtype)
     return draft
 

@@ -46,7 +46,7 @@ struct Network {
   int64_t wide_qk_norm;    // one norm over all heads of queries, and one over those of keys
   int64_t late_qk_norm;    // after the rotation
   const Layer* layers;
-  const void* embedding;   // [V, E]
+  const void* embedding;   // [V, E], or null: embedding_rows
   const float* positions;  // [places, E]: embeddings that are added, or null
   Norm embedding_norm, last_norm;
   Matrix head;
@@ -57,6 +57,7 @@ struct Network {
   float embedding_scale, residual_scale, logit_scale, logit_softcap;
   const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
   int64_t num_recorded;
+  Matrix embedding_rows{};  // [V, E] of integers
   int64_t gates_attention = 0;  // each head of queries is followed by a gate of what attention gives
   float attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_output_scale = 1;
   Matrix project_in{}, project_out{};  // from embeddings of another size to the hidden size, and back; or no weights
@@ -129,7 +130,7 @@ class Pass {
     qkv_ = space.grown(space.qkv, count * qkv_width_), attended_ = space.grown(space.attended, count * heads_width_);
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
-    const int64_t widest = std::max({net.hidden, net.project_in.size, net.project_out.width});
+    const int64_t widest = std::max({net.hidden, net.project_in.size, net.project_out.num_outputs()});
     added_ = space.grown(space.added, count * widest);
     if (net.is_parallel || net.attention_input_scale != 1)
       other_normal_ = space.grown(space.other_normal, count * net.hidden);
@@ -205,11 +206,14 @@ class Pass {
       return;
     }
     const int64_t at = tokens_.ids[t] * size;
-    switch (net_.embedding_kind) {
-      case kBfloat16: widen(static_cast<const bfloat*>(net_.embedding) + at, to, size); break;
-      case kFloat16: widen(static_cast<const half*>(net_.embedding) + at, to, size); break;
-      default: std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
-    }
+    if (!net_.embedding)
+      net_.embedding_rows.read_row(tokens_.ids[t], to);
+    else if (net_.embedding_kind == kBfloat16)
+      widen(static_cast<const bfloat*>(net_.embedding) + at, to, size);
+    else if (net_.embedding_kind == kFloat16)
+      widen(static_cast<const half*>(net_.embedding) + at, to, size);
+    else
+      std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
   }
@@ -333,7 +337,7 @@ class Pass {
     const int64_t count = tokens_.num_tokens, heads = net_.heads, size = net_.head_size, rotated = latent.rotary_size;
     const int64_t head = latent.unrotated_size + rotated, rank = latent.latent_size, half = rotated / 2;
     if (latent.query_down.weights) {
-      const int64_t width = latent.query_down.width;
+      const int64_t width = latent.query_down.num_outputs();
       float* down = space.grown(space.latents, count * width);
       multiply(layer, kQueryDown, latent.query_down, input, down);
       each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
@@ -405,7 +409,7 @@ class Pass {
     multiply(layer, kGateUp, layer.gate_up, input, gate_up_);
     if (net_.gate_scale != 1)
       each_token([&](int64_t t) {
-        float* row = gate_up_ + t * layer.gate_up.width;
+        float* row = gate_up_ + t * layer.gate_up.num_outputs();
         for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
       });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
@@ -477,8 +481,8 @@ class Pass {
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
     if (!tokens_.adapters || which == kNotAdapted) return;
     const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * kAdapted + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * kAdapted, input, output, tokens_.num_tokens, matrix.size, matrix.width,
-             num_threads_);
+    add_lora(tokens_.adapters, lora, net_.num_layers * kAdapted, input, output, tokens_.num_tokens, matrix.size,
+             matrix.num_outputs(), num_threads_);
   }
 
   const Network& net_;

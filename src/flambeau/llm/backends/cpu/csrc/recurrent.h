@@ -213,7 +213,7 @@ class RecurrentPass {
   }
 
   float* multiply(const Matrix& matrix, const float* input, std::vector<float>& buffer) {
-    float* out = room(buffer, matrix.width);
+    float* out = room(buffer, matrix.num_outputs());
     matrix.multiply(input, out, sequences_.num_tokens, false, num_threads_);
     return out;
   }
@@ -300,7 +300,7 @@ class RecurrentPass {
   }
 
   const float* mamba_2(const float* input) {
-    const int64_t inner = layer_.inner, size = layer_.state_size, width = layer_.in.width, channels = layer_.channels;
+    const int64_t inner = layer_.inner, size = layer_.state_size, width = layer_.in.num_outputs(), channels = layer_.channels;
     float* parts = multiply(layer_.in, input, space_.projected);  // the gate, what is convolved, time steps
     if (layer_.part_scales)
       each_token([&](int64_t t) {
@@ -389,7 +389,7 @@ class RecurrentPass {
     const int64_t shared = heads / groups, values = shared * layer_.head_size;
     each_token([&](int64_t t) {
       for (int64_t g = 0; g < groups; ++g) {
-        const float *row = rows + t * layer_.in.width + g * 2 * (size + values), *pair = pairs + (t * groups + g) * 2 * shared;
+        const float *row = rows + t * layer_.in.num_outputs() + g * 2 * (size + values), *pair = pairs + (t * groups + g) * 2 * shared;
         float* to = parts.mixed + t * layer_.channels;
         std::copy_n(row, size, to + g * size);
         std::copy_n(row + size, size, to + (groups + g) * size);
