@@ -18,7 +18,7 @@ from torch import nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import check_merge, merge_on_load
-from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
@@ -26,6 +26,7 @@ from flambeau.llm.backends.cpu.network import (
     PACKED_FLOAT32_BYTES,
     QUANTIZED_LAYERS,
     has_integer_weights,
+    has_known_heads,
     unknown_parts,
 )
 from flambeau.llm.backends.cpu.packed_experts import has_whole_panels, is_known, pack_experts_of, packed_stack
@@ -437,7 +438,7 @@ def packs_on_load(
 
 def has_whole_step(arch: Architecture) -> bool:
     """Whether the CPU kernels compute whole steps of such a network."""
-    return not unknown_parts(arch) and arch.head_size in HEAD_SIZES
+    return not unknown_parts(arch) and has_known_heads(arch)
 
 
 def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
