@@ -40,7 +40,7 @@ DEEPSEEK = {
     "expert_group_count": 4,
     "expert_group_used_count": 2,
     "leading_dense_block_count": 1,
-    "expert_feed_forward_length": 24,
+    "expert_feed_forward_length": 32,
     "expert_shared_count": 2,
     "expert_weights_scale": 1.7,
 }
@@ -175,7 +175,7 @@ KINDS = {
             "expert_used_count": 3,
             "expert_group_count": 1,
             "expert_group_used_count": 1,
-            "expert_feed_forward_length": 24,
+            "expert_feed_forward_length": 32,
             "leading_dense_block_count": 1,
             "expert_shared_count": 2,
             "expert_weights_scale": 1.7,
@@ -190,7 +190,7 @@ KINDS = {
             "expert_used_count": 1,
             "interleave_moe_layer_step": 2,
             "feed_forward_length": 40,
-            "expert_feed_forward_length": 56,
+            "expert_feed_forward_length": 64,
         },
     ),
     "minimax-m2": (
