@@ -17,7 +17,7 @@ from torch import nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
-from flambeau.llm.adapters.merge import check_merge, merge_on_load
+from flambeau.llm.adapters.merge import MergeOnLoad, check_merge
 from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
@@ -302,9 +302,10 @@ def load_network(
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks):
         arrived, keeps_types = packer(path, dtype), True
+    merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
-        arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
+        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived)
     model = load_model(
         path,
         device=device,
@@ -314,6 +315,8 @@ def load_network(
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
     )
+    if merge is not None:
+        merge.finish(model)
     # 2. Tensor parallelism.
     if ranks is not None:
         add_all_reduce(model)
@@ -338,7 +341,7 @@ def load_network(
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
-    adapters = AdapterStore(target)
+    adapters = AdapterStore(target, model)
     backend = (
         make_backend(model, cache, config, adapters=adapters, states=heading.states if heading else None)
         if ranks is None

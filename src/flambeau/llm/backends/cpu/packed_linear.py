@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.mapped_files import trim_heap
-from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear
+from flambeau.llm.quantize.int4 import unpack_int4 as unpack_levels
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -60,6 +61,13 @@ class PackedLinear(nn.Module):
         matrix.bias = None if self.bias is None else self.bias[start:].data_ptr()
         matrix.width = count
         return matrix
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]."""
+        count = -(-self.out_features // PANEL)
+        weights_PIN = UNPACKED[self.kind](self.panels.view(count, -1, LANES), self.group_size)
+        rows_OI = weights_PIN.transpose(1, 2).flatten(0, 1)
+        return rows_OI[: self.out_features, : self.in_features].to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -199,7 +207,7 @@ def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> 
 def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
     """For each group of a panel its scales, its minimums, then words with four levels of two columns."""
     size, group = layer.in_features, layer.group_size
-    words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
+    words = padded_rows(unpack_levels(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
     lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
     groups = lines.reshape(len(lines), -1, group // 4, LANES)
     numbers = map(in_pairs, narrow_numbers(layer))
@@ -229,6 +237,58 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     """A copy as words."""
     words = tensor.contiguous().view(-1).view(torch.int32)
     return zeros_in_huge_pages((len(words),), torch.int32).copy_(words)
+
+
+# ---- panels [P, lines, 16] as float32 weights [P, I, 32] ----
+
+
+def unpack_float32(panels: Tensor, group: int) -> Tensor:
+    return panels.view(torch.float32).view(len(panels), -1, PANEL)
+
+
+def unpack_bfloat16(panels: Tensor, group: int) -> Tensor:
+    return from_pairs(panels)
+
+
+def unpack_float16(panels: Tensor, group: int) -> Tensor:
+    return panels.view(torch.float16).float()
+
+
+def unpack_bfloat16_pairs(panels: Tensor, group: int) -> Tensor:
+    pairs = panels.view(torch.bfloat16).float().view(len(panels), -1, PANEL, 2)
+    return pairs.transpose(2, 3).flatten(1, 2)
+
+
+def unpack_int8(panels: Tensor, group: int) -> Tensor:
+    lines = panels.view(len(panels), -1, 1 + group // 2, LANES)
+    words = lines[:, :, 1:].reshape(*lines.shape[:2], group // 4, 2, LANES)
+    levels = words.contiguous().view(torch.uint8).view(*words.shape, 4).float() - 128
+    weights = levels.permute(0, 1, 2, 5, 3, 4).flatten(4, 5).flatten(2, 3)  # [P, G, inputs, 32]
+    return (weights * from_pairs(lines[:, :, :1])).flatten(1, 2)
+
+
+def unpack_int4(panels: Tensor, group: int) -> Tensor:
+    lines = panels.view(len(panels), -1, 2 + group // 4, LANES)
+    both = lines[:, :, 2:].contiguous().view(torch.uint8).view(*lines.shape[:2], group // 4, LANES, 4)
+    levels = torch.stack((both & 15, both >> 4), dim=3).float()  # [P, G, fours, 2, 16, 4]
+    weights = levels.permute(0, 1, 2, 5, 3, 4).flatten(4, 5).flatten(2, 3)
+    return (weights * from_pairs(lines[:, :, :1]) + from_pairs(lines[:, :, 1:2])).flatten(1, 2)
+
+
+def from_pairs(words: Tensor) -> Tensor:
+    """bfloat16 numbers of 32 columns from words […, 16], each with those of two columns."""
+    numbers = words.contiguous().view(torch.bfloat16).float().view(*words.shape, 2)
+    return numbers.transpose(-1, -2).flatten(-2)
+
+
+UNPACKED = {
+    "float32": unpack_float32,
+    "bfloat16": unpack_bfloat16,
+    "float16": unpack_float16,
+    "bfloat16_pairs": unpack_bfloat16_pairs,
+    "int8": unpack_int8,
+    "int4": unpack_int4,
+}
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:

@@ -14,6 +14,8 @@
 
 namespace flambeau {
 
+enum LoraPlace : int64_t { kLoraQkv, kLoraOut, kLoraGateUp, kLoraDown, kLoraRouter, kLoraSharedGate, kLoraExperts };
+
 struct Layer {
   Norm attention_norm, mlp_norm;            // before them
   Norm attention_post_norm, mlp_post_norm;  // after them
@@ -48,13 +50,19 @@ struct Network {
   int64_t num_recorded;
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
+
+  // What an adapter may change: of each layer qkv, out, gate_up, down, the router, the gate of the shared expert and
+  // gate_up and down of each expert; then the head.
+  int64_t lora_per_layer() const { return kLoraExperts + 2 * max_experts; }
+  int64_t lora_stride() const { return num_layers * lora_per_layer() + 1; }
 };
 
 struct Tokens {
   const int64_t *ids, *positions, *slots, *starts, *tables;  // [T] three times, [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, table_width;
   const int64_t* adapters = nullptr;  // [T], or none has one
-  const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
+  const LoraLayer* lora = nullptr;  // [adapters, lora_stride]: see Network
+  int64_t has_scales = 0;           // whether an adapter scales outputs, which are then not added to others directly
   float* states = nullptr;  // [T, M, E], or nobody reads them
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
@@ -137,6 +145,10 @@ class Pass {
         std::copy_n(row, net_.hidden, normal_ + i * net_.hidden);
     }
     net_.head.multiply(normal_, logits, num_rows, false, num_threads_);
+    if (tokens_.adapters) {
+      adapters_of(num_rows, [&](int64_t i) { return rows ? rows[i] : i; });
+      adapt(row_adapters_.data(), net_.num_layers * net_.lora_per_layer(), net_.head, normal_, logits, num_rows);
+    }
     const int64_t size = num_rows * net_.head.width;
     if (net_.logit_scale != 1)
       for (int64_t i = 0; i < size; ++i) logits[i] *= net_.logit_scale;
@@ -219,7 +231,7 @@ class Pass {
 
   // x += the product, perhaps normalized and scaled.
   void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm) {
-    const bool is_direct = !post_norm && net_.residual_scale == 1;
+    const bool is_direct = !post_norm && net_.residual_scale == 1 && !tokens_.has_scales;
     float* output = is_direct ? x_ : added_;
     matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
     adapt(layer, which, matrix, input, output);
@@ -258,7 +270,7 @@ class Pass {
   }
 
   void attend(const Layer& layer, const float* input) {
-    multiply(layer, 0, layer.qkv, input, qkv_);
+    multiply(layer, kLoraQkv, layer.qkv, input, qkv_);
     each_token([&](int64_t t) { position(layer, t); });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
@@ -267,16 +279,16 @@ class Pass {
         tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
         net_.softcap, layer.sinks, net_.biases, net_.num_places};
     attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
-    add(layer, 1, layer.out, attended_, layer.attention_post_norm);
+    add(layer, kLoraOut, layer.out, attended_, layer.attention_post_norm);
   }
 
   void feed_forward(const Layer& layer, const float* input) {
     if (layer.experts) return mix(layer, *layer.experts, input);
-    multiply(layer, 2, layer.gate_up, input, gate_up_);
+    multiply(layer, kLoraGateUp, layer.gate_up, input, gate_up_);
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       activate(net_.activation, gate, up, out, size);
     });
-    add(layer, 3, layer.down, gated_, layer.mlp_post_norm);
+    add(layer, kLoraDown, layer.down, gated_, layer.mlp_post_norm);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -291,7 +303,7 @@ class Pass {
   // A token's experts are added up in the order of their numbers, whatever other tokens there are.
   void mix(const Layer& layer, const Experts& experts, const float* input) {
     const int64_t count = tokens_.num_tokens, size = net_.hidden, num_chosen = experts.num_chosen;
-    experts.router.multiply(input, scores_, count, false, num_threads_);
+    multiply(layer, kLoraRouter, experts.router, input, scores_);
     each_token([&](int64_t t) {
       choose_experts(experts, scores_ + t * experts.count, chosen_ + t * num_chosen, weights_ + t * num_chosen);
     });
@@ -302,7 +314,10 @@ class Pass {
       const int64_t num_rows = routing.starts[n + 1] - routing.starts[n];
       if (!num_rows) continue;
       each_row(num_rows, [&](int64_t i) { std::copy_n(input + rows[i].token * size, size, gathered_ + i * size); });
+      if (tokens_.adapters) adapters_of(num_rows, [&](int64_t i) { return rows[i].token; });
+      const int64_t place = place_of(layer) + kLoraExperts + 2 * n;
       experts.gate_up[n].multiply(gathered_, gate_up_, num_rows, false, num_threads_);
+      adapt(row_adapters_.data(), place, experts.gate_up[n], gathered_, gate_up_, num_rows);
       gate(num_rows, experts.down[n].size, [&](const float* gate, const float* up, float* out, int64_t width) {
         if (experts.limit > 0)
           clamped_swiglu(gate, up, out, width, experts.limit, experts.alpha);
@@ -310,6 +325,7 @@ class Pass {
           activate(experts.activation, gate, up, out, width);
       });
       experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
+      adapt(row_adapters_.data(), place + 1, experts.down[n], gated_, gathered_, num_rows);
       each_row(num_rows, [&](int64_t i) { add_row(rows[i].token, rows[i].weight, gathered_ + i * size); });
     }
     if (experts.shared_down.weights) add_shared(layer, experts, input);
@@ -319,12 +335,12 @@ class Pass {
   // The expert for all tokens.
   void add_shared(const Layer& layer, const Experts& experts, const float* input) {
     const bool is_gated = experts.shared_gate.weights != nullptr;
-    multiply(layer, 2, experts.shared_gate_up, input, gate_up_);
+    multiply(layer, kLoraGateUp, experts.shared_gate_up, input, gate_up_);
     gate(tokens_.num_tokens, experts.shared_down.size, [&](const float* gate, const float* up, float* out, int64_t width) {
       activate(experts.activation, gate, up, out, width);
     });
-    multiply(layer, 3, experts.shared_down, gated_, gathered_);
-    if (is_gated) experts.shared_gate.multiply(input, scores_, tokens_.num_tokens, false, num_threads_);
+    multiply(layer, kLoraDown, experts.shared_down, gated_, gathered_);
+    if (is_gated) multiply(layer, kLoraSharedGate, experts.shared_gate, input, scores_);
     each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
   }
 
@@ -333,12 +349,25 @@ class Pass {
     for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
   }
 
-  // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
+  int64_t place_of(const Layer& layer) const { return (&layer - net_.layers) * net_.lora_per_layer(); }
+
+  // Applies the adapters of the tokens to the outputs of a matrix of a layer.
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
+    adapt(tokens_.adapters, place_of(layer) + which, matrix, input, output, tokens_.num_tokens);
+  }
+
+  void adapt(const int64_t* adapters, int64_t place, const Matrix& matrix, const float* input, float* output,
+             int64_t num_rows) {
     if (!tokens_.adapters) return;
-    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size, matrix.width,
+    add_lora(adapters, tokens_.lora + place, net_.lora_stride(), input, output, num_rows, matrix.size, matrix.width,
              num_threads_);
+  }
+
+  // The adapters of some rows, by their tokens.
+  template <typename TokenOf>
+  void adapters_of(int64_t num_rows, const TokenOf& token_of) {
+    row_adapters_.resize(num_rows);
+    for (int64_t i = 0; i < num_rows; ++i) row_adapters_[i] = tokens_.adapters[token_of(i)];
   }
 
   const Network& net_;
@@ -348,6 +377,7 @@ class Pass {
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *attended_, *gate_up_, *gated_, *added_;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
+  std::vector<int64_t> row_adapters_;  // of rows that are not those of the step
 };
 
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.
