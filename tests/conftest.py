@@ -23,6 +23,13 @@ from support.running import HANDLERS, RunningServer
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Inductor would start a process for each core, which imports torch, and compile probes of the processor's instructions.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# Threads of OpenMP that wait for each other keep the cores busy, which other processes of the tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 gc.disable()  # until all tests are collected: modules are no garbage
 
 

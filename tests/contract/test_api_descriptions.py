@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from support.archives import pack_handler
 from support.running import RunningServer
@@ -94,6 +91,10 @@ def test_description_of_one_model(server):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("listener", IDS)
 def test_no_request_that_is_described_is_a_server_error(server, listener):
+    import schemathesis  # here: it takes a second, which the other processes of a test run save
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
     port = port_of(server, listener)
     schema = schemathesis.openapi.from_dict(json.loads(server.request("OPTIONS", "/", port=port).body))
     named = st.sampled_from(["echo", "other", "nobody", "1.0", "all", "%00", "a/b"])

@@ -16,8 +16,6 @@ from support.running import RunningServer
 
 NET = Path(__file__).parents[1] / "support" / "models" / "net.py"
 ROW = [0.5, -1.0, 2.0, 0.25]
-# No pool of compiling processes, each with a torch of its own, and no trial of what the processor is able to do.
-COMPILE_LITTLE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 ONE_WORKER = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 100\n"
 
 
@@ -88,7 +86,7 @@ def num_libraries(folder: Path) -> int:
 @pytest.mark.timeout(400)
 def test_compiled_model_answers_the_same_and_the_next_start_finds_its_code(start, net, tmp_path):
     archive = pack_net(tmp_path, f"pt2:\n  compile:\n    enable: true\n    backend: inductor\nwarmup:\n  body: {ROW}\n")
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": "", **COMPILE_LITTLE}
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": ""}
     first = start(archive, env=env)
     first.until(lambda: first._connects() and first.request("GET", "/readyz").status == 200, timeout=150)
     assert "Compiled model with backend inductor" in first.log

@@ -389,11 +389,12 @@ def test_worker_dies_with_a_killed_server_also_without_the_reaper(start):
 def test_reaper_is_replaced_and_ends_with_the_server(start):
     server = start("faulty.py").wait_ready()
     worker = server.worker_pids("faulty")[0]
-    (reaper,) = [pid for pid in children_of(server.process.pid) if pid != worker]
-    os.kill(reaper, signal.SIGKILL)
+    (killed,) = [pid for pid in children_of(server.process.pid) if pid != worker]
+    os.kill(killed, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     server.until(lambda: server.worker_pids("faulty") not in ([], [worker]))
     (worker,) = server.worker_pids("faulty")
+    server.until(lambda: len({*children_of(server.process.pid)} - {worker, killed}) == 1)
     (reaper,) = [pid for pid in children_of(server.process.pid) if pid != worker]
     child = server.predict("faulty", order("keep child")).json["child"]
     kill_server(server)

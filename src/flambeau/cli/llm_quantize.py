@@ -25,7 +25,13 @@ def quantize(
 ) -> None:
     """Write the quantized checkpoint; print its size, and with a text its perplexity, before and after."""
     check_options(kind, form, calibrate)
-    try:
+    content = None if text is None else read_text(text)
+    sample = None if calibrate is None else read_text(calibrate, "--calibrate")
+    check_checkpoint(checkpoint)
+    checkpoint = checkpoint_folder(checkpoint)
+    if sample is not None and content is None:
+        sample, content = kept_apart(sample)
+    try:  # torch takes a second: what is wrong with the options is known before
         from flambeau.llm.calibration import calibrated_weights
         from flambeau.llm.checkpoints.quantized import WrittenFormat, save_quantized
         from flambeau.llm.config import Quantization
@@ -33,12 +39,6 @@ def quantize(
         from flambeau.llm.perplexity import perplexity_of
     except ImportError as error:
         raise ConfigError(f"quantizing needs {error.name}: pip install 'flambeau[llm]'") from None
-    content = None if text is None else read_text(text)
-    sample = None if calibrate is None else read_text(calibrate, "--calibrate")
-    check_checkpoint(checkpoint)
-    checkpoint = checkpoint_folder(checkpoint)
-    if sample is not None and content is None:
-        sample, content = kept_apart(sample)
     try:
         weights = None if sample is None else calibrated_weights(checkpoint, sample, form, group_size)
         kinds = cast("Quantization", kind), cast("WrittenFormat", form)

@@ -30,6 +30,7 @@ from flambeau.llm.adapters.lora_weights import (
 from flambeau.llm.models import norms
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.groups import JoinedLinear
 
 ROUTER = ".mlp.gate"
 INNER = ".inner"  # of a layer whose outputs are summed over all ranks
@@ -292,7 +293,7 @@ def adapted(owner: nn.Module, key: str, module: nn.Module, name: str, store: Ada
         experts.__class__ = AdaptedExperts
         experts._layer, experts._store = layer, store  # type: ignore[assignment]
         return experts
-    if can_adapt(layer) and not module._modules:
+    if can_adapt(layer) and (not module._modules or isinstance(module, JoinedLinear)):
         kind = AdaptedRouter if layer.endswith(ROUTER) else AdaptedLinear
         return kind(owner, key, layer, store)
     if layer == EMBEDDING:

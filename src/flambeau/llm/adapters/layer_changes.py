@@ -32,7 +32,8 @@ from flambeau.llm.adapters.lora_weights import (
 )
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models import norms
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = "inner"  # the only child of a layer whose outputs are summed over all ranks
 PROBED_INPUTS = 256  # of a layer whose weights are found by multiplying with it
@@ -116,7 +117,7 @@ def changes_of(adapter: LoraAdapter, model: Transformer) -> AdapterChanges:
     return AdapterChanges(
         layers=layers,
         norms={name: changed_norm(find_layer(model, name), tensors) for name, tensors in norm_tensors.items()},
-        embedding=embedding_change(adapter, embedding, model.model.embed_tokens.weight),
+        embedding=embedding_change(adapter, embedding, lambda: model.model.embed_tokens.weight),
     )
 
 
@@ -160,7 +161,7 @@ class TiedHead(nn.Module):
 
     bias = None
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding | RowEmbedding) -> None:
         super().__init__()
         self._embedding = [embedding]  # not a child: it has another name in the network
 
@@ -169,7 +170,8 @@ class TiedHead(nn.Module):
         return self._embedding[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        [embedding] = self._embedding
+        return embedding.rows(x) if isinstance(embedding, RowEmbedding) else F.linear(x, embedding.weight)
 
 
 # ---- linear layers ----
@@ -188,9 +190,17 @@ class BaseLayer:
     @classmethod
     def of(cls, model: Transformer, name: str) -> BaseLayer:
         layer: Any = find_layer(model, name)
-        embedding = model.model.embed_tokens.weight
-        width = len(layer.weight) if isinstance(layer, TiedHead) else layer.out_features
-        return cls(lambda: weight_of(layer), layer.bias, width, embedding.device, embedding.dtype)
+        embedding = model.model.embed_tokens
+        first: Tensor = next(iter(embedding.state_dict().values()))
+        dtype = embedding.dtype if isinstance(embedding, RowEmbedding) else first.dtype
+        return cls(lambda: weight_of(layer), layer.bias, width_of(layer, model.arch.vocab_size), first.device, dtype)
+
+
+def width_of(layer: Any, vocab_size: int) -> int:
+    """The number of a layer's outputs."""
+    if isinstance(layer, JoinedLinear):
+        return sum(width_of(part, vocab_size) for part in layer.parts)
+    return vocab_size if isinstance(layer, TiedHead) else layer.out_features
 
 
 @torch.inference_mode()
@@ -198,6 +208,8 @@ def weight_of(layer: Any) -> Tensor:
     """The weights [O, I] of a linear layer in float32; of a quantized one, what they stand for."""
     if hasattr(layer, "dequantize"):
         return layer.dequantize(torch.float32)  # type: ignore[no-any-return]
+    if isinstance(layer, JoinedLinear):
+        return torch.cat([weight_of(part) for part in layer.parts])
     if isinstance(layer, nn.Linear | TiedHead):
         return layer.weight.detach().float()
     return torch.cat([*probed_weights(layer)], dim=1)
@@ -306,10 +318,14 @@ def changed_norm(norm: nn.Module, tensors: Sequence[WholeTensor]) -> nn.Module:
 
 
 @torch.inference_mode()
-def embedding_change(adapter: LoraAdapter, whole: Tensor | None, own_VE: Tensor) -> EmbeddingChange | None:
+def embedding_change(adapter: LoraAdapter, whole: Tensor | None, own: Callable[[], Tensor]) -> EmbeddingChange | None:
+    """The change of the embeddings; None: they stay as they are. `own` gives those of the network."""
+    lora, rows, scale_E = adapter.embedding, adapter.tokens.get(EMBEDDING), None
+    if whole is None and lora is None and rows is None:
+        return None
+    own_VE = own()
     if whole is not None and torch.equal(whole.to(own_VE), own_VE):
         whole = None
-    lora, rows, scale_E = adapter.embedding, adapter.tokens.get(EMBEDDING), None
     if whole is None and lora is None and rows is None:
         return None
     weight_VE = None if whole is None else whole.to(own_VE).contiguous()

@@ -90,7 +90,7 @@ class MergeOnLoad:
     @torch.inference_mode()
     def _change_embedding(self, module: Any) -> None:
         weight_VE = module.weight.detach()
-        change = embedding_change(self._adapter, self._embedding, weight_VE.float())
+        change = embedding_change(self._adapter, self._embedding, weight_VE.float)
         if self._target.arch.tied_embeddings:
             head = linear_of(weight_VE)
             head_change = self._change_of(HEAD, head)

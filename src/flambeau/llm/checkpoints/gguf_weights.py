@@ -1,13 +1,14 @@
 """The weights of GGUF files, by the names that Llama's have elsewhere.
 
-Groups of 4 bits (Q4_0, Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes other types.
+Integers of the types in gguf_blocks.py are kept for the CPU kernels; elsewhere, those of 4 bits in groups of 32 (Q4_0,
+Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes what is not kept.
 
-Shapes: O outputs · I inputs · N groups of 32 inputs · H heads · R latent · K key and V value sizes
+Shapes: O outputs · I inputs · H heads · R latent · K key and V value sizes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, Decode
 from flambeau.llm.checkpoints.packed_weights import (
+    EMBEDDINGS,
     LazyTensor,
     PackedLayer,
     UnpackedFile,
     UnpackedFiles,
+    choose_groups,
     choose_layout,
     describe,
+    describe_groups,
 )
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
@@ -31,7 +36,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.int4 import pack_int4
 
 FLOATS = {0: (torch.float32, np.float32), 1: (torch.float16, np.float16), 30: (torch.bfloat16, np.uint16)}
-GROUP_SIZE = 32
+BYTES_AT_ONCE = 1 << 20  # of blocks that are decoded
 ROTATED_BY_PAIRS = (
     "llama",
     "granite",
@@ -142,17 +147,11 @@ class GgufFile:
         order = row_order(tensor, self._header)
         return (value if order is None else value[order]).view(shape_of(name, tensor))
 
-    @property
-    def num_expert_stacks(self) -> int:
-        """How many tensors with the quantized weights of all experts of a layer there are."""
-        return sum(tensor.kind not in FLOATS and len(tensor.shape) == 3 for tensor in self._tensors.values())
-
     def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
-        """The quantized linear layers."""
+        """The quantized linear layers, embeddings and stacks of experts."""
         for name, tensor in self._tensors.items():
-            if tensor.kind not in FLOATS and len(tensor.shape) == 2 and name != "model.embed_tokens.weight":
-                order = row_order(tensor, self._header)
-                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order)
+            if tensor.kind not in FLOATS and len(tensor.shape) in (2, 3):
+                yield name, packed_layer(self, name, tensor, row_order(tensor, self._header))
 
 
 def open_gguf(path: Path) -> list[WeightFile]:
@@ -165,17 +164,28 @@ def open_gguf(path: Path) -> list[WeightFile]:
     return [GgufFile(part, header, places) for part in parts]
 
 
-def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
-    """The files with groups of 4 bits in our own layout, where whole modules have them."""
-    layers = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
-    if not layers:
+def unpack_gguf(files: list[WeightFile], arch: Architecture, *, keeps_groups: bool) -> UnpackedFiles:
+    """The files with integers in groups as they are, or with those of 4 bits in our own layout, in whole modules."""
+    found = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
+    if not found:
         return UnpackedFiles(files)
+    if keeps_groups:
+        tensors = {stored.name: stored for file in files for stored in file}
+        choice = choose_groups(arch, found, tensors)
+        kept_files: list[WeightFile] = [UnpackedFile(file, choice.replaced) for file in files]
+        message = describe_groups("GGUF", choice)
+        return UnpackedFiles(kept_files, choice.settings, message, is_smaller=len(choice.kept) == len(found))
+    layers = {
+        name.removesuffix(".weight"): layer
+        for name, layer in found.items()
+        if len(layer.weight.shape) == 2 and name != f"{EMBEDDINGS}.weight"
+    }
     settings, kept = choose_layout(arch, layers)
     replaced: dict[str, Mapping[str, LazyTensor]] = {
         f"{name}.weight": {f"{name}.{leaf}": value for leaf, value in layers[name].own.items()} for name in kept
     }
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    num_stacks = sum(file.num_expert_stacks for file in files if isinstance(file, GgufFile))
+    num_stacks = sum(len(layer.weight.shape) == 3 for layer in found.values())
     remark = f"{num_stacks} stacks of experts are dequantized too" if num_stacks else ""
     message = describe("GGUF", layers, kept, settings, remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers) and not num_stacks)
@@ -276,62 +286,46 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
         raise CheckpointError(f"{tensor.name} in {path} has the type {kind.name}, which is not supported") from None
 
 
-Blocks = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # bytes [O, …] → levels [O, I], scales and minimums [O, N]
-
-
 def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
-    """A quantized layer, in our own layout if that is exact."""
+    """A quantized layer, or the layers of all experts, in our own layouts if these are exact."""
     shape = torch.Size(tensor.shape)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
-    blocks = BLOCKS.get(quantization_type(tensor, file.path).name)
-    if blocks is None:
+    form = FORMATS.get(quantization_type(tensor, file.path).name)
+    if form is None:
         return PackedLayer(weight=whole)
+    layout = form.layout
+    grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))
 
-    def part(number: int) -> Tensor:
-        value = blocks(torch.from_numpy(raw_rows(file.path, tensor)))[number]
-        return value if order is None else value[order]
+    def read(decode: Decode) -> Tensor:
+        return decoded(raw_rows(file.path, tensor), form, decode, order)
 
-    grouped = torch.Size((shape[0], shape[1] // GROUP_SIZE))
-    own = {
-        "weight": LazyTensor(torch.Size((shape[0], shape[1] // 2)), torch.uint8, lambda: pack_int4(part(0))),
-        "scales": LazyTensor(grouped, torch.float32, lambda: part(1)),
-        "minimums": LazyTensor(grouped, torch.float32, lambda: part(2)),
-    }
-    return PackedLayer(weight=whole, layout=("int4", GROUP_SIZE), own=own)
+    def minimums() -> Tensor:
+        return read(form.scales).mul_(-layout.middle) if form.minimums is None else read(form.minimums)
 
-
-def nibbles(pairs: Tensor) -> Tensor:
-    """Bytes […, B] to numbers […, 2B]: all lower halves, then all upper halves."""
-    return torch.cat((pairs & 15, pairs >> 4), dim=-1)
-
-
-def halves(values: Tensor) -> Tensor:
-    """Pairs of bytes […, 2] as float16, widened."""
-    return values.contiguous().view(torch.float16).squeeze(-1).float()
-
-
-def q4_0_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale and 32 levels, of which 8 is zero."""
-    blocks = rows.view(len(rows), -1, 18)
-    scales = halves(blocks[:, :, :2])
-    return nibbles(blocks[:, :, 2:]).flatten(1), scales, -8 * scales
+    scales = LazyTensor(grouped, torch.float32, lambda: read(form.scales))
+    lowest = LazyTensor(grouped, torch.float32, minimums)
+    levels = {"weight": LazyTensor(shape, torch.uint8, lambda: read(form.levels)), "scales": scales}
+    levels |= {"minimums": lowest} if layout.has_minimums else {}
+    if not layout.has_pairs:
+        return PackedLayer(weight=whole, groups=layout, levels=levels)
+    pairs = LazyTensor(
+        torch.Size((*shape[:-1], shape[-1] // 2)),
+        torch.uint8,
+        lambda: read(lambda blocks: pack_int4(form.levels(blocks))),
+    )
+    own = {"weight": pairs, "scales": scales, "minimums": lowest}
+    return PackedLayer(weight=whole, layout=("int4", layout.size), own=own, groups=layout, levels=levels)
 
 
-def q4_1_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale, a minimum and 32 levels."""
-    blocks = rows.view(len(rows), -1, 20)
-    return nibbles(blocks[:, :, 4:]).flatten(1), halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
-
-
-def q4_k_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eight groups of 32 levels with scales and minimums of 6 bits, and a factor for each kind of these."""
-    blocks = rows.view(len(rows), -1, 144)
-    factor, minimum_factor = halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
-    low, middle, high = torch.split(blocks[:, :, 4:16], 4, dim=2)
-    scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=2).float() * factor.unsqueeze(2)
-    minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=2).float() * -minimum_factor.unsqueeze(2)
-    levels = nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 4, 32))
-    return levels.flatten(1), scales.flatten(1), minimums.flatten(1)
-
-
-BLOCKS: dict[str, Blocks] = {"Q4_0": q4_0_blocks, "Q4_1": q4_1_blocks, "Q4_K": q4_k_blocks}
+def decoded(rows: np.ndarray[Any, np.dtype[Any]], form: BlockFormat, decode: Decode, order: Tensor | None) -> Tensor:
+    """What blocks […, O, bytes of a row] hold […, O, …], some rows at a time; in this order of the rows."""
+    flat = torch.from_numpy(rows.reshape(-1, rows.shape[-1]))
+    at_once = max(1, BYTES_AT_ONCE // flat.shape[1])
+    found = torch.empty(0)
+    for start in range(0, len(flat), at_once):
+        some = flat[start : start + at_once]
+        value = decode(some.view(len(some), -1, form.num_bytes))
+        if not start:
+            found = torch.empty(len(flat), value.shape[1], dtype=value.dtype)
+        found[start : start + at_once] = value
+    return (found if order is None else found[order]).view(*rows.shape[:-1], -1)

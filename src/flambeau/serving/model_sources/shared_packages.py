@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 # A model's own copy of these would take gigabytes and might not fit the installed drivers.
 SHARED = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_.].*|flambeau", re.IGNORECASE)
 NESTED = re.compile(r"(\s*(?:-r|-c|--requirement|--constraint)[\s=]+)(\S+)")
@@ -31,6 +28,8 @@ class PinConflict:
 
 def shared_versions(installed: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The versions of the shared packages among the installed ones, by normalized name."""
+    from packaging.utils import canonicalize_name
+
     return {canonicalize_name(name): version for name, version in installed if SHARED.fullmatch(name)}
 
 
@@ -41,6 +40,9 @@ def find_conflicts(requirements: str, shared: Mapping[str, str]) -> list[PinConf
 
 
 def conflict_of(number: int, line: str, shared: Mapping[str, str]) -> PinConflict | None:
+    from packaging.requirements import InvalidRequirement, Requirement  # loaded only for models with requirements
+    from packaging.utils import canonicalize_name
+
     try:
         wanted = Requirement(COMMENT.sub("", line).strip())
     except InvalidRequirement:  # an option, a path or an empty line

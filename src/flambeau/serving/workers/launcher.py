@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 MIN_AT_A_TIME = 2  # more than the cores only keep the event loop waiting for one
 PLACE_S = 1.0  # a model that takes long to load must not delay the start of others
+REAPER_REST_S = 1.0  # one that cannot live must not be started in a loop
 REAPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_reaper.py")))
 
 
@@ -28,7 +30,7 @@ class Launcher:
     """Starts processes in a thread of its own, a few at a time, so that the event loop keeps its share of the cores.
 
     The thread lives as long as the server: Linux sends the parent-death signal of a process when the thread that
-    started it ends. The reaper kills the children of the workers as well.
+    started it ends. The reaper kills the children of the workers as well; one that dies is replaced.
     """
 
     def __init__(self, num_cores: int) -> None:
@@ -116,17 +118,25 @@ class Launcher:
     def _tell_reaper(self, line: str) -> None:
         """Pass a change on; a reaper that is gone or stopped is replaced."""
         reaper = self._reaper
-        if reaper is not None and reaper.poll() is None and _write(reaper, line):
-            return
+        if reaper is None or reaper.poll() is not None or not _write(reaper, line):
+            self._replace_reaper()
+
+    def _replace_reaper(self) -> None:
         self._end_reaper()
         try:
-            reaper = self._reaper = subprocess.Popen(REAPER, stdin=subprocess.PIPE, start_new_session=True)
+            reaper = subprocess.Popen(REAPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         except OSError as error:  # the workers still get the parent-death signal
             logger.warning("children of workers would outlive a killed server: no reaper could be started: %s", error)
             return
+        self._reaper = reaper
         assert reaper.stdin is not None
         os.set_blocking(reaper.stdin.fileno(), False)
         _write(reaper, "".join(f"+{pid}\n" for pid in self._groups))
+        threading.Thread(target=self._watch_reaper, args=(reaper,), daemon=True, name="reaper-watch").start()
+
+    def _note_reaper_gone(self, reaper: subprocess.Popen[bytes]) -> None:
+        if self._reaper is reaper:
+            self._replace_reaper()
 
     def _end_reaper(self) -> None:
         if self._reaper is not None and self._reaper.stdin is not None:
@@ -134,6 +144,18 @@ class Launcher:
             self._reaper.stdin.close()
             self._reaper.wait()
             self._reaper = None
+
+    # ---- in a thread for each reaper ----
+
+    def _watch_reaper(self, reaper: subprocess.Popen[bytes]) -> None:
+        """Replace the reaper when it is gone: what was written to its pipe while it died is lost with it."""
+        started = time.monotonic()
+        assert reaper.stdout is not None
+        with reaper.stdout as pipe:
+            pipe.read()  # it writes nothing: this is its end
+        if self._reaper is reaper:
+            time.sleep(max(0.0, started + REAPER_REST_S - time.monotonic()))
+            self._submit(self._note_reaper_gone, reaper)
 
 
 def _write(reaper: subprocess.Popen[bytes], lines: str) -> bool:

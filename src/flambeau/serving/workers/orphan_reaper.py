@@ -17,6 +17,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:
+        if line[-1] != "\n":
+            break  # the server died while it wrote: half a number would be that of another group
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for group in groups:
         try:

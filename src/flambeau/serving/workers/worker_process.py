@@ -369,8 +369,9 @@ def environment_for(load: Load, *, threads: int, hidden: str, sequence_headers: 
     pattern = re.compile(hidden) if hidden else None
     visible = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES}
     environment = {k: v for k, v in visible.items() if not (pattern and pattern.fullmatch(k))}
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(variable, str(threads))
+    if "OMP_NUM_THREADS" not in environment:  # else PyTorch would take MKL's number, and not the user's
+        environment["OMP_NUM_THREADS"] = str(threads)
+        environment.setdefault("MKL_NUM_THREADS", str(threads))
     with contextlib.suppress(OSError):  # the folder was deleted
         environment["FLAMBEAU_START_FOLDER"] = os.getcwd()  # a worker runs in the folder of its model
     environment["TS_DECODE_INPUT_REQUEST"] = str(load.decode_input).lower()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from flambeau.llm.core.sequence import seed_key
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.sampler import NO_TOKEN
 from flambeau.llm.speculation import rejection_sampler as rules
+from support.statistics import chi_square_p
 
 NUM = 20_000
 VOCAB = 5
@@ -98,7 +98,7 @@ def p_value(tokens: Tensor, weights: Tensor) -> float:
     counts, expected = counts[weights > 0], weights[weights > 0].double()
     if len(counts) == 1:
         return 1.0
-    return float(stats.chisquare(counts.numpy(), (expected / expected.sum() * counts.sum()).numpy()).pvalue)
+    return chi_square_p(counts, (expected / expected.sum() * counts.sum()))
 
 
 def p_values(texts: Texts, rule: Rule, *, is_lookup: bool = False) -> tuple[float, float]:

@@ -121,7 +121,8 @@ def test_reaper_kills_the_groups_that_are_left():
     group = subprocess.Popen(["sleep", "100"], start_new_session=True)
     spared = subprocess.Popen(["sleep", "100"], start_new_session=True)
     reaper = subprocess.Popen(REAPER, stdin=subprocess.PIPE)
-    reaper.communicate(f"+{spared.pid}\n+{group.pid}\n-{spared.pid}\n".encode())
+    half = f"+{spared.pid}"  # of a longer number: the server was killed while it wrote
+    reaper.communicate(f"+{spared.pid}\n+{group.pid}\n-{spared.pid}\n{half}".encode())
     assert group.wait(30) == -9
     assert spared.poll() is None
     spared.kill()
@@ -137,6 +138,34 @@ async def test_reaper_that_does_not_read_is_replaced(launcher):
         launcher._submit(launcher._forget, 99999999)
     await until(lambda: launcher._reaper not in (None, reaper))
     assert reaper.wait(30) == -9
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    process.close()
+
+
+async def test_reaper_that_dies_is_replaced_before_anything_changes(launcher, monkeypatch):
+    """A line that is written while the reaper dies arrives nowhere, and the next one may be hours away."""
+    monkeypatch.setattr(module, "REAPER_REST_S", 0.01)
+    process = await start(launcher, "sleep", "100")
+    reaper = launcher._reaper
+    os.kill(reaper.pid, signal.SIGKILL)
+    await until(lambda: launcher._reaper not in (None, reaper))
+    launcher._reaper.stdin.close()  # as if the server were gone
+    async with asyncio.timeout(30):
+        assert await process.wait() == -9
+    process.close()
+
+
+async def test_reaper_that_cannot_live_is_not_started_in_a_loop(launcher, monkeypatch):
+    monkeypatch.setattr(module, "REAPER_REST_S", 60.0)
+    monkeypatch.setattr(module, "REAPER", ("false",))
+    started = []
+    new = module.subprocess.Popen
+    monkeypatch.setattr(module.subprocess, "Popen", lambda *a, **o: started.append(a) or new(*a, **o))
+    process = await start(launcher, "sleep", "100")
+    await until(lambda: launcher._reaper.poll() == 1)
+    await asyncio.sleep(0.05)
+    assert len(started) == 2  # the process and one reaper
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     process.close()

@@ -242,6 +242,23 @@ def test_environment_has_the_header_names_of_the_server():
     assert found == ["X-Session", "X-Start", "X-End"]
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}),
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}),  # MKL reads it too; its own variable would win in PyTorch
+        ({"MKL_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "1"}),
+    ],
+)
+def test_threads_that_the_user_has_set_stay(monkeypatch, given, expected):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment = environment_for(LOAD, threads=3, hidden="", sequence_headers=SequenceHeaders())
+    assert {name: value for name, value in environment.items() if name.endswith("_NUM_THREADS")} == expected
+
+
 async def test_worker_that_is_killed_while_it_waits_for_its_start_is_not_started():
     places = StartPlaces(1)
     taken = await places.take()

@@ -18,6 +18,7 @@ from torch import Tensor
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 from flambeau.llm.models.architecture import RouterKind
 from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.routers import WIDE
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
@@ -74,11 +75,13 @@ def choose(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def normalize_and_route(  # type: ignore[no-untyped-def]
-    x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, bias_ptr, logits_ptr, counters_ptr, chosen_ptr, weights_ptr,
+    x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, gate_bias_ptr, bias_ptr, logits_ptr, counters_ptr,
+    chosen_ptr, weights_ptr,
     epsilon, residual_scale, routed_scale, T,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
     CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, CHUNK: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, NORMALIZES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
     share, row = tl.program_id(0), tl.program_id(1)
@@ -106,6 +109,8 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         if first > 0:
             gate = tl.load(rows + first * SIZE, mask=is_element[None, :] & is_expert[:, None], other=0.0)
         logits = tl.sum(gate.to(tl.float32) * y[None, :], 1) * root
+        if HAS_GATE_BIAS:
+            logits += tl.load(gate_bias_ptr + experts + first, mask=is_expert, other=0.0).to(tl.float32)
         tl.store(logits_ptr + row * EXPERTS + experts + first, logits, mask=is_expert)
     tl.debug_barrier()
     num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
@@ -119,7 +124,7 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
 def can_route(mlp: SparseMLP) -> bool:
     """Whether the kernel chooses as the router does."""
     has_groups = mlp.router.startswith(("grouped", "biased_sigmoid")) and mlp.settings.num_groups > 1
-    return mlp.router in KINDS and not has_groups and mlp.gate.bias is None
+    return mlp.router in KINDS and not has_groups
 
 
 def route(
@@ -135,6 +140,7 @@ def route(
     num_rows, size = x_TE.shape
     num_experts, num_chosen = mlp.gate.weight.shape[0], mlp.settings.num_chosen
     each = experts_of_a_program(num_experts, num_rows)
+    gate_bias = None if mlp.router in WIDE else mlp.gate.bias
     device = x_TE.device
     kept_TE, y_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
     logits_TN = torch.empty(num_rows, num_experts, device=device)
@@ -142,12 +148,13 @@ def route(
     weights_TA = torch.empty(num_rows, num_chosen, device=device)
     launch: Any = normalize_and_route
     launch[(triton.cdiv(num_experts, each), num_rows)](
-        x_TE, sums, gain_E, kept_TE, y_TE, mlp.gate.weight, mlp.score_bias, logits_TN, counters_T,
+        x_TE, sums, gain_E, kept_TE, y_TE, mlp.gate.weight, gate_bias, mlp.score_bias, logits_TN, counters_T,
         chosen_TA, weights_TA, epsilon, residual_scale, mlp.routed_scale, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x_TE.numel(),
         EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
         CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, CHUNK=min(each, CHUNK),
-        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
+        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None,
+        HAS_GATE_BIAS=gate_bias is not None, NORMALIZES=mlp.normalizes_experts,
         **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size, each),
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
