@@ -64,6 +64,12 @@ class AdapterStore:
         self.adapters.pop(number, None)
         self._stacks = {}
 
+    def snapshot(self) -> AdapterStore:
+        """The adapters that are loaded now, for passes of another thread."""
+        other = AdapterStore(self._target, self._model)
+        other.adapters = dict(self.adapters)
+        return other
+
     @contextmanager
     def applied(self, adapters_T: Tensor) -> Iterator[None]:
         """Passes of the adapted network in this context apply these adapters to their rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -18,8 +19,10 @@ from support.llm_steps import random_model, room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
+from flambeau.llm.backends.cuda import backend as backend_module
 from flambeau.llm.backends.cuda import lora_network
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork, find_error
+from flambeau.llm.backends.cuda.network import CudaNetwork
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
@@ -154,3 +157,67 @@ def test_kernels_that_are_wrong_are_found(monkeypatch):
     assert find_error(slots) is None
     monkeypatch.setattr(lora_network, "add_lora", lambda *_: None)
     assert "off by" in find_error(slots)
+
+
+class StandIn:
+    """A graph that runs its step."""
+
+    def __init__(self, step, buffers, pool, chooser, states=None):
+        self.num_runs, self._step = 0, step
+        assert buffers.adapters_T is not None
+
+    def run(self, inputs):
+        self.num_runs += 1
+        return self._step(inputs)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="its graphs are stand-ins on a CPU")
+def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
+    cuda = {"device": lambda _: contextlib.nullcontext(), "graph_pool_handle": object, "current_stream": object}
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(backend_module.CudaBackend, "_on_side_stream", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(backend_module.CudaBackend, "_chooser", lambda *_: None)
+    monkeypatch.setattr(backend_module, "CapturedStep", StandIn)
+    monkeypatch.setattr(backend_module, "CapturedPrompts", None)
+    monkeypatch.setattr(backend_module, "PROMPT_LENGTHS", (1,))
+    monkeypatch.setattr(backend_module.prompt_graphs, "size_for", lambda *_: None)
+    monkeypatch.setattr(lora_network, "CHECKED_ROWS", (1, 5))
+    model = random_model(head_size=16, num_layers=1)
+    store, cache = make_store(model), filled_room(model, 3)
+    expected = EagerBackend(model, filled_room(model, 3), adapters=store)
+    backend = backend_module.CudaBackend(model, cache, max_num_seqs=4, max_blocks=8, adapters=store)
+    backend.wait_until_compiled(60)
+    backend._network = CudaNetwork(model, cache)  # as on a GPU
+
+    def check(numbers):
+        inputs = step_inputs({i: (3, [i + 5]) for i in range(len(numbers))}, query_len=1)
+        inputs.adapters_T = torch.tensor(numbers)
+        store.unload(0)  # there is none: what was stacked is made again
+        torch.testing.assert_close(backend.decode(inputs), expected.decode(inputs), atol=2e-4, rtol=1e-4)
+
+    for _ in range(3):
+        check([3, 0, 7])
+        backend.wait_until_compiled(120)
+    assert [*backend._captured] == [(1, 4, 1)]
+    graph = backend._captured[1, 4, 1]
+    assert graph.num_runs == 1
+    store.adapters[9] = adapter_of(model, 8, {"o_proj": 2})  # into a free slot
+    check([9, 0, 7])
+    assert graph.num_runs == 2
+    prompt = step_inputs({0: (0, [5, 6, 7]), 1: (0, [8])})
+    prompt.adapters_T = torch.tensor([9, 9, 9, 3])
+    rows_N = prompt.query_starts[1:] - 1
+    torch.testing.assert_close(backend.prefill(prompt, rows_N), expected.prefill(prompt, rows_N), atol=2e-4, rtol=1e-4)
+    store.adapters[10] = AdapterChanges(
+        layers={"lm_head": LayerChange([LoraPart(0, torch.ones(1, model.arch.hidden_size), torch.ones(5, 1))])}
+    )
+    check([9, 10, 0])  # as plain PyTorch
+    assert graph.num_runs == 2
+    store.adapters[11] = adapter_of(model, 8, {"o_proj": 40})  # of a larger rank: another generation
+    for _ in range(3):
+        check([9, 11, 0])
+        backend.wait_until_compiled(120)
+    assert [*backend._captured] == [(1, 4, 2)]
+    backend.close()
