@@ -198,7 +198,7 @@ def test_python_client_talks_in_sessions(server, tmp_path):
             with pytest.raises(ApiError, match="broke in the middle") as caught:
                 list(session.parts())
             assert caught.value.status == 503
-            assert caught.value.request_id in server.log
+            server.until(lambda: caught.value.request_id in server.log)
         with pytest.raises(ApiError, match="Model not found: nobody"):
             client.session("nobody")
         with client.session("streamer", timeout_s=0.2) as session, pytest.raises(CallTimedOut):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flambeau.errors import ConfigError
 from flambeau.small_files import read_small
 
@@ -267,6 +265,8 @@ def read_tag(folder: Path) -> str:
     front, fence, _ = text[:CARD_BYTES].partition("\n---")
     if head.strip() != "---" or not fence:
         return ""
+    import yaml  # loaded only for models with a card
+
     try:
         card = yaml.load(front, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from flambeau.cli.cluster_commands import cluster_app
 from flambeau.cli.key_commands import keys_app
@@ -235,12 +238,28 @@ def version() -> None:
     print(__version__)
 
 
+def app_with(word: str) -> typer.Typer:
+    """The app with this command alone: Typer builds all that it has, which takes longer than a short command."""
+    commands = [each for each in app.registered_commands if each.callback is not None and name_of(each) == word]
+    groups = [each for each in app.registered_groups if each.name == word]
+    if not commands and not groups:
+        return app
+    one = copy.copy(app)
+    one.registered_commands, one.registered_groups = commands, groups
+    return one
+
+
+def name_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or get_command_name(command.callback.__name__)
+
+
 def main() -> None:
     """Run the command; an expected error is one line on stderr and exit status 1."""
     from flambeau.errors import FlambeauError
 
     try:
-        app()
+        app_with(sys.argv[1] if len(sys.argv) > 1 else "")()
     except FlambeauError as error:
         print(f"flambeau: {error}", file=sys.stderr)
         if (cause := error.cause) and cause not in str(error):

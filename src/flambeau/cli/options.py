@@ -124,7 +124,7 @@ def check_checkpoint(path: Path, option: str = "") -> None:
     named = f"{option} {path}" if option else str(path)
     if not path.exists():
         raise ConfigError(f"{named} does not exist; give a checkpoint folder or file{hub_hint(path)}")
-    from flambeau.archive.pretrained import reject_adapter  # here: it loads yaml, which --help does not need
+    from flambeau.archive.pretrained import reject_adapter  # here: --help does not need it
 
     reject_adapter(path)
     if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):

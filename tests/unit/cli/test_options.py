@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flambeau.cli.main import app
+from flambeau.cli.main import app, app_with
 from flambeau.cli.options import check_checkpoint, management_beside
 from flambeau.cli.serve import ModelOverrides, find_models
 from flambeau.config.settings import SERVE
@@ -62,9 +62,24 @@ def test_path_in_an_existing_folder_is_not_a_name_of_the_hub(tmp_path, monkeypat
 
 
 def help_of(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "flambeau.cli.main", *words, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    result = CliRunner().invoke(app, [*words, "--help"])
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("words", [("serve",), ("llm", "serve"), ("serv",), ()])
+def test_command_alone_says_what_it_says_among_all(words):
+    alone, among_all = (
+        CliRunner().invoke(each, [*words, "--help"]) for each in (app_with(words[0] if words else ""), app)
+    )
+    assert (alone.exit_code, alone.output) == (among_all.exit_code, among_all.output)
+
+
+def test_only_the_command_that_runs_is_built():
+    assert [each.callback.__name__ for each in app_with("serve").registered_commands] == ["serve"]
+    assert app_with("serve").registered_groups == []
+    assert [each.name for each in app_with("llm").registered_groups] == ["llm"]
+    assert app_with("--help") is app
 
 
 @pytest.mark.parametrize("words", [("serve",), ("run",), ("archive", "pack"), ("llm", "serve")])

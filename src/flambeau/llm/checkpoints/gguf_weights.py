@@ -18,6 +18,19 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, Decode
+from flambeau.llm.checkpoints.gguf_recurrent import (
+    DELTA_NET_MODULES,
+    HAVE_STEP_PROJECTIONS,
+    MODULES,
+    TIME_STEP_BIAS,
+    WHOLE,
+    column_order,
+    is_recurrent,
+    parts_of,
+    recurrent_rows,
+    recurrent_shape,
+    recurrent_values,
+)
 from flambeau.llm.checkpoints.packed_weights import (
     EMBEDDINGS,
     LazyTensor,
@@ -31,7 +44,7 @@ from flambeau.llm.checkpoints.packed_weights import (
 )
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header
+from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header, read_model_header
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.int4 import pack_int4
 
@@ -42,10 +55,16 @@ ROTATED_BY_PAIRS = (
     "granite",
     "granitemoe",
     "smollm3",
+    "granitehybrid",
+    "mistral3",
+    "minicpm",
     "arcee",
     "olmo",
     "internlm2",
+    "baichuan",
+    "xverse",
 )  # rows of queries and keys are arranged otherwise than elsewhere
+ROTATED_PARTS = ("attn_q", "attn_k", "attn_qkv")
 TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embed_norm",
@@ -78,10 +97,12 @@ LAYER_NAMES = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **MODULES,
 }
 WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "attn_sinks.weight": "self_attn.sinks",
@@ -89,13 +110,20 @@ WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
     "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    "ffn_norm": "post_attention_layernorm.weight",  # Falcon H1
+    **WHOLE,
 }
-OTHER_NAMES = {  # of single architectures
+LAST_NORM = {"token_embd_norm": "model.norm"}
+OTHER_NAMES: dict[str, Mapping[str, str]] = {  # of single architectures
     "glm4": {"ffn_norm": "pre_feedforward_layernorm", "ffn_up": "mlp.gate_up_proj"},
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
+    "lfm2": LAST_NORM,
+    "lfm2moe": LAST_NORM,
 }
+FALCON_NORMS = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}  # of its larger models
 LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
 CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
 
@@ -109,9 +137,10 @@ class GgufFile:
         used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
-            own_name(one.name, header.architecture): one
+            own_name(part.name, header): part
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
+            for part in parts_of(one, header)
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:
@@ -145,7 +174,12 @@ class GgufFile:
         tensor = self._tensors[name]
         value = read_tensor(self.path, tensor)
         order = row_order(tensor, self._header)
-        return (value if order is None else value[order]).view(shape_of(name, tensor))
+        value = value if order is None else value[order]
+        return recurrent_values(tensor, value, self._header).view(shape_of(name, tensor))
+
+    def arranges_columns(self, tensor: GgufTensor) -> bool:
+        """Whether the columns of a tensor are in another order than ours."""
+        return column_order(tensor, self._header) is not None
 
     def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
         """The quantized linear layers, embeddings and stacks of experts."""
@@ -159,7 +193,7 @@ def open_gguf(path: Path) -> list[WeightFile]:
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
-    header, parts = read_header(first), gguf_parts(first)
+    header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
     return [GgufFile(part, header, places) for part in parts]
 
@@ -194,16 +228,22 @@ def unpack_gguf(files: list[WeightFile], arch: Architecture, *, keeps_groups: bo
 # ---- names and rows ----
 
 
-def own_name(name: str, architecture: str) -> str:
+def own_name(name: str, header: GgufHeader) -> str:
     """The usual name of a tensor; unknown ones are kept."""
-    module, _, leaf = name.rpartition(".")
-    start = ""
-    if module.startswith("blk."):
-        _, layer, module = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
+    start, rest, architecture = "", name, header.architecture
+    if name.startswith("blk.") and name.count(".") > 1:
+        _, layer, rest = name.split(".", 2)
         start = f"model.layers.{layer}."
-    if start and f"{module}.{leaf}" in WHOLE_NAMES:
-        return start + WHOLE_NAMES[f"{module}.{leaf}"]
-    names = {**LAYER_NAMES, **OTHER_NAMES.get(architecture, {})} if start else TOP_NAMES
+    if start and rest == "ssm_dt.bias" and architecture not in HAVE_STEP_PROJECTIONS:
+        return start + TIME_STEP_BIAS
+    if start and rest in WHOLE_NAMES:
+        return start + WHOLE_NAMES[rest]
+    module, _, leaf = rest.rpartition(".")
+    names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
+    if is_recurrent(name, header):
+        names |= DELTA_NET_MODULES
+    if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
+        names |= FALCON_NORMS
     if module not in names:
         return name
     return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
@@ -222,21 +262,28 @@ def is_further(name: str, header: GgufHeader) -> bool:
 
 def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
     is_gate = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
-    return torch.Size((1, *tensor.shape) if is_gate else tensor.shape)
+    return torch.Size((1, *tensor.shape) if is_gate else recurrent_shape(name, tensor))
 
 
 def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
-    """Where the rows of a tensor are in the file; None: in their order."""
-    heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
-    key = next((key for part, key in heads.items() if part in tensor.name), None)
-    if key is None or header.architecture not in ROTATED_BY_PAIRS:
-        return None
-    count = header.get(key) or header.get("attention.head_count")
-    count = count[0] if isinstance(count, list) else count
-    if tensor.shape[0] % (2 * count):
-        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {count} heads")
-    pairs = torch.arange(tensor.shape[0]).view(count, -1, 2)
-    return torch.cat((pairs[:, :, 0], pairs[:, :, 1]), dim=1).flatten()
+    """Where the rows of a tensor are in the file, which may have others too; None: in their order."""
+    part = next((part for part in ROTATED_PARTS if f".{part}." in tensor.name), None)
+    if part is None or header.architecture not in ROTATED_BY_PAIRS:
+        return recurrent_rows(tensor, header)
+    heads = num_heads(header, "attention.head_count")
+    kv_heads = num_heads(header, "attention.head_count_kv") or heads
+    counts = {"attn_q": (heads,), "attn_k": (kv_heads,), "attn_qkv": (heads, kv_heads, kv_heads)}[part]
+    if not sum(counts) or tensor.shape[0] % (2 * sum(counts)):
+        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {sum(counts)} heads")
+    rows = torch.arange(tensor.shape[0]).view(sum(counts), -1)
+    rotated, values = torch.split(rows, [sum(counts[:2]), sum(counts[2:])])
+    return torch.cat((torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1).flatten(), values.flatten()))
+
+
+def num_heads(header: GgufHeader, key: str) -> int:
+    """A number of heads, which may be given for each layer: 0 for those without attention."""
+    count = header.get(key) or 0
+    return max(count) if isinstance(count, list) else count
 
 
 # ---- numbers ----
@@ -288,10 +335,10 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
 
 def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
     """A quantized layer, or the layers of all experts, in our own layouts if these are exact."""
-    shape = torch.Size(tensor.shape)
+    shape = shape_of(name, tensor)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
     form = FORMATS.get(quantization_type(tensor, file.path).name)
-    if form is None:
+    if form is None or file.arranges_columns(tensor):
         return PackedLayer(weight=whole)
     layout = form.layout
     grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))
@@ -328,4 +375,4 @@ def decoded(rows: np.ndarray[Any, np.dtype[Any]], form: BlockFormat, decode: Dec
         if not start:
             found = torch.empty(len(flat), value.shape[1], dtype=value.dtype)
         found[start : start + at_once] = value
-    return (found if order is None else found[order]).view(*rows.shape[:-1], -1)
+    return (found if order is None else found[order]).view(*rows.shape[:-2], -1, found.shape[1])

@@ -421,7 +421,10 @@ def test_two_models_in_a_folder_need_a_name(path):
 @pytest.mark.parametrize(
     ("architecture", "values", "named"),
     [
-        ("mamba", {}, "'mamba'.*supported are llama, llama4"),
+        ("rwkv7", {}, "'rwkv7'.*Hugging Face folder. Supported are llama, llama4"),
+        ("clip", {}, "'clip'.*name that model's file"),
+        ("llama", {"attention.causal": False}, r"llama\.attention\.causal.*Hugging Face folder"),
+        ("mamba", {}, r"mamba\.ssm\.inner_size"),
         ("llama", {"attention.sliding_window": 9}, "sliding_window"),
         ("llama", {"attention.head_count_kv": [2, 4]}, "differs between layers"),
         ("llama", {"rope.dimension_count": 4}, "rope.dimension_count 4"),

@@ -61,7 +61,8 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, OVERLAPS: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places that a sequence's QUERY_LEN tokens attend to, for the heads of one key-value head."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -78,6 +79,9 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
     if WINDOW > 0:  # the start of the earliest token's window
         earliest = tl.min(tl.where(is_row, position, end))
         first = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
+    if CHUNK > 0:
+        earliest = tl.min(tl.where(is_row, position, end))
+        first = earliest // CHUNK * CHUNK // PLACES * PLACES
     share = tl.cdiv(tl.cdiv(end - first, SPLITS), PLACES) * PLACES
     begin = first + split * share
     stop = tl.minimum(begin + share, end)
@@ -111,6 +115,8 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         if WINDOW > 0:
             is_seen = is_seen & (behind < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place[None, :] >= (position // CHUNK * CHUNK)[:, None])
         scores = tl.where(is_seen, scores, -1.0e30)
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.where(is_seen, tl.exp(scores - higher[:, None]), 0.0)
@@ -154,6 +160,7 @@ class ScoreParts:
     """What happens to scores before the softmax, beside the scale and the window."""
 
     softcap: float = 0.0  # 0: none
+    chunk: int = 0  # tokens attend to those of their own chunk only, so many at a time; 0: there are no chunks
     sinks: Tensor | None = None  # [H]
     alibi: Tensor | None = None  # [H, places]: what is added
 
@@ -165,7 +172,7 @@ class ScoreParts:
     def options(self) -> dict[str, float | bool]:
         """What the kernels are compiled for."""
         has = {"HAS_SINKS": self.sinks is not None, "HAS_ALIBI": self.alibi is not None}
-        return {"SOFTCAP": self.softcap, **has}
+        return {"CHUNK": self.chunk, "SOFTCAP": self.softcap, **has}
 
 
 def num_splits(num_sequences: int, num_kv_heads: int) -> int:

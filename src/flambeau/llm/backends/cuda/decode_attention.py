@@ -27,6 +27,7 @@ from flambeau.llm.backends.cuda.rope import (
     normalize_head,
     normalize_heads,
     second_places,
+    tempered,
 )
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
@@ -81,9 +82,10 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr,
     PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
     PARTS: tl.constexpr, ROTARY: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr,
-    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr, SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, GROUP_PADDED: tl.constexpr, MERGED: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr,
+    TEMPERED: tl.constexpr, TEMPERATURE: tl.constexpr, TEMPERED_FROM: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    MERGED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places of a sequence, for the heads of one key-value head. The first split has the new token."""
     token, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -105,11 +107,14 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     position = tl.load(positions_ptr + token).to(tl.int32)
     slot = tl.load(slots_ptr + token)
     if ROTATES:
-        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=1.0)
+        no_turn: tl.constexpr = 0.0 if ROTARY == SIZE else 1.0  # the cosine of what is not rotated
+        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=no_turn)
         sin = tl.load(sin_ptr + position * half_rotary + d, mask=d < half_rotary, other=0.0)
     first_place = position * 0
     if WINDOW > 0:
         first_place = tl.maximum(position + 1 - WINDOW, 0) // PLACES * PLACES
+    if CHUNK > 0:
+        first_place = position // CHUNK * CHUNK // PLACES * PLACES
     share = tl.cdiv(tl.cdiv(position - first_place, SPLITS), PLACES) * PLACES
     begin = first_place + split * share
     stop = tl.minimum(begin + share, position)
@@ -135,8 +140,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
     if NORMALIZES and not LATE:
         q1, q2 = normalize_heads(
-            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d[None, :], second_d[None, :], is_half[None, :],
-            is_query, epsilon, dtype, SIZE, OWN_GAINS, CENTERED,
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
         k1, k2 = normalize_head(
             k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
@@ -153,13 +158,15 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
         k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
         q1, q2 = normalize_heads(
-            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d[None, :], second_d[None, :], is_half[None, :],
-            is_query, epsilon, dtype, SIZE, OWN_GAINS, CENTERED,
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
         k1, k2 = normalize_head(
             k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
             SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
+    if TEMPERED > 0:
+        q1, q2 = tempered(q1, q2, position, dtype, TEMPERED, TEMPERATURE, TEMPERED_FROM)
     q1, q2 = q1.to(dtype).to(compute_type), q2.to(dtype).to(compute_type)
     k1, k2, v = k1.to(dtype).to(cached_type), k2.to(dtype).to(cached_type), v.to(dtype).to(cached_type)
     high = tl.full([ROWS], -1.0e30, tl.float32)
@@ -195,6 +202,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         is_seen = is_place
         if WINDOW > 0:
             is_seen = is_seen & (position - place < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place >= position // CHUNK * CHUNK)
         scores = tl.dot(q1, tl.trans(old_k1), input_precision="ieee")
         scores = tl.dot(q2, tl.trans(old_k2), scores, input_precision="ieee") * scale
         scores = adjusted(

@@ -81,9 +81,10 @@ def gate_values(gate, value, LIMIT: tl.constexpr, ALPHA: tl.constexpr):  # type:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gate_up_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, y_ptr,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    SCALES_INPUTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some gated outputs of one of the row's experts; gate and value are N rows of weights apart."""
     width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
@@ -98,6 +99,10 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
         weights = load_weights(weight_ptr, gates, is_output, start, K, BLOCK, GROUP)
         others = load_weights(weight_ptr, gates + N, is_output, start, K, BLOCK, GROUP)
         first, second = load_inputs(x_ptr, start, K, BLOCK, GROUP)
+        if SCALES_INPUTS:
+            share = tl.load(weights_ptr + slot)
+            first = (first * share).to(x_ptr.dtype.element_ty).to(tl.float32)
+            second = (second * share).to(x_ptr.dtype.element_ty).to(tl.float32)
         gate_sums += products(
             weights, first, second, scale_ptr, minimums_ptr, gates, is_output, start, K, EACH, BLOCK, GROUP
         )
@@ -120,7 +125,8 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
 def down_one_row(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SCALES_INPUTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all of the row's experts, added up with their weights."""
     width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
@@ -135,7 +141,9 @@ def down_one_row(  # type: ignore[no-untyped-def]
     sums = tl.zeros([EACH, width], tl.float32)
     for slot in tl.static_range(CHOSEN):
         row = tl.load(chosen_ptr + slot).to(tl.int64) * N + n
-        share = tl.load(weights_ptr + slot)
+        share = 1.0
+        if not SCALES_INPUTS:
+            share = tl.load(weights_ptr + slot)
         if HAS_BIAS:
             biases += tl.load(bias_ptr + row, mask=is_output, other=0.0).to(tl.float32) * share
         if HAS_SCALE:
@@ -221,7 +229,8 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
     T, P, num_tiles,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, SEARCHED: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, FAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SCALES_INPUTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a tile of pairs of one expert.
 
@@ -252,6 +261,9 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
         other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in tl.range(0, K, BLOCK):
             x = tl.load(x_rows + start + k[None, :], mask=is_row[:, None] & (start + k < K)[None, :], other=0.0)
+            if SCALES_INPUTS and GATES:
+                share = tl.load(weights_ptr + pair, mask=is_row, other=0.0)
+                x = (x.to(tl.float32) * share[:, None]).to(x.dtype)
             sums = add_products(
                 sums, x, weight_ptr, scale_ptr, minimums_ptr, column, is_column, start,
                 K, ROWS, COLUMNS, BLOCK, GROUP, FAST,
@@ -273,7 +285,8 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
             sums = gate_values(sums, other_sums, LIMIT, ALPHA)
             y_row = pair
         else:
-            sums *= tl.load(weights_ptr + pair, mask=is_row, other=0.0)[:, None]
+            if not SCALES_INPUTS:
+                sums *= tl.load(weights_ptr + pair, mask=is_row, other=0.0)[:, None]
             y_row = pair % CHOSEN * T + pair // CHOSEN
         y_at = y_ptr + y_row[:, None].to(tl.int64) * N + n[None, :]
         tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
@@ -313,6 +326,7 @@ class KernelExperts:
     down: ExpertWeights  # [N, E, F]
     limit: float = 0.0  # of gates and values; 0: none
     alpha: float = 1.0  # with a limit
+    scales_inputs: bool = False  # inputs are weighted instead of outputs
 
     @property
     def gate_options(self) -> dict[str, float]:
@@ -334,16 +348,16 @@ def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) 
     each, block, warps = gate_up_shape(size, gate_up.itemsize)
     launch: Any = gate_up_one_row
     launch[(triton.cdiv(width, each), num_chosen)](
-        x, *gate_up.tensors, chosen, gated,
+        x, *gate_up.tensors, chosen, weights, gated,
         N=width, K=size, EACH=each, BLOCK=max(block, gate_up.group_size), **gate_up.options, **experts.gate_options,
-        **overlap_options(1), num_warps=warps,
+        SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     each, block, warps = down_shape(width, down.itemsize)
     launch = down_one_row
     launch[(triton.cdiv(size, each),)](
         gated, *down.tensors, chosen, weights, y,
         N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=max(block, down.group_size), **down.options,
-        **overlap_options(1), num_warps=warps,
+        SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     return y
 
@@ -373,7 +387,7 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
             given, *matrix.tensors, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
             N=num_outputs, K=num_inputs, CHOSEN=num_chosen, ROWS=rows, COLUMNS=columns,
             BLOCK=max(block, matrix.group_size), SEARCHED=searched, GATES=gates, FAST=is_fast(x.dtype) and is_rounded,
-            **matrix.options, **experts.gate_options,
+            **matrix.options, **experts.gate_options, SCALES_INPUTS=experts.scales_inputs,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y

@@ -87,7 +87,7 @@ def kernel_experts(experts: Experts) -> KernelExperts:
         for matrix, bias in zip(matrices, experts.biases(slice(None)), strict=True)
     )
     limits = {} if experts.limit is None else {"limit": experts.limit, "alpha": experts.alpha}
-    return KernelExperts(gate_up=gate_up, down=down, **limits)
+    return KernelExperts(gate_up=gate_up, down=down, scales_inputs=experts.scales_inputs, **limits)
 
 
 def expert_weights(stack: ExpertStack) -> ExpertWeights:

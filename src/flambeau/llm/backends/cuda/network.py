@@ -172,6 +172,8 @@ class CudaNetwork(CudaLayers):
         self._states = states
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=embedding.dtype))
         self._embedding = embedding
+        projections = body.project_in, body.project_out
+        self._project_in, self._project_out = (None if each is None else each.weight for each in projections)
         self._positions = None if body.embed_positions is None else body.embed_positions.weight
         self._position_offset = arch.position_offset
         self._first_norm = None if body.embed_norm is None else norm_parameters(body.embed_norm, arch, embedding)
@@ -200,7 +202,9 @@ class CudaNetwork(CudaLayers):
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE
             self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
-        logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
+        hidden_TE = hidden_TE if rows_N is None else hidden_TE[rows_N]
+        hidden_TE = hidden_TE if self._project_out is None else F.linear(hidden_TE, self._project_out)
+        logits = self._head(hidden_TE)
         logits = logits.sum(0) if logits.dim() == 3 else logits.float()
         logits = logits if self._logit_scale == 1.0 else logits * self._logit_scale
         cap = self._logit_softcap
@@ -210,6 +214,7 @@ class CudaNetwork(CudaLayers):
         """What the first layer gets [T, E], as `Transformer.embed`."""
         x_TE = F.embedding(inputs.ids_T, self._embedding)
         x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
+        x_TE = x_TE if self._project_in is None else F.linear(x_TE, self._project_in)
         if self._positions is not None:
             x_TE = x_TE + F.embedding(inputs.positions_T + self._position_offset, self._positions)
         return x_TE if self._first_norm is None else self._first_norm(x_TE, None)
@@ -231,7 +236,12 @@ def cuda_layers(
                 else HeadAttention(
                     module=attention,
                     heads=head_parts(attention, arch, rotation, like.device),
-                    scores=ScoreParts(softcap=attention.softcap or 0.0, sinks=attention.sinks, alibi=alibi_HP),
+                    scores=ScoreParts(
+                        softcap=attention.softcap or 0.0,
+                        chunk=attention.chunk or 0,
+                        sinks=attention.sinks,
+                        alibi=alibi_HP,
+                    ),
                     keys=cache.keys[number],
                     values=cache.values[number],
                 ),
@@ -308,14 +318,19 @@ def head_parts(attention: Any, arch: Architecture, rotation: Rotation, device: t
     biases: Any = None
     if attention.q_norm is not None and not attention.is_wide:
         gains, biases = zip(*(gains_of(norm, device) for norm in (attention.q_norm, attention.k_norm)), strict=True)
+    if attention.normalizes_rotated:  # without weights
+        gains = (torch.ones(arch.head_size, device=device),) * 2
     return HeadParts(
         tables=(own.cos, own.sin) if attention.is_rotated else None,
         rotary_size=attention.rotary_size or 0,
         gains=gains,
         biases=None if biases is None or biases[0] is None else biases,
-        is_late=attention.normalizes_late,
+        is_late=attention.normalizes_late or attention.normalizes_rotated,
         epsilon=arch.norm_epsilon,
         clip=attention.clip or 0.0,
+        temperature_length=arch.temperature_length if attention.is_tempered else 0,
+        temperature_scale=arch.temperature_scale,
+        temperature_first=0.0 if arch.tempers_rotated else 1.0,
     )
 
 

@@ -11,8 +11,6 @@ TUNED = frozenset(
         "embedding_scale",
         "gates_shared_expert",
         "logit_scale",
-        "num_chosen_groups",
-        "num_expert_groups",
         "residual_scale",
         "routed_scale",
         "router",
@@ -27,8 +25,10 @@ COMPARED = frozenset(
         "activation",
         "alibi",
         "attention_softcap",
+        "chunks",
         "clip_qkv",
         "embedding_norm",
+        "embedding_size",
         "expert_bias",
         "has_gate",
         "has_last_norm",
@@ -45,19 +45,26 @@ COMPARED = frozenset(
         "norm_bias",
         "norm_offset",
         "norm_places",
+        "num_chosen_groups",
+        "num_expert_groups",
         "paired_rope",
         "parallel_norms",
         "position_offset",
         "query_latent_size",
         "rotary_size",
+        "rotated_qk_norm",
+        "scales_expert_inputs",
         "separate_qk_norm",
         "swiglu_alpha",
         "swiglu_limit",
+        "temperature_length",
+        "temperature_scale",
+        "tempers_rotated",
         "unrotated_size",
         "value_size",
     }
 )
-HEAD_PARTS = TUNED | {"rotary_size"}  # of a head that proposes tokens
+HEAD_PARTS = TUNED | {"num_chosen_groups", "num_expert_groups", "rotary_size"}  # of a head that proposes tokens
 TUNED_HEAD_SIZE = 128  # the largest
 
 
@@ -68,6 +75,10 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.wide_qk_norm and arch.late_qk_norm:
         unknown.add("late_qk_norm")
+    if arch.qk_norm and arch.rotated_qk_norm:
+        unknown.add("rotated_qk_norm")
+    if any(arch.windows) and any(arch.chunks):
+        unknown.add("chunks")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:

@@ -38,7 +38,7 @@ def attend_tile(  # type: ignore[no-untyped-def]
     scale, q_stride, table_stride, num_tiles, alibi_stride,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """The heads of one key-value head of a tile, which holds the sequence, its first token and the end of its tokens.
 
@@ -59,6 +59,9 @@ def attend_tile(  # type: ignore[no-untyped-def]
     shared_end = tl.minimum(earliest + 1, end) // PLACES * PLACES  # all tokens attend to the places before
     if WINDOW > 0:
         start = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
+        shared_end = start
+    if CHUNK > 0:
+        start = tl.minimum(earliest, end) // CHUNK * CHUNK // PLACES * PLACES
         shared_end = start
 
     q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
@@ -108,6 +111,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
         is_seen = behind >= 0
         if WINDOW > 0:
             is_seen = is_seen & (behind < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place[None, :] >= (position // CHUNK * CHUNK)[:, None])
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = adjusted(
             scores, alibi_ptr, alibi_stride, head[:, None], place[None, :], is_seen & is_row[:, None],

@@ -33,6 +33,10 @@ class HeadParts:
     is_late: bool = False  # norms after the rotation
     epsilon: float = 0.0
     clip: float = 0.0  # the largest absolute value in queries, keys and values; 0: none
+    # Queries grow by the scale times a logarithm each time that so many tokens have passed; 0: they do not.
+    temperature_length: int = 0
+    temperature_scale: float = 0.0
+    temperature_first: float = 0.0  # what is added to positions
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -49,6 +53,9 @@ class HeadParts:
             "CENTERED": self.biases is not None,
             "LATE": self.is_late,
             "CLIP": self.clip,
+            "TEMPERED": self.temperature_length,
+            "TEMPERATURE": self.temperature_scale,
+            "TEMPERED_FROM": self.temperature_first,
         }
 
 
@@ -79,24 +86,39 @@ def clipped(x, CLIP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def tempered(  # type: ignore[no-untyped-def]
+    x, y, position, dtype: tl.constexpr, LENGTH: tl.constexpr, SCALE: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    """Queries at a position, as `rope.query_scale` scales them."""
+    scale = tl.log(1.0 + tl.floor((position.to(tl.float32) + FIRST) / LENGTH)) * SCALE + 1.0
+    return x.to(dtype).to(tl.float32) * scale, y.to(dtype).to(tl.float32) * scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_gains(gain_ptr, head, place, is_pair, is_known, SIZE: tl.constexpr, OWN_GAINS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The weights of the places of each head [heads, D/2], or of all heads [1, D/2]."""
+    if OWN_GAINS:
+        gain = tl.load(gain_ptr + head * SIZE + place[None, :], mask=is_known, other=0.0).to(tl.float32)
+    else:
+        gain = tl.load(gain_ptr + place, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    return gain
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def normalize_heads(  # type: ignore[no-untyped-def]
     x, y, gain_ptr, bias_ptr, head, first, second, is_pair, is_known, epsilon, dtype: tl.constexpr,
     SIZE: tl.constexpr, OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """The two numbers [heads, D/2] of the pairs of each head, normalized; `first` and `second` are their places."""
+    """The two numbers [heads, D/2] of the pairs of each head, normalized; `first` and `second` [D/2] say where."""
     if CENTERED:
         mean = ((tl.sum(x, 1) + tl.sum(y, 1)) / SIZE)[:, None]
         x, y = tl.where(is_known, x - mean, 0.0), tl.where(is_known, y - mean, 0.0)
     root = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / SIZE + epsilon)[:, None]
-    mask = is_pair
-    if OWN_GAINS:
-        mask = is_known
-        first, second = head * SIZE + first, head * SIZE + second
-    x = x * root * tl.load(gain_ptr + first, mask=mask, other=0.0).to(tl.float32)
-    y = y * root * tl.load(gain_ptr + second, mask=mask, other=0.0).to(tl.float32)
+    x = x * root * load_gains(gain_ptr, head, first, is_pair, is_known, SIZE, OWN_GAINS)
+    y = y * root * load_gains(gain_ptr, head, second, is_pair, is_known, SIZE, OWN_GAINS)
     if CENTERED:
-        x += tl.load(bias_ptr + first, mask=mask, other=0.0).to(tl.float32)
-        y += tl.load(bias_ptr + second, mask=mask, other=0.0).to(tl.float32)
+        x += load_gains(bias_ptr, head, first, is_pair, is_known, SIZE, OWN_GAINS)
+        y += load_gains(bias_ptr, head, second, is_pair, is_known, SIZE, OWN_GAINS)
     return x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
 
 
@@ -129,11 +151,11 @@ def normalize_qk(  # type: ignore[no-untyped-def]
     is_query = head < HEADS
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     q_x, q_y = normalize_heads(
-        x, y, q_gain_ptr, q_bias_ptr, head, first, second, is_pair, is_query & is_pair, epsilon, dtype,
+        x, y, q_gain_ptr, q_bias_ptr, head, first, second, is_pair, is_query & is_pair[None, :], epsilon, dtype,
         SIZE, OWN_GAINS, CENTERED,
     )  # fmt: skip
     k_x, k_y = normalize_heads(
-        x, y, k_gain_ptr, k_bias_ptr, head - HEADS, first, second, is_pair, is_key & is_pair, epsilon, dtype,
+        x, y, k_gain_ptr, k_bias_ptr, head - HEADS, first, second, is_pair, is_key & is_pair[None, :], epsilon, dtype,
         SIZE, OWN_GAINS, CENTERED,
     )  # fmt: skip
     return tl.where(is_query, q_x, k_x), tl.where(is_query, q_y, k_y)
@@ -145,7 +167,8 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
     cos_ptr, sin_ptr, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, epsilon, T,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr, EACH: tl.constexpr,
     PARTS: tl.constexpr, ROTARY: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr,
-    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr, OVERLAPS: tl.constexpr,
+    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr, TEMPERED: tl.constexpr,
+    TEMPERATURE: tl.constexpr, TEMPERED_FROM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one token: queries, keys or values."""
     token = tl.program_id(0).to(tl.int64)
@@ -154,9 +177,11 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
     all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
     dtype = q_ptr.dtype.element_ty
     head = (tl.program_id(1) * EACH + tl.arange(0, EACH))[:, None]
-    d = tl.arange(0, HALF_PADDED)[None, :]
+    flat_d = tl.arange(0, HALF_PADDED)
+    d = flat_d[None, :]
     is_pair = d < half
     is_known = (head < all_heads) & is_pair
+    flat_first, flat_second = first_places(flat_d, SIZE, ROTARY), second_places(flat_d, SIZE, ROTARY)
     first_d, second_d = first_places(d, SIZE, ROTARY), second_places(d, SIZE, ROTARY)
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token)
@@ -172,21 +197,25 @@ def rope_and_cache(  # type: ignore[no-untyped-def]
     x, y = first, second
     if NORMALIZES and not LATE:
         x, y = normalize_qk(
-            x, y, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, head, first_d, second_d, is_pair, epsilon, dtype,
-            HEADS, KV_HEADS, SIZE, OWN_GAINS, CENTERED,
+            x, y, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, head, flat_first, flat_second, flat_d < half,
+            epsilon, dtype, HEADS, KV_HEADS, SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
     if CLIP > 0:
         x, y, first, second = clipped(x, CLIP), clipped(y, CLIP), clipped(first, CLIP), clipped(second, CLIP)
     if ROTATES:
-        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=1.0)
+        no_turn: tl.constexpr = 0.0 if ROTARY == SIZE else 1.0  # the cosine of what is not rotated
+        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=no_turn)
         sin = tl.load(sin_ptr + position * half_rotary + d, mask=d < half_rotary, other=0.0)
         x, y = x * cos - y * sin, y * cos + x * sin
     if NORMALIZES and LATE:
         x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
         x, y = normalize_qk(
-            x, y, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, head, first_d, second_d, is_pair, epsilon, dtype,
-            HEADS, KV_HEADS, SIZE, OWN_GAINS, CENTERED,
+            x, y, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, head, flat_first, flat_second, flat_d < half,
+            epsilon, dtype, HEADS, KV_HEADS, SIZE, OWN_GAINS, CENTERED,
         )  # fmt: skip
+    if TEMPERED > 0:
+        q_x, q_y = tempered(x, y, position, dtype, TEMPERED, TEMPERATURE, TEMPERED_FROM)
+        x, y = tl.where(is_query, q_x, x), tl.where(is_query, q_y, y)
     first = tl.where(is_value, first, x).to(dtype)
     second = tl.where(is_value, second, y).to(dtype)
     cached_type = keys_ptr.dtype.element_ty

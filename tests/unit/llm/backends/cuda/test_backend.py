@@ -212,7 +212,7 @@ def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
     parts = {
         "kernels, with experts": {"num_experts": 4, "expert_size": 48},
         "kernels, of a family": {"norm": "layer", "norm_bias": True, "is_parallel": True, "rotary_size": 16},
-        "Inductor": {"chunks": (None, 8)},
+        "Inductor": {"mlp_scales": (0.5, 2.0)},
     }
     model = random_model(head_size=32, windows=(None, 6), **parts.get(kind, {})).to("cuda")
     asked = prompts(5)
