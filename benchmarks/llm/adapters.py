@@ -1,13 +1,15 @@
 """Measures what LoRA adapters cost in a decode step: eight sequences without one, with one, and with eight.
 
-    python benchmarks/llm/adapters.py [--shapes 135m,1b] [--ranks 8,16] [--rounds 60]
+    python benchmarks/llm/adapters.py [--shapes 135m,1b] [--ranks 8,16] [--kinds lora,dora,head] [--rounds 60]
 
-Networks have random weights and fewer layers than their models, and the adapters change all projections. The subjects
-take turns, and the result is the median of the ratios of each turn, so that other load on the machine counts little.
-The result is a dated JSON file. Takes about a minute.
+Networks have random weights and fewer layers than their models. The adapters change all projections (`lora`), scale
+their outputs too (`dora`), or change the last layer and the embeddings too (`head`). The subjects take turns, and the
+result is the median of the ratios of each turn. Times are those of the process on all cores, so that other load on the
+machine counts little. The result is a dated JSON file. Takes about two minutes.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -24,7 +26,8 @@ import results  # noqa: E402
 import torch  # noqa: E402
 
 from flambeau.llm.adapters.adapter_store import AdapterStore  # noqa: E402
-from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraAdapter, LoraPart, layer_shape  # noqa: E402
+from flambeau.llm.adapters.layer_changes import AdapterChanges, EmbeddingChange, LayerChange  # noqa: E402
+from flambeau.llm.adapters.lora_weights import HEAD, AdapterTarget, EmbeddingLora, LoraPart  # noqa: E402
 from flambeau.llm.backends.cpu.attention import choose_attention  # noqa: E402
 from flambeau.llm.backends.cpu.backend import CpuBackend  # noqa: E402
 from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
@@ -59,8 +62,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="135m,1b", help="networks (default %(default)s)")
     parser.add_argument("--ranks", default="8,16", help="of the adapters (default %(default)s)")
+    parser.add_argument("--kinds", default="lora,dora,head", help="of the adapters (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=60, help="steps of each subject (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; more than one also wait for each other")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
 
@@ -74,28 +78,37 @@ def make_network(shape: dict[str, int]) -> tuple[Transformer, KVCache]:
     return model, cache
 
 
-def make_store(arch: Architecture, rank: int) -> AdapterStore:
-    """Random adapters for all projections, numbered from 1."""
-    cpu = torch.device("cpu")
-    store = AdapterStore(AdapterTarget(arch=arch, local=arch, shard=None, device=cpu, dtype=torch.float32))
-    q, kv, inner = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size, arch.intermediate_size
+def make_store(model: Transformer, rank: int, kind: str) -> AdapterStore:
+    """Random adapters, numbered from 1."""
+    arch, cpu = model.arch, torch.device("cpu")
+    target = AdapterTarget(arch=arch, local=arch, shard=None, device=cpu, dtype=torch.float32)
+    store = AdapterStore(target, model)
+    q, kv, inner, hidden = (
+        arch.num_heads * arch.head_size,
+        arch.num_kv_heads * arch.head_size,
+        arch.intermediate_size,
+        arch.hidden_size,
+    )
     spans = {
-        "self_attn.qkv_proj": [(0, q), (q, kv), (q + kv, kv)],
-        "self_attn.o_proj": [(0, arch.hidden_size)],
-        "mlp.gate_up_proj": [(0, inner), (inner, inner)],
-        "mlp.down_proj": [(0, arch.hidden_size)],
+        "self_attn.qkv_proj": (hidden, [(0, q), (q, kv), (q + kv, kv)]),
+        "self_attn.o_proj": (q, [(0, hidden)]),
+        "mlp.gate_up_proj": (hidden, [(0, inner), (inner, inner)]),
+        "mlp.down_proj": (inner, [(0, hidden)]),
     }
+    layers = {f"model.layers.{i}.{name}": found for i in range(arch.num_layers) for name, found in spans.items()}
+    if kind == "head":
+        layers[HEAD] = hidden, [(0, arch.vocab_size)]
     for number in range(1, NUM_SEQUENCES + 1):
-        parts = {}
-        for layer in range(arch.num_layers):
-            for name, found in spans.items():
-                size = layer_shape(arch, name)[1]
-                parts[f"model.layers.{layer}.{name}"] = [
-                    LoraPart(start, torch.randn(rank, size) * 0.01, torch.randn(count, rank) * 0.01)
-                    for start, count in found
-                ]
-        store.adapters[number] = LoraAdapter(parts)
+        changes = {name: make_change(rank, size, found, kind) for name, (size, found) in layers.items()}
+        lora = EmbeddingLora(torch.randn(arch.vocab_size, rank) * 0.01, torch.randn(rank, hidden) * 0.01)
+        embedding = EmbeddingChange(lora=lora) if kind == "head" else None
+        store.adapters[number] = AdapterChanges(layers=changes, embedding=embedding)
     return store
+
+
+def make_change(rank: int, size: int, spans: list[tuple[int, int]], kind: str) -> LayerChange:
+    parts = [LoraPart(start, torch.randn(rank, size) * 0.01, torch.randn(count, rank) * 0.01) for start, count in spans]
+    return LayerChange(parts, torch.rand(sum(spans[-1])) + 0.5 if kind == "dora" else None)
 
 
 def step_inputs(adapters: list[int] | None) -> StepInputs:
@@ -116,7 +129,7 @@ def step_inputs(adapters: list[int] | None) -> StepInputs:
 
 
 def measure(backend: Backend, rounds: int) -> dict[str, float]:
-    """The time of a step without adapters, and the others relative to it."""
+    """The time of a step without adapters on all cores, and the others relative to it."""
     steps = {
         "none": step_inputs(None),
         "one adapter": step_inputs([1] * NUM_SEQUENCES),
@@ -125,11 +138,11 @@ def measure(backend: Backend, rounds: int) -> dict[str, float]:
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + 1):
         for name, inputs in steps.items():
-            began = time.perf_counter()
+            began = time.process_time()
             backend.decode(inputs)
             if i:  # the first round warms up
-                taken[name].append(time.perf_counter() - began)
-    found = {"none_ms": round(1000 * statistics.median(taken["none"]), 3)}
+                taken[name].append(time.process_time() - began)
+    found = {"none_cpu_ms": round(1000 * statistics.median(taken["none"]), 3)}
     for name in ("one adapter", "eight adapters"):
         ratios = [with_it / without for with_it, without in zip(taken[name], taken["none"], strict=True)]
         found[f"{name}, ratio"] = round(statistics.median(ratios), 3)
@@ -143,13 +156,13 @@ def main() -> None:
     figures: dict[str, dict[str, float]] = {}
     for shape in asked.shapes.split(","):
         model, cache = make_network(SHAPES[shape])
-        for rank in map(int, asked.ranks.split(",")):
-            store = make_store(model.arch, rank)
+        for rank, kind in itertools.product(map(int, asked.ranks.split(",")), asked.kinds.split(",")):
+            store = make_store(model, rank, kind)
             fast = CpuBackend(model, cache, adapters=store)
             fast.wait_until_compiled()
             plain = EagerBackend(model, cache, choose_attention, adapters=store)
             for path, backend in ((fast.decode_path, fast), (plain.decode_path, plain)):
-                name = f"{shape}, rank {rank}, {path}"
+                name = f"{shape}, {kind}, rank {rank}, {path}"
                 figures[name] = measure(backend, asked.rounds)
                 print(f"{name:40} {figures[name]}", file=sys.stderr)
             fast.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from support.checkpoints import read_checkpoint
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
@@ -77,3 +80,31 @@ def merge(model: Any, folder: Path) -> Any:
                     lengths = tensors[f"{PREFIX}{module}.lora_magnitude_vector"]
                     layer.weight *= (lengths / layer.weight.norm(dim=1)).unsqueeze(1)
     return model
+
+
+def write_peft_adapter(checkpoint: Path, folder: Path, *, seed: int = 1, **options: Any) -> Path:
+    """An adapter as peft itself makes and saves it, with random numbers that have an effect."""
+    import peft
+
+    model = read_checkpoint(checkpoint)
+    model.name_or_path = ""  # peft looks there for changed embeddings
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if parameter.requires_grad:
+                    scale = 0.2 if "lora_magnitude" in name else 0.3 if "lora_" in name else 0.1
+                    parameter += torch.randn_like(parameter) * scale
+        adapted.save_pretrained(folder)
+    return folder
+
+
+def read_peft_adapter(checkpoint: Path, folder: Path) -> Any:
+    """A network of transformers with an adapter as peft reads it."""
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.PeftModel.from_pretrained(read_checkpoint(checkpoint), folder).eval()

@@ -17,7 +17,7 @@ from torch import nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
-from flambeau.llm.adapters.merge import check_merge, merge_on_load
+from flambeau.llm.adapters.merge import MergeOnLoad, check_merge
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
@@ -329,9 +329,10 @@ def load_network(
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype)
         keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
+    merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
-        arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
+        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived)
     model = load_model(
         path,
         device=device,
@@ -343,6 +344,8 @@ def load_network(
         keeps_blocks=keeps_blocks,
         keeps_groups=groups,
     )
+    if merge is not None:
+        merge.finish(model)
     # 2. Tensor parallelism.
     if ranks is not None:
         add_all_reduce(model)
@@ -367,7 +370,7 @@ def load_network(
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
-    adapters = AdapterStore(target)
+    adapters = AdapterStore(target, model)
     backend = (
         make_backend(model, cache, config, adapters=adapters, states=heading.states if heading else None)
         if ranks is None

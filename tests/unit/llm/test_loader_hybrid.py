@@ -75,7 +75,7 @@ def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refus
     found = engine.generate(PROMPTS[:1], GREEDY, adapter="good")[0].token_ids
     assert found == greedy_tokens(network, engine.tokenizer.encode(PROMPTS[0]))
     assert found != engine.generate(PROMPTS[:1], GREEDY)[0].token_ids
-    with pytest.raises(CheckpointError, match=r"adapts layers that cannot be adapted here: .*conv\.in_proj"):
+    with pytest.raises(CheckpointError, match=r"changes what cannot be changed here: .*conv\.in_proj"):
         engine.load_adapter("bad", recurrent)
 
 

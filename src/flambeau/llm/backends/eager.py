@@ -194,11 +194,11 @@ class EagerBackend:
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
-        return self.model.logits(self._hidden(inputs))
+        return self._logits(inputs, self._hidden(inputs), None)
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        return self.model.logits(self._hidden(inputs)[rows_N.to(self.device)])
+        return self._logits(inputs, self._hidden(inputs)[rows_N.to(self.device)], rows_N)
 
     def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
         return True
@@ -216,6 +216,14 @@ class EagerBackend:
             return self._pass(self.model, *given)
         with self._adapters.applied(inputs.adapters_T):
             return self._pass(self._adapted, *given)
+
+    def _logits(self, inputs: StepInputs, hidden: Tensor, rows_N: Tensor | None) -> Tensor:
+        """The logits of these rows of a step, or of all; adapters may change the last layer."""
+        adapters_T = inputs.adapters_T
+        if adapters_T is None or self._adapters is None:
+            return self.model.logits(hidden)
+        with self._adapters.applied(adapters_T if rows_N is None else adapters_T[rows_N.to(adapters_T.device)]):
+            return self._adapted.logits(hidden)
 
     def _pass(
         self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, replaced: Replaced | None

@@ -64,10 +64,15 @@ class Experts(nn.Module):
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
             up_bias, down_bias = self.biases(expert)
             before, after = self.scales(weights_TA[tokens, places, None])
-            gate_up = multiply(self.gate_up_proj, expert, scaled(x_TE[tokens], before).to(x_TE.dtype), up_bias)
-            y = multiply(self.down_proj, expert, self.activate(gate_up), down_bias)
+            x = scaled(x_TE[tokens], before).to(x_TE.dtype)
+            gate_up = self.multiply("gate_up_proj", expert, x, up_bias, tokens)
+            y = self.multiply("down_proj", expert, self.activate(gate_up), down_bias, tokens)
             y_TE.index_add_(0, tokens, scaled(y, after).to(y_TE.dtype))
         return y_TE
+
+    def multiply(self, leaf: str, expert: int, x: Tensor, bias: Tensor | None, tokens: Tensor) -> Tensor:
+        """One of the linear layers of an expert, for these tokens."""
+        return multiply(getattr(self, leaf), expert, x, bias)
 
     def compute_gathered(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
@@ -125,6 +130,11 @@ def scaled(x: Tensor, weights: Tensor | None) -> Tensor:
     return x if weights is None else x * weights
 
 
+def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
+    """A router's scores in float32; one with adapters computes them itself."""
+    return gate.wide(x_TE) if hasattr(gate, "wide") else F.linear(x_TE.float(), gate.weight.float())
+
+
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
@@ -180,8 +190,7 @@ class SparseMLP(nn.Module):
 
     def route(self, x_TE: Tensor) -> Routing:
         """The router's weights [T, A] of the chosen experts, and their numbers."""
-        is_wide = self.router in WIDE
-        logits_TN = F.linear(x_TE.float(), self.gate.weight.float()) if is_wide else self.gate(x_TE)
+        logits_TN = wide_scores(self.gate, x_TE) if self.router in WIDE else self.gate(x_TE)
         return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
 
 

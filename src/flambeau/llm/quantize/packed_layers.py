@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
-from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, quantize_fp8
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows, quantize_fp8
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class CpuInt8Linear(nn.Module):
             raise ValueError("PyTorch's kernel has one scale for a row")
         if plain.in_features % 16:  # PyTorch's kernel crashes on rows that are not aligned
             raise ValueError(f"rows of {plain.in_features} numbers do not divide into vectors")
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", aligned(plain.weight))
@@ -104,6 +105,10 @@ class CpuInt8Linear(nn.Module):
         self.wide_scale: Tensor | None
         self.register_buffer("wide_scale", plain.scale if is_wide else None)
         self.bias = plain.bias
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]."""
+        return dequantize_rows(self.weight, self.scale if self.wide_scale is None else self.wide_scale, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -117,6 +122,7 @@ class CpuInt4Linear(nn.Module):
 
     def __init__(self, plain: Int4Linear, *, keeps_plain: bool = False) -> None:
         super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         self.group_size = plain.group_size
         self._kept: tuple[Int4Linear, ...] = (plain,) if keeps_plain else ()  # in a tuple: not a part of the network
         self.weight: Tensor
@@ -164,6 +170,7 @@ class CudaInt4Linear(nn.Module):
 
     def __init__(self, plain: Int4Linear, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         self.group_size = plain.group_size
         scale_dtype = (
             torch.bfloat16 if dtype == torch.bfloat16 else plain.scales.dtype
@@ -196,11 +203,16 @@ class CudaFp8Linear(nn.Module):
         super().__init__()
         if plain.in_features % 16 or plain.out_features % 16:
             raise ValueError(f"{plain.out_features}x{plain.in_features} does not divide into tiles")
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", plain.weight)
         self.register_buffer("scale", plain.scale.unsqueeze(0))
         self.bias = plain.bias
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]."""
+        return dequantize_rows(self.weight, self.scale.squeeze(0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""

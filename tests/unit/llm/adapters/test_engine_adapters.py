@@ -14,7 +14,7 @@ import torch
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
-from support.adapters import layer_shapes, merge, write_adapter
+from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint
 from support.language_models import write_language_model
 
@@ -26,12 +26,15 @@ OPTIONS = {"device": "cpu", "block_size": 4, "num_blocks": 200, "compile": False
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A checkpoint and two adapters of it."""
+    """A checkpoint and three adapters of it; the last changes more than linear layers."""
     folder = write_language_model(tmp_path_factory.mktemp("model"))
     shapes = layer_shapes(folder)
+    more = {"target_modules": ["q_proj", "down_proj", "lm_head"], "lora_bias": True}
+    whole = ["norm", "v_proj", "embed_tokens"]
     return folder, {
         "one": str(write_adapter(folder.parent / "one", shapes, rank=4, seed=1)),
         "two": str(write_adapter(folder.parent / "two", shapes, rank=8, alpha=4, seed=2)),
+        "many": str(write_peft_adapter(folder, folder.parent / "many", modules_to_save=whole, **more)),
     }
 
 
@@ -40,7 +43,8 @@ def expected(checkpoint) -> dict[str, list[list[int]]]:
     """The greedy tokens of transformers: without an adapter, and with each of them in the weights."""
     folder, adapters = checkpoint
     networks = {"": read_checkpoint(folder)}
-    networks |= {name: merge(read_checkpoint(folder), folder.parent / name) for name in adapters}
+    networks |= {name: merge(read_checkpoint(folder), folder.parent / name) for name in ("one", "two")}
+    networks["many"] = read_peft_adapter(folder, adapters["many"])
     return {name: [greedy_tokens(network, prompt) for prompt in PROMPTS] for name, network in networks.items()}
 
 
@@ -74,8 +78,8 @@ def run(engine) -> dict[str, list[int]]:
 
 
 def test_greedy_tokens_are_those_of_merged_weights(engine, expected):
-    assert len({json.dumps(tokens) for tokens in expected.values()}) == 3
-    assert {name: tokens_of(engine, name) for name in ("", "one", "two")} == expected
+    assert len({json.dumps(tokens) for tokens in expected.values()}) == 4
+    assert {name: tokens_of(engine, name) for name in ("", "one", "two", "many")} == expected
 
 
 def test_requests_of_all_adapters_run_in_one_batch(engine, expected):
@@ -86,17 +90,18 @@ def test_requests_of_all_adapters_run_in_one_batch(engine, expected):
 
 
 @pytest.mark.parametrize("options", [{"speculation": "lookup"}, {"quantization": "int8"}, {"compile": True}])
-def test_adapters_work_with_other_features(checkpoint, expected, options):
+@pytest.mark.parametrize("name", ["two", "many"])
+def test_adapters_work_with_other_features(checkpoint, expected, options, name):
     folder, adapters = checkpoint
     engine = load_engine(folder, lora_adapters=adapters, **{**OPTIONS, **options})
     merged = load_engine(
-        folder, lora_adapters={"two": adapters["two"]}, merge_lora=True, **{**OPTIONS, **options, "quantization": None}
+        folder, lora_adapters={name: adapters[name]}, merge_lora=True, **{**OPTIONS, **options, "quantization": None}
     )
     engine.wait_until_compiled()
-    assert tokens_of(merged) == expected["two"]
-    found = tokens_of(engine, "two")
+    assert tokens_of(merged) == expected[name]
+    found = tokens_of(engine, name)
     if "quantization" not in options:  # else the weights themselves are others
-        assert found == expected["two"]
+        assert found == expected[name]
     assert found != tokens_of(engine)
     engine.close()
     merged.close()
@@ -105,7 +110,7 @@ def test_adapters_work_with_other_features(checkpoint, expected, options):
 def test_a_draft_model_proposes_without_adapters(checkpoint, expected):
     folder, adapters = checkpoint
     engine = load_engine(folder, lora_adapters=adapters, draft=str(folder), **OPTIONS)
-    assert {name: tokens_of(engine, name) for name in ("", "one", "two")} == expected
+    assert {name: tokens_of(engine, name) for name in ("", "one", "two", "many")} == expected
     engine.close()
 
 
@@ -115,8 +120,8 @@ def test_every_adapter_has_its_own_prefix_cache(engine, expected):
         assert completion.token_ids == expected[adapter][0]
         return completion.counts.num_cached
 
-    assert [cached("one"), cached("two"), cached("")] == [0, 0, 0]
-    assert [cached("one"), cached("two"), cached("")] == [8, 8, 8]
+    assert [cached(name) for name in expected] == [0] * 4
+    assert [cached(name) for name in expected] == [8] * 4
 
 
 def test_an_adapter_loaded_again_does_not_find_the_old_prefixes(engine, checkpoint, expected):
@@ -144,13 +149,13 @@ def test_an_unloaded_adapter_finishes_its_requests_and_is_freed(engine, expected
     engine.add("last", PROMPTS[0], GREEDY, adapter="one")
     engine.step()
     engine.unload_adapter("one")
-    assert engine.adapters == ["two"]
-    with pytest.raises(InvalidRequest, match="there is two"):
+    assert engine.adapters == ["two", "many"]
+    with pytest.raises(InvalidRequest, match="there is two, many"):
         engine.add("late", PROMPTS[0], GREEDY, adapter="one")
     store = engine._adapters
-    assert len(store.adapters) == 2
+    assert len(store.adapters) == 3
     assert run(engine)["last"] == expected["one"][0][1:]
-    assert len(store.adapters) == 1
+    assert len(store.adapters) == 2
 
 
 def test_names_are_checked(engine, checkpoint):
@@ -160,7 +165,7 @@ def test_names_are_checked(engine, checkpoint):
         engine.unload_adapter("three")
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         engine.load_adapter("three", checkpoint[0])
-    assert engine.adapters == ["one", "two"]
+    assert engine.adapters == ["one", "two", "many"]
 
 
 def test_only_one_adapter_can_be_merged(checkpoint):
@@ -187,7 +192,7 @@ from flambeau.llm.loader import load_engine, load_follower
 torch.set_num_threads(1)
 folder, adapters, prompts, length = Path(sys.argv[1]), *map(json.loads, sys.argv[2:5])
 options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": False, "device": "cpu"}
-options["lora_adapters"] = {"one": adapters["one"]}
+options["lora_adapters"] = {name: adapters[name] for name in ("one", "many")}
 if os.environ["RANK"] != "0":
     load_follower(folder, **options)()
 else:
@@ -200,7 +205,8 @@ else:
     else:
         raise AssertionError
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-    found = {name: [c.token_ids for c in engine.generate(prompts, params, adapter=name)] for name in ("", "one", "two")}
+    names = ("", "one", "two", "many")
+    found = {name: [c.token_ids for c in engine.generate(prompts, params, adapter=name)] for name in names}
     engine.unload_adapter("one")
     assert engine.generate(prompts[:1], params, adapter="two")[0].token_ids == found["two"][0]
     print(json.dumps(found))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flambeau.llm.adapters.adapter_store import AdapterStore
-from flambeau.llm.adapters.lora_weights import AdapterTarget
-from flambeau.llm.adapters.merge import merge_on_load
+from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
+from flambeau.llm.adapters.lora_weights import AdapterTarget, read_adapter
+from flambeau.llm.adapters.merge import MergeOnLoad
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import can_compute
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import quantize
-from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter
+from flambeau.llm.quantize.row_scaled import Int8Linear
+from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs
 
@@ -54,7 +60,7 @@ def target_of(model) -> AdapterTarget:
 
 def store_of(model, *folders) -> AdapterStore:
     """A store with these adapters, numbered from 1."""
-    store = AdapterStore(target_of(model))
+    store = AdapterStore(target_of(model), model)
     for number, folder in enumerate(folders, 1):
         store.load(number, folder)
     return store
@@ -151,18 +157,27 @@ def test_a_row_has_the_same_bits_in_any_batch(llama):
     assert torch.equal(together[3], mixed[3])
 
 
+def test_layers_that_were_packed_are_not_kept_for_adapters(llama):
+    folder, adapters, _ = llama
+    model = load_model(folder)
+    layer = weakref.ref(model.model.layers[0].mlp.down_proj)
+    make_backend("CPU kernels", model, store_of(model, *adapters))
+    gc.collect()
+    assert layer() is None
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_adapters_are_added_to_quantized_layers(llama, kind):
     folder, adapters, _ = llama
     plain = quantize(load_model(folder), kind)
     merged = quantize(load_model(folder), kind)  # the adapter is added to what the quantized weights stand for
     store = store_of(plain, *adapters)
-    for name, parts in store.adapters[2].parts.items():
+    for name, change in store.adapters[2].layers.items():
         layer = merged.get_submodule(name)
         linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
         is_quantized = hasattr(layer, "dequantize")
         linear.weight.data = layer.dequantize(torch.float32) if is_quantized else layer.weight.clone()
-        for part in parts:
+        for part in change.parts:
             linear.weight.data[part.columns] += part.b_OR @ part.a_RI
         merged.set_submodule(name, linear)
     expected = prompt_logits(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4)
@@ -183,16 +198,17 @@ def test_ranks_have_parts_of_an_adapter_that_add_up_to_it(llama):
     halves = []
     for rank in range(2):
         shard = Shard(arch, rank, 2)
-        store = AdapterStore(AdapterTarget(arch=arch, local=local, shard=shard, device=cpu, dtype=torch.float32))
+        target = AdapterTarget(arch=arch, local=local, shard=shard, device=cpu, dtype=torch.float32)
+        store = AdapterStore(target, load_model(folder, build=lambda _: Transformer(local), shard=shard))
         store.load(1, adapters[0])
         halves.append(store.adapters[1])
     layer = "model.layers.1.self_attn.o_proj"
-    inputs = torch.cat([half.parts[layer][0].a_RI for half in halves], dim=1)
-    torch.testing.assert_close(inputs, whole.parts[layer][0].a_RI)
+    inputs = torch.cat([half.layers[layer].parts[0].a_RI for half in halves], dim=1)
+    torch.testing.assert_close(inputs, whole.layers[layer].parts[0].a_RI)
     layer = "model.layers.1.self_attn.qkv_proj"
     for i in range(3):
-        outputs = torch.cat([half.parts[layer][i].b_OR for half in halves])
-        torch.testing.assert_close(outputs, whole.parts[layer][i].b_OR)
+        outputs = torch.cat([half.layers[layer].parts[i].b_OR for half in halves])
+        torch.testing.assert_close(outputs, whole.layers[layer].parts[i].b_OR)
 
 
 def test_adapters_are_those_of_peft(llama):
@@ -226,11 +242,17 @@ def small(tmp_path, llama):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"use_dora": True}, "merge_lora"),
+        ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"bias": "all"}, "bias"),
+        ({"bias": "some"}, "bias"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"peft_type": "LOHA"}, "LOHA"),
+        ({"peft_type": "VERA"}, "VERA"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"init_lora_weights": "olora"}, "olora"),
+        ({"alora_invocation_tokens": [4, 5]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": ["one"]}, "trainable_token_indices"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
         ({"spectral_gain": 3}, "spectral_gain"),
@@ -242,12 +264,35 @@ def test_what_would_change_the_result_is_refused_by_name(small, config, name):
         store_of(model, changed(folder, **config))
 
 
-def test_layers_that_cannot_be_adapted_are_refused_by_name(small):
+@pytest.mark.parametrize(
+    ("tensors", "name"),
+    [
+        ({"visual.proj.lora_A.weight": (4, 4), "visual.proj.lora_B.weight": (4, 4)}, "visual.proj"),
+        (
+            {"model.embed_positions.lora_embedding_A": (4, 9), "model.embed_positions.lora_embedding_B": (9, 4)},
+            "positions",
+        ),
+        ({"model.layers.0.self_attn.sinks": (4,)}, "sinks"),
+        (
+            {"model.layers.0.mlp.experts.lora_A.weight": (4, 9), "model.layers.0.mlp.experts.lora_B.weight": (9, 4)},
+            "expert",
+        ),
+        (
+            {"model.embed_tokens.lora_embedding_A": (4, 9), "model.embed_tokens.lora_embedding_B": (32, 4)},
+            "another model",
+        ),
+        ({"lm_head.weight": (120, 32)}, "added tokens"),
+        ({"model.norm.lora_magnitude_vector": (32,)}, "not a tensor of a LoRA layer"),
+        ({"lm_head.lora_A.bias": (4,)}, "bias of A"),
+        ({"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 32)}, "trainable_token_indices"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_by_name(small, tensors, name):
     model, folder = small
     file = folder / "adapter_model.safetensors"
-    more = {f"base_model.model.lm_head.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    more = {f"base_model.model.{key}": torch.ones(shape) for key, shape in tensors.items()}
     save_file({**load_file(file), **more}, file)
-    with pytest.raises(CheckpointError, match="lm_head"):
+    with pytest.raises(CheckpointError, match=name):
         store_of(model, folder)
 
 
@@ -276,30 +321,122 @@ def test_half_of_a_pair_is_refused(small):
         store_of(model, folder)
 
 
-@pytest.mark.parametrize("kind", ["llama-3", "glm", "minicpm-3"])
-def test_dora_is_merged_while_the_weights_are_loaded(tmp_path, kind):
-    write_checkpoint(tmp_path, kind)
-    adapter = write_adapter(tmp_path / "adapter", shapes_of(tmp_path, kind), use_dora=True)
-    target = target_of(load_model(tmp_path))
-    model = load_model(tmp_path, arrived=merge_on_load(adapter, target, None))
-    backend = EagerBackend(model, room(model, len(PROMPTS)))
-    reference = merge(read_checkpoint(tmp_path), adapter)
-    found = prompt_logits(backend, [0] * len(PROMPTS))
-    for i, prompt in enumerate(PROMPTS):
-        torch.testing.assert_close(found[i], expected_logits(reference, prompt), **TOLERANCE)
-
-
 def test_dora_needs_all_its_tensors_and_whole_weights(tmp_path):
     write_checkpoint(tmp_path, "llama-3")
     adapter = write_adapter(tmp_path / "adapter", layer_shapes(tmp_path), use_dora=True)
     target = target_of(load_model(tmp_path))
     sharded = replace(target, local=local_architecture(target.arch, 2), shard=Shard(target.arch, 0, 2))
     with pytest.raises(CheckpointError, match="one rank"):
-        merge_on_load(adapter, sharded, None)
+        MergeOnLoad(adapter, sharded, None)
     tensors = load_file(adapter / "adapter_model.safetensors")
     lengths = next(name for name in tensors if name.endswith("magnitude_vector"))
     save_file(
         {name: tensor for name, tensor in tensors.items() if name != lengths}, adapter / "adapter_model.safetensors"
     )
     with pytest.raises(CheckpointError, match="DoRA"):
-        merge_on_load(adapter, target, None)
+        MergeOnLoad(adapter, target, None)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_dora_uses_what_quantized_weights_stand_for(llama, tmp_path, kind):
+    folder, _, _ = llama
+    adapter = write_adapter(tmp_path / "adapter", layer_shapes(folder), use_dora=True)
+    plain, merged = (quantize(load_model(folder), kind) for _ in range(2))
+    lengths = {}
+    for name, layer in merged.named_modules():
+        if hasattr(layer, "dequantize"):
+            linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+            linear.weight.data = layer.dequantize(torch.float32)
+            merged.set_submodule(name, linear)
+            lengths[name] = linear
+    store, expected_store = store_of(plain, adapter), store_of(merged, adapter)
+    packed = quantize(load_model(folder), kind)
+    pack_layers(packed, (Int8Linear, Int4Linear))
+    assert any(isinstance(layer, PackedLinear) for layer in packed.modules())
+    for name, change in expected_store.adapters[1].layers.items():
+        for other in (store, store_of(packed, adapter)):
+            torch.testing.assert_close(other.adapters[1].layers[name].scale_O, change.scale_O, atol=2e-3, rtol=0.0)
+    assert lengths
+    expected = prompt_logits(EagerBackend(merged, room(merged, len(PROMPTS)), adapters=expected_store), [1] * 4)
+    found = prompt_logits(EagerBackend(plain, room(plain, len(PROMPTS)), adapters=store), [1] * 4)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+# ---- experts ----
+
+LEAVES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+@pytest.mark.parametrize("naming", ["block_sparse_moe.experts.{}.w", "mlp.experts.{}.proj", "swapped"])
+def test_experts_one_by_one_and_as_older_versions_of_peft_stack_them(tmp_path, naming):
+    write_checkpoint(tmp_path, "mixtral")
+    reference = read_checkpoint(tmp_path)
+    tensors, generator = {}, torch.Generator().manual_seed(3)
+    for number, layer in enumerate(reference.model.layers):
+        for leaf in ("gate_up_proj", "down_proj"):
+            weight = getattr(layer.mlp.experts, leaf)
+            count, size_out, size_in = weight.shape
+            parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+            a_NRI = torch.randn(count, 4, size_in, generator=generator) * 0.3
+            b_NOR = torch.randn(count, size_out, 4, generator=generator) * 0.3
+            weight.data += 2.0 * b_NOR @ a_NRI
+            for expert in range(count):
+                for part, b_OR in zip(parts, b_NOR[expert].chunk(len(parts)), strict=True):
+                    name = naming.replace(".w", f".{LEAVES[part]}").replace("proj", part).format(expert)
+                    tensors[f"model.layers.{number}.{name}.lora_A.weight"] = a_NRI[expert].clone()
+                    tensors[f"model.layers.{number}.{name}.lora_B.weight"] = b_OR.clone()
+            if naming == "swapped":
+                module = f"model.layers.{number}.mlp.experts{'' if leaf == 'down_proj' else '.base_layer'}"
+                tensors[f"{module}.lora_A.weight"] = b_NOR.transpose(1, 2).flatten(0, 1).contiguous()
+                tensors[f"{module}.lora_B.weight"] = a_NRI.permute(2, 1, 0).flatten(1).contiguous()
+    adapter = write_adapter(tmp_path / "adapter", {}, peft_version="0.18.1")
+    kept = {name: one for name, one in tensors.items() if naming != "swapped" or ".swapped." not in name}
+    save_file({f"base_model.model.{name}": one for name, one in kept.items()}, adapter / "adapter_model.safetensors")
+    model = load_model(tmp_path)
+    found = prompt_logits(EagerBackend(model, room(model, 4), adapters=store_of(model, adapter)), [1] * 4)
+    for i, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(found[i], expected_logits(reference, prompt), **TOLERANCE)
+
+
+def test_experts_whose_sizes_do_not_tell_inputs_from_outputs_are_refused(tmp_path):
+    write_checkpoint(tmp_path, "mixtral")
+    model = load_model(tmp_path)
+    arch = replace(model.arch, expert_size=model.arch.hidden_size)
+    target = replace(target_of(model), arch=arch, local=arch)
+    size = arch.num_experts * 4
+    tensors = {"A": torch.ones(size, arch.hidden_size), "B": torch.ones(arch.hidden_size, size)}
+    for version in ("0.18.1", "0.21.0"):
+        adapter = write_adapter(tmp_path / version, {}, peft_version=version)
+        module = "base_model.model.model.layers.0.mlp.experts"
+        save_file(
+            {f"{module}.lora_{side}.weight": one for side, one in tensors.items()},
+            adapter / "adapter_model.safetensors",
+        )
+    with pytest.raises(CheckpointError, match=r"peft 0\.21"):
+        read_adapter(tmp_path / "0.18.1", target)
+    assert "model.layers.0.mlp.experts.down_proj.3" in read_adapter(tmp_path / "0.21.0", target).parts
+
+
+def test_ranks_add_up_to_the_experts_of_the_whole(tmp_path):
+    pytest.importorskip("peft")
+    write_checkpoint(tmp_path, "mixtral")
+    options = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"]}
+    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", target_modules=["q_proj"], **options)
+    whole = load_model(tmp_path)
+    numbers, x = torch.tensor([1, 1, 0, 1]), torch.randn(4, whole.arch.hidden_size)
+
+    def mlp_output(model, store):
+        with store.applied(numbers):
+            return with_adapters(model, store).model.layers[1].mlp(x)
+
+    expected, parts = mlp_output(whole, store_of(whole, adapter)), []
+    assert not torch.allclose(expected, whole.model.layers[1].mlp(x), atol=0.01)
+    local = local_architecture(whole.arch, 2)
+    for rank in range(2):
+        shard = Shard(whole.arch, rank, 2)
+        model = load_model(tmp_path, build=lambda _: Transformer(local), shard=shard)
+        store = AdapterStore(replace(target_of(whole), local=local, shard=shard), model)
+        store.load(1, adapter)
+        parts.append(mlp_output(model, store))
+    torch.testing.assert_close(parts[0] + parts[1], expected, **TOLERANCE)

@@ -207,7 +207,7 @@ def test_adapters_and_images_go_together(made, tmp_path):
 
 def test_an_adapter_of_the_encoder_is_rejected(made, tmp_path):
     write_adapter(tmp_path / "eyes", {"vision_tower.encoder.layers.0.self_attn.q_proj": (24, 24)}, seed=3)
-    with pytest.raises(CheckpointError, match="cannot be adapted here: vision_tower"):
+    with pytest.raises(CheckpointError, match="cannot be changed here: vision_tower"):
         Engine.from_pretrained(made[0], compile=False, device="cpu", lora_adapters={"eyes": str(tmp_path / "eyes")})
 
 

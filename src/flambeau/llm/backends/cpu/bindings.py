@@ -176,6 +176,7 @@ class CTokens(ctypes.Structure):
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "table_width")),
         ("adapters", c_void_p),
         ("lora", c_void_p),
+        ("has_scales", c_int64),
         ("states", c_void_p),
         ("hidden", c_void_p),
         ("attention_input", c_void_p),
@@ -190,13 +191,14 @@ class CLoraPart(ctypes.Structure):
         ("a", c_void_p),
         ("b", c_void_p),
         *((name, c_int64) for name in ("rank", "start", "count")),
+        ("matrix", POINTER(CMatrix)),
     )
 
 
 class CLoraLayer(ctypes.Structure):
-    """What an adapter adds to a layer: `LoraLayer`."""
+    """What an adapter does to a layer: `LoraLayer`."""
 
-    _fields_ = (("parts", POINTER(CLoraPart)), ("num_parts", c_int64))
+    _fields_ = (("parts", POINTER(CLoraPart)), ("num_parts", c_int64), ("scale", c_void_p), ("shift", c_void_p))
 
 
 class KernelLibrary:

@@ -8,27 +8,20 @@ Shapes: N rows · T tokens of the step · S sequences · J further tokens of eac
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
-from flambeau.llm.adapters.lora_weights import LoraPart
-from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES
-from flambeau.llm.backends.cpu.bindings import (
-    RECURRENT_KINDS,
-    CLoraLayer,
-    CLoraPart,
-    CTokens,
-    index_pointers,
-    kernels,
-)
+from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CTokens, index_pointers, kernels
+from flambeau.llm.backends.cpu.lora_table import LoraTable
 from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_quantized
 from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
+from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
@@ -43,6 +36,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from flambeau.llm.sampling.logits_processors import argmax_tokens
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear, GroupedLinear)
 QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear)
@@ -139,11 +133,13 @@ class CpuNetwork:
         self._states, self._states_width = states, len(recorded) * arch.hidden_size
         assert kernels.library is not None
         self._library = kernels.library
-        names = [f"model.layers.{i}.{name}" for i in range(arch.num_layers) for name in matrix_names(arch, i)]
-        self._lora = None if adapters is None else LoraTable(adapters, names)
+        self._lora = None if adapters is None else LoraTable(adapters, model)
+        self._eager = EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them."""
+        if self._lora is not None and not self._lora.can_compute(inputs.adapters_T):
+            return self._eager.decode(inputs) if rows_N is None else self._eager.prefill(inputs, rows_N)
         num_rows = len(inputs.ids_T) if rows_N is None else len(rows_N)
         rows = None if rows_N is None else index_pointers(rows_N)[0]
         logits_NV = torch.empty(num_rows, self._width)
@@ -154,7 +150,9 @@ class CpuNetwork:
 
     def _tokens(self, inputs: StepInputs) -> CTokens:
         """The tokens of a step, and where its hidden states go."""
-        tokens = to_ctokens(inputs, self._lora)
+        tokens = to_ctokens(inputs)
+        if self._lora is not None and inputs.adapters_T is not None:
+            self._lora.add_to(tokens, inputs)
         if self._states is not None:
             states_TX = torch.empty(len(inputs.ids_T), self._states_width)
             tokens.states = states_TX.data_ptr()
@@ -162,6 +160,8 @@ class CpuNetwork:
         return tokens
 
     def argmax(self, inputs: StepInputs) -> Tensor:
+        if self._lora is not None and not self._lora.can_compute(inputs.adapters_T):
+            return argmax_tokens(self._eager.decode(inputs))
         found_T = torch.empty_like(inputs.ids_T)
         num_rows, threads = len(found_T), torch.get_num_threads()
         tokens = self._tokens(inputs)
@@ -178,66 +178,14 @@ class CpuNetwork:
         return found_KS
 
 
-class LoraTable:
-    """Pointers to the weights of all adapters; built again when one was loaded or unloaded."""
-
-    def __init__(self, store: AdapterStore, names: list[str]) -> None:
-        self._store, self._names = store, names
-        self._numbers: tuple[int, ...] = ()
-        self._table: Any = None
-        self._references: list[Any] = []
-
-    def places(self, adapters_T: Tensor) -> Tensor:
-        """Where the adapter of each token is in the table; 0: it has none."""
-        if self._numbers != tuple(self._store.adapters):
-            self._build()
-        order = {number: i for i, number in enumerate((0, *self._numbers))}
-        return torch.tensor([order[number] for number in adapters_T.tolist()])
-
-    @property
-    def pointer(self) -> int:
-        return ctypes.addressof(self._table)
-
-    def _build(self) -> None:
-        self._numbers, self._references = tuple(self._store.adapters), []
-        layers = [CLoraLayer()] * len(self._names)  # without an adapter
-        for adapter in self._store.adapters.values():
-            layers += [self._layer(adapter.parts.get(name, [])) for name in self._names]
-        self._table = (CLoraLayer * len(layers))(*layers)
-
-    def _layer(self, parts: list[LoraPart]) -> CLoraLayer:
-        found = []
-        for part in parts:
-            a_RI, b_RO = part.a_RI.float().contiguous(), part.b_OR.t().float().contiguous()
-            self._references += [a_RI, b_RO]
-            found.append(CLoraPart(a_RI.data_ptr(), b_RO.data_ptr(), len(a_RI), part.start, len(part.b_OR)))
-        self._references.append(array := (CLoraPart * len(found))(*found))
-        return CLoraLayer(array, len(found))
-
-
-def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
+def to_ctokens(inputs: StepInputs) -> CTokens:
     """The inputs of a step as a C structure."""
     ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
     places = index_pointers(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
     tokens = CTokens(*places, len(ids_T), *tables_SB.shape)
     if inputs.state_slots_S is not None:
         [tokens.state_slots] = index_pointers(inputs.state_slots_S)
-    if lora is not None and inputs.adapters_T is not None:
-        tokens.kept = lora.places(inputs.adapters_T)  # alive as long as the pointer to it
-        tokens.adapters, tokens.lora = tokens.kept.data_ptr(), lora.pointer
     return tokens
-
-
-def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str, str, str]:
-    """The matrices that adapters may change, in the order of csrc/network.h; of experts, those for all tokens."""
-    query = "self_attn.qkv_proj"
-    if arch.latent_size:
-        query = "self_attn.q_b_proj" if arch.query_latent_size else "self_attn.q_proj"
-    names = query, "self_attn.o_proj"
-    latent = "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"
-    if arch.has_experts(layer):
-        return *names, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj", *latent
-    return *names, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj", *latent
 
 
 def quantize_last_layer(model: Transformer) -> None:

@@ -91,8 +91,12 @@ class PackedLinear(nn.Module):
         return found.view(*ids.shape, self.in_features)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weights [O, I]; of integers only."""
-        return self.read_rows(torch.arange(self.out_features)).to(dtype)
+        """The weights [O, I]."""
+        if self.has_integers:
+            return self.read_rows(torch.arange(self.out_features)).to(dtype)
+        lines = self.panels.view(-(-self.out_features // PANEL), -1, LANES)
+        rows_OI = unpacked_floats(self.kind, lines).transpose(1, 2).flatten(0, 1)
+        return rows_OI[: self.out_features, : self.in_features].to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -304,6 +308,19 @@ def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
     scales, minimums = layer.scales.float(), layer.minimums.float()
     given = None if torch.equal(minimums, scales * -MIDDLE_LEVEL) else minimums
     return pack_levels(lambda rows: unpack_int4(layer.weight[rows]), scales, given, 4, layer.group_size, layer.bias)
+
+
+def unpacked_floats(kind: str, lines: Tensor) -> Tensor:
+    """Panels [P, lines, 16] of floating-point weights as [P, I, 32] in float32."""
+    if kind == "float32":
+        return lines.view(torch.float32).view(len(lines), -1, PANEL)
+    if kind == "float16":
+        return lines.view(torch.float16).float()
+    if kind == "bfloat16_pairs":  # of two inputs
+        pairs = lines.view(torch.bfloat16).float().view(len(lines), -1, PANEL, 2)
+        return pairs.transpose(2, 3).flatten(1, 2)
+    numbers = lines.view(torch.bfloat16).float().view(*lines.shape, 2)  # of two columns
+    return numbers.transpose(-1, -2).flatten(-2)
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:

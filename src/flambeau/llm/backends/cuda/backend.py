@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from flambeau.llm.backends.cuda.graphs import (
     TokenChooser,
     size_for,
 )
+from flambeau.llm.backends.cuda.lora_steps import LoraSteps, WithAdapter
 from flambeau.llm.backends.cuda.parts import compared_parts, unknown_parts
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
@@ -46,6 +48,7 @@ from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
 
 if TYPE_CHECKING:
+    from flambeau.llm.backends.cuda.lora_network import LoraNetwork
     from flambeau.llm.backends.cuda.network import CudaNetwork
 
 log = logging.getLogger(__name__)
@@ -74,15 +77,18 @@ class CudaBackend:
         self.device = cache.keys[0].device
         self.decode_path = PLAIN_PYTORCH
         self._name = name  # in log lines
-        self._has_adapters = adapters is not None
+        self._adapters = adapters
+        self._lora = None if adapters is None else LoraSteps(adapters, model, self.device)
+        self._lora_networks: dict[int, LoraNetwork] = {}  # by generation of the slots
         self._states = states
         self._eager = EagerBackend(model, cache, adapters=adapters, states=states)
         self._compiler = BackgroundCompiler[Decode]()
         self._max_blocks = max_blocks
         self._max_size = size_for(max_num_seqs) or SIZES[-1]
         self._network: CudaNetwork | None = None
-        self._captured: dict[tuple[int, int], CapturedStep] = {}  # (query_len, batch size) → graph
-        self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
+        # (query_len, batch size) → graph; with adapters, (query_len, batch size, generation of their slots)
+        self._captured: dict[tuple[int, ...], CapturedStep] = {}
+        self._captured_prompts: dict[tuple[int, ...], CapturedPrompts] = {}  # (number of tokens, generation if any)
         self._graphs = GraphCapture()
         self._side_stream = SideStream(self.device)
         self._samples_in_graph = True
@@ -99,31 +105,32 @@ class CudaBackend:
     @torch.inference_mode()
     def start(self, inputs: StepInputs, settings: RowSettings | None) -> StartedTokens | None:
         with torch.cuda.device(self.device):
-            graph = self._find(inputs)
-            return None if graph is None else graph.start(inputs, settings)
+            graph, given = self._find(inputs)
+            return None if graph is None else graph.start(given, settings)
 
     @torch.inference_mode()
     def decode(self, inputs: StepInputs) -> Tensor:
         with torch.cuda.device(self.device):
-            graph = self._find(inputs)
-            return self._eager.decode(inputs) if graph is None else graph.run(inputs)
+            graph, given = self._find(inputs)
+            return self._eager.decode(inputs) if graph is None else graph.run(given)
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        network = None if self._needs_eager(inputs) else self._network
         with torch.cuda.device(self.device):
-            if network is None:
+            given, generations = self._placed(inputs)
+            if given is None or self._network is None:
                 return self._eager.prefill(inputs, rows_N)
-            graph = self._find_prompts(network, inputs, rows_N)
+            network = self._lora_networks[generations[0]] if generations else self._network
+            graph = self._find_prompts(network, given, rows_N, generations)
             if graph is None:
-                return network.prefill(inputs, rows_N)
-            return graph.run(inputs, rows_N, network.tiles(inputs))
+                return network.prefill(given, rows_N)
+            return graph.run(given, rows_N, network.tiles(given))
 
     @torch.inference_mode()
     def argmax(self, inputs: StepInputs) -> Tensor:
         with torch.cuda.device(self.device):
-            graph = self._find(inputs)
-            return argmax_tokens(self._eager.decode(inputs)).cpu() if graph is None else graph.argmax(inputs)
+            graph, given = self._find(inputs)
+            return argmax_tokens(self._eager.decode(inputs)).cpu() if graph is None else graph.argmax(given)
 
     def argmax_steps(self, first: StepInputs, positions_JS: Tensor, slots_JS: Tensor) -> Tensor:
         num_sequences = len(first.context_lens_S)
@@ -140,58 +147,96 @@ class CudaBackend:
     def close(self) -> None:
         self._compiler.close()
 
-    def _needs_eager(self, inputs: StepInputs) -> bool:
-        """Whether tokens have adapters, which only plain PyTorch adds, or there are images."""
-        return inputs.images is not None or (self._has_adapters and inputs.adapters_T is not None)
+    def _placed(self, inputs: StepInputs) -> tuple[StepInputs | None, tuple[int, ...]]:
+        """The inputs for the kernels, with places in slots as adapters, and the generation of these slots, if any.
 
-    def _find(self, inputs: StepInputs) -> CapturedStep | None:
-        """The graph for such a step; captured here if its step was compiled since the last call."""
-        if self._needs_eager(inputs):
-            return None
+        None: plain PyTorch computes the step: it has images, or adapters that the kernels cannot add, or not yet.
+        """
+        if inputs.images is not None:
+            return None, ()
+        if self._lora is None or inputs.adapters_T is None:
+            return inputs, ()
+        places_T = None if self._network is None else self._lora.place(inputs.adapters_T)
+        if places_T is None:
+            return None, ()
+        generation = self._lora.generation
+        if generation not in self._lora_networks:
+            self._forget_slots_before(generation)
+            self._compiler.find(("adapters", generation), self._lora_builder(generation))
+            return None, ()
+        return replace(inputs, adapters_T=places_T), (generation,)
+
+    def _forget_slots_before(self, generation: int) -> None:
+        """Free what was captured with fewer or smaller slots."""
+        self._captured = {key: graph for key, graph in self._captured.items() if key[2:] in ((), (generation,))}
+        prompts = self._captured_prompts.items()
+        self._captured_prompts = {key: graph for key, graph in prompts if key[1:] in ((), (generation,))}
+        for old in [old for old in self._lora_networks if old < generation]:
+            del self._lora_networks[old]
+
+    def _find(self, inputs: StepInputs) -> tuple[CapturedStep | None, StepInputs]:
+        """The graph for such a step, and its inputs; captured here if its step was compiled since the last call."""
+        given, generations = self._placed(inputs)
+        if given is None:
+            return None, inputs
         size = size_for(inputs.context_lens_S.shape[0])
         if size is None or size > self._max_size or inputs.block_tables_SB.shape[1] > self._max_blocks:
-            return None
-        key = (inputs.query_len, size)
+            return None, inputs
+        key = (inputs.query_len, size, *generations)
         graph = self._captured.get(key)
         if graph is None and key not in self._graphs.failed:
             step = self._compiler.find(key, lambda: self._compile(*key))
             graph = None if step is None else self._capture(key, step)
         if graph is None:  # use a larger one meanwhile
-            graph = self._captured.get((inputs.query_len, min(self._sizes_of(inputs.query_len, size), default=0)))
-        return graph
+            larger = min(self._sizes_of(inputs.query_len, size, generations), default=0)
+            graph = self._captured.get((inputs.query_len, larger, *generations))
+        return graph, given
 
-    def _find_prompts(self, network: CudaNetwork, inputs: StepInputs, rows_N: Tensor) -> CapturedPrompts | None:
+    def _find_prompts(
+        self, network: CudaNetwork, inputs: StepInputs, rows_N: Tensor, generations: tuple[int, ...]
+    ) -> CapturedPrompts | None:
         """The graph for such prompts, captured here if it is the first of its size; None if there is none."""
         size = prompt_graphs.size_for(inputs, rows_N)
-        if size is None or size in self._graphs.failed or inputs.block_tables_SB.shape[1] > self._max_blocks:
+        if size is None or inputs.block_tables_SB.shape[1] > self._max_blocks:
             return None
-        if size not in self._captured_prompts:
+        key = (size, *generations)
+        if ("prompts", *key) in self._graphs.failed:
+            return None
+        if key not in self._captured_prompts:
             num_tiles = network.max_tiles(size, prompt_graphs.MAX_SEQUENCES)
             captured = self._graphs.capture(
-                size,
+                ("prompts", *key),
                 f"prompts of {size} tokens",
                 lambda pool: CapturedPrompts(
-                    network.run, size, num_tiles, self._max_blocks, self.device, pool, self._states
+                    network.run,
+                    size,
+                    num_tiles,
+                    self._max_blocks,
+                    self.device,
+                    pool,
+                    self._states,
+                    has_adapters=bool(generations),
                 ),
             )
             if captured is not None:
-                self._captured_prompts[size] = captured
-        return self._captured_prompts.get(size)
+                self._captured_prompts[key] = captured
+        return self._captured_prompts.get(key)
 
-    def _capture(self, key: tuple[int, int], step: Decode) -> CapturedStep | None:
+    def _capture(self, key: tuple[int, ...], step: Decode) -> CapturedStep | None:
         captured = self._graphs.capture(
             key,
             f"steps of {key[1]} sequences",
-            lambda pool: CapturedStep(step, self._dummy_inputs(*key), pool, self._chooser(*key), self._states),
+            lambda pool: CapturedStep(step, self._dummy_inputs(*key), pool, self._chooser(*key[:2]), self._states),
         )
         if captured is not None:
             self._captured[key] = captured
             self._switch()
         return captured
 
-    def _sizes_of(self, query_len: int, min_size: int) -> list[int]:
-        """The batch sizes of captured graphs with this query length."""
-        return [size for length, size in self._captured if length == query_len and size >= min_size]
+    def _sizes_of(self, query_len: int, min_size: int, generations: tuple[int, ...] = ()) -> list[int]:
+        """The batch sizes of captured graphs with this query length, of these slots or without adapters."""
+        keys = [key for key in self._captured if key[0] == query_len and key[2:] == generations]
+        return [key[1] for key in keys if key[1] >= min_size]
 
     def _switch(self) -> None:
         """Log the new decode path once; other shapes of a step follow as they are captured."""
@@ -244,6 +289,43 @@ class CudaBackend:
                 return None
         return f"{reason}; parts beyond Llama's: {', '.join(parts)}"
 
+    def _lora_builder(self, generation: int) -> Callable[[], Decode]:
+        """For the background thread: the network for these slots, if its kernels are right."""
+        assert self._lora is not None
+        assert self._adapters is not None
+        slots, store, held = self._lora.slots, self._adapters.snapshot(), self._lora.holdable()
+        assert slots is not None
+
+        def build() -> Decode:
+            reason: str | None
+            try:
+                from flambeau.llm.backends.cuda.lora_network import LoraNetwork, find_error
+
+                number = next(iter(held))
+                place = int(slots.places(torch.tensor([number])))
+                with torch.inference_mode(), self._on_side_stream():
+                    reason = find_error(slots) or find_difference(
+                        self.model,
+                        self.cache,
+                        lambda cache: WithAdapter(LoraNetwork(self.model, cache, slots), place),
+                        lambda cache: WithAdapter(EagerBackend(self.model, cache, adapters=store), number),
+                    )
+                    if reason is None:
+                        network = LoraNetwork(self.model, self.cache, slots, self._states)
+                        for length in PROMPT_LENGTHS:
+                            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
+                            prompt = replace(prompt, adapters_T=torch.full((length,), place))
+                            network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
+                        self._lora_networks[generation] = network
+            except Exception as error:
+                reason = summary(error)
+                log.debug("the kernels for adapters failed", exc_info=True)
+            if reason is not None:
+                log.warning("%s: the kernels for adapters are not used, their steps are slower: %s", self._name, reason)
+            return self._eager.decode
+
+        return build
+
     @torch.inference_mode()
     def _check_sampling(self) -> None:
         """Compare the sampling kernels with the sampler; if they differ, tokens are chosen outside of the graphs."""
@@ -262,11 +344,12 @@ class CudaBackend:
             log.warning("sampling cannot be a part of the CUDA graphs here, steps are slower: %s", reason)
 
     @torch.inference_mode()
-    def _compile(self, query_len: int, size: int) -> Decode:
+    def _compile(self, query_len: int, size: int, generation: int = 0) -> Decode:
         """The step to capture, run once so that everything it needs is compiled."""
         with self._on_side_stream():
-            buffers = InputBuffers(self._dummy_inputs(query_len, size))  # kernels depend on the alignment
-            buffers.fill(self._dummy_inputs(query_len, size))
+            dummy = self._dummy_inputs(query_len, size, generation)
+            buffers = InputBuffers(dummy)  # kernels depend on the alignment
+            buffers.fill(dummy)
             example = buffers.inputs
             if (chooser := self._chooser(query_len, size)) is not None:
                 logits_TV = torch.zeros(size, self.model.arch.vocab_size, device=self.device)
@@ -277,6 +360,9 @@ class CudaBackend:
                     return inductor.compile_step(
                         self.model, self.cache, query_len, triton_attention, example, self._states
                     )
+            if generation:
+                self._lora_networks[generation].run(example)
+                return self._lora_networks[generation].run
             expected = self._network.run(example)
             one_row = self._build_one_row(example, expected) if len(example.ids_T) == 1 else None
             return one_row or self._network.run
@@ -321,9 +407,10 @@ class CudaBackend:
     def _on_side_stream(self) -> AbstractContextManager[None]:
         return self._side_stream.running()
 
-    def _dummy_inputs(self, query_len: int, size: int) -> StepInputs:
+    def _dummy_inputs(self, query_len: int, size: int, generation: int = 0) -> StepInputs:
         has_states = self.cache.states.has_layers
-        return inductor.dummy_inputs(size, query_len, self._max_blocks, self.device, has_states=has_states)
+        inputs = inductor.dummy_inputs(size, query_len, self._max_blocks, self.device, has_states=has_states)
+        return replace(inputs, adapters_T=torch.zeros_like(inputs.ids_T)) if generation else inputs
 
 
 def triton_attention(cache: KVCache, inputs: StepInputs) -> Attend:

@@ -37,15 +37,31 @@ class Network(Protocol):
         """The logits [T, V] of all tokens."""
 
 
+class Plain(Protocol):
+    """What it is compared with: `EagerBackend`."""
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        """The logits [N, V] of the tokens at `rows_N`."""
+
+    def decode(self, inputs: StepInputs) -> Tensor:
+        """The logits [T, V] of all tokens."""
+
+
 def difference(found: Tensor, expected: Tensor) -> float:
     """How far logits are off, as a share of their norm."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def find_difference(model: Transformer, cache: KVCache, build: Callable[[KVCache], Network]) -> str | None:
+def find_difference(
+    model: Transformer,
+    cache: KVCache,
+    build: Callable[[KVCache], Network],
+    build_plain: Callable[[KVCache], Plain] | None = None,
+) -> str | None:
     """What the network that `build` makes for a cache does differently from the model; None: nothing.
 
-    `cache` is not written: its block size and type are used.
+    `cache` is not written: its block size and type are used. `build_plain` makes what it is compared with, if that is
+    not the model alone.
     """
     limit = MAX_DIFFERENCE if model.model.embed_tokens.weight.dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
     keys = cache.keys[0]
@@ -54,7 +70,7 @@ def find_difference(model: Transformer, cache: KVCache, build: Callable[[KVCache
     ours, twin = (
         KVCache(model.arch, num_blocks, cache.block_size, device=keys.device, dtype=keys.dtype) for _ in range(2)
     )
-    network, plain = build(ours), EagerBackend(model, twin)
+    network, plain = build(ours), (EagerBackend(model, twin) if build_plain is None else build_plain(twin))
     with torch.inference_mode():
         for name, inputs in steps(lengths, cache.block_size, model.arch.vocab_size):
             rows_N = inputs.query_starts[1:] - 1

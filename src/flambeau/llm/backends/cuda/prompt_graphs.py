@@ -43,9 +43,11 @@ class CapturedPrompts:
         device: torch.device,
         pool: Any,
         states: HiddenStates | None = None,
+        *,
+        has_adapters: bool = False,
     ) -> None:
         self._states = states
-        sizes = [num_tokens] * 3 + [MAX_SEQUENCES, 3 * num_tiles]
+        sizes = [num_tokens] * 3 + [MAX_SEQUENCES, 3 * num_tiles] + ([num_tokens] if has_adapters else [])
         self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         # Pinned memory, from which the GPU copies asynchronously.
         self._host_numbers = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=True)
@@ -53,9 +55,10 @@ class CapturedPrompts:
         self._tables = torch.zeros((MAX_SEQUENCES, max_blocks), dtype=torch.int64, device=device)
         self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=True)
         self._copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ids_T, positions_T, slots_T, rows_N, tiles = torch.split(self._numbers, sizes)
+        ids_T, positions_T, slots_T, rows_N, tiles, *places = torch.split(self._numbers, sizes)
         unused = torch.zeros(0, dtype=torch.int64, device=device)  # tiles say which tokens belong to a sequence
         inputs = StepInputs(ids_T, positions_T, slots_T, unused, unused, self._tables)
+        inputs.adapters_T = places[0] if places else None
         arguments = inputs, rows_N, tiles.view(-1, 3)
 
         def run() -> tuple[Tensor, Tensor | None]:
@@ -66,7 +69,10 @@ class CapturedPrompts:
     def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`."""
         self._copied.synchronize()
-        given = inputs.ids_T, inputs.positions_T, inputs.slots_T, rows_N, tiles.flatten()
+        given = [inputs.ids_T, inputs.positions_T, inputs.slots_T, rows_N, tiles.flatten()]
+        if len(self._host_views) > len(given):
+            assert inputs.adapters_T is not None
+            given.append(inputs.adapters_T)
         for view, numbers in zip(self._host_views, given, strict=True):
             view[: len(numbers)] = numbers.cpu().numpy()
             view[len(numbers) :] = 0

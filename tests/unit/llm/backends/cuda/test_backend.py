@@ -12,6 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
+from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda import backend as module
 from flambeau.llm.backends.cuda.backend import COMPILING, CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
@@ -160,6 +163,47 @@ def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatc
     warned = [record.args for record in caplog.records if record.levelname == "WARNING"]
     reason = "the logits of several sequences differ by 200% of their norm; parts beyond Llama's: norm_offset"
     assert warned == ([("the model", reason)] if is_wrong else [])
+
+
+def test_adapters_are_added_in_plain_pytorch_where_their_kernels_cannot_be_used(backend, monkeypatch, caplog):
+    model, cpu = backend.model, torch.device("cpu")
+    target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
+    store, size = AdapterStore(target, model), model.arch.hidden_size
+    part = LoraPart(0, torch.ones(2, model.arch.intermediate_size), torch.ones(size, 2))
+    store.adapters[1] = AdapterChanges(layers={"model.layers.0.mlp.down_proj": LayerChange([part])})
+    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.lora_network", None)
+    monkeypatch.setattr(module, "LoraSteps", lambda *_: OneSlot())
+    other = CudaBackend(model, backend.cache, max_num_seqs=8, max_blocks=8, adapters=store)
+    assert other.wait_until_compiled(60)
+    other._network = object()  # the kernels compute steps without adapters
+    for _ in range(3):
+        inputs = steps_of(2)
+        inputs.adapters_T = torch.tensor([1, 0])
+        expected = EagerBackend(model, backend.cache, adapters=store).decode(inputs)
+        torch.testing.assert_close(other.decode(inputs), expected)
+        assert other.wait_until_compiled(60)
+    assert other._captured == {}
+    told = [record for record in caplog.records if "adapters" in record.message and record.levelname == "WARNING"]
+    assert len(told) == 1
+    other.close()
+
+
+class OneSlot:
+    """Slots that hold every adapter."""
+
+    generation = 1
+
+    def __init__(self):
+        self.slots = self
+
+    def place(self, adapters_T):
+        return adapters_T
+
+    def places(self, adapters_T):
+        return adapters_T
+
+    def holdable(self):
+        return {1: None}
 
 
 @pytest.mark.gpu

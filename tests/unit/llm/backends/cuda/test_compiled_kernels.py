@@ -6,6 +6,7 @@ Networks are on the meta device: their launches are recorded instead of run, and
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from triton.compiler import ASTSource
 
 from flambeau.llm.backends.cuda import launch
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.lora_network import LoraNetwork
+from flambeau.llm.backends.cuda.lora_slots import LoraSlots, layer_shapes
 from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import unknown_parts
 
@@ -180,3 +183,22 @@ def test_layers_with_quantized_weights_compile(kind, gates, activation, launches
             y = linear(torch.empty(num_rows, size, dtype=torch.bfloat16))
             assert y.shape == (num_rows, linear.width)
     compile_all(launches)
+
+
+@pytest.mark.parametrize("rank", [16, 128])
+@pytest.mark.parametrize("network", ["Llama", "GPT-NeoX"])
+def test_kernels_of_adapters_compile(network, rank, launches):
+    model, meta = random_network(**NETWORKS[network]), torch.device("meta")
+    slots = LoraSlots(layer_shapes(model.arch), 8, rank, meta, torch.bfloat16)
+    step = LoraNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16), slots)
+    for case, sequences in STEPS.items():
+        inputs = step_inputs(sequences, query_len=0 if case == "prompt" else len(sequences[0][1]))
+        inputs.adapters_T = torch.ones_like(inputs.ids_T)
+        with torch.inference_mode():
+            if case == "prompt":
+                step.prefill(inputs, inputs.query_starts[1:] - 1)
+            else:
+                step.run(replace(inputs.to(meta), adapters_T=inputs.adapters_T.to(meta)))
+    names = {kernel.__name__ for kernel, _, _ in launches}
+    assert {"shrink_rows", "expand_rows"} <= names
+    compile_all([one for one in launches if one[0].__name__ in ("shrink_rows", "expand_rows")])

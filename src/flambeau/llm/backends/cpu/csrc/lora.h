@@ -1,4 +1,5 @@
-// LoRA adapters: adds B times A times the input of a layer to its outputs, for the rows that have an adapter.
+// LoRA adapters: the outputs of a layer become scale * y + shift + B * A * x, for the rows that have an adapter. A layer
+// that was trained as a whole scales them by 0 and adds those of its own matrix.
 //
 // Every row is summed in the same order whatever other rows there are: it gets the same bits in any batch.
 #pragma once
@@ -6,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "matrix.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -14,11 +16,15 @@ namespace flambeau {
 struct LoraPart {
   const float *a, *b;  // [rank, inputs], [rank, count]: B is transposed
   int64_t rank, start, count;  // outputs from start on
+  const Matrix* matrix;        // in the place of A and B, or null
 };
 
 struct LoraLayer {
   const LoraPart* parts = nullptr;
   int64_t num_parts = 0;
+  const float *scale = nullptr, *shift = nullptr;  // of all outputs, or null
+
+  bool is_empty() const { return !num_parts && !shift; }
 };
 
 constexpr int64_t kLoraRows = 4;  // rows of one adapter that share what is read of it
@@ -81,24 +87,57 @@ inline void add_lora_rows(int64_t num_rows, const LoraPart& part, const float* x
   add_lora_part<most>(part, x, out, size, width);
 }
 
-// Adds to each row what its adapter says. `layers` has the layer in each adapter, `stride` apart; adapter 0 is none.
+// The parts that are whole matrices. `space` holds their outputs.
+inline void add_matrices(const LoraLayer& layer, const float* x, float* out, int64_t num_rows, int64_t width,
+                         std::vector<float>& space, int num_threads) {
+  for (int64_t i = 0; i < layer.num_parts; ++i) {
+    const LoraPart& part = layer.parts[i];
+    if (!part.matrix) continue;
+    space.resize(num_rows * part.count);
+    part.matrix->multiply(x, space.data(), num_rows, false, num_threads);
+    for (int64_t m = 0; m < num_rows; ++m)
+      for (int64_t n = 0; n < part.count; ++n) out[m * width + part.start + n] += space[m * part.count + n];
+  }
+}
+
+// Does to each row what its adapter says. `layers` has the layer in each adapter, `stride` apart; adapter 0 is none.
 inline void add_lora(const int64_t* adapters, const LoraLayer* layers, int64_t stride, const float* x, float* out,
                      int64_t num_rows, int64_t size, int64_t width, int num_threads) {
   struct Group {
     int64_t first, count;
   };
   std::vector<Group> groups;
+  bool has_matrices = false;
   for (int64_t first = 0, end; first < num_rows; first = end) {
     for (end = first + 1; end < num_rows && end < first + kLoraRows && adapters[end] == adapters[first];) ++end;
-    if (adapters[first] && layers[adapters[first] * stride].num_parts) groups.push_back({first, end - first});
+    const LoraLayer& layer = layers[adapters[first] * stride];
+    if (!adapters[first] || layer.is_empty()) continue;
+    groups.push_back({first, end - first});
+    for (int64_t i = 0; i < layer.num_parts; ++i) has_matrices |= layer.parts[i].matrix != nullptr;
   }
   Threads::of_process().share(static_cast<int64_t>(groups.size()), num_threads, [&](int64_t task) {
     const Group group = groups[task];
     const LoraLayer& layer = layers[adapters[group.first] * stride];
+    for (int64_t m = group.first; m < group.first + group.count; ++m) {
+      float* row = out + m * width;
+      if (layer.scale)
+        for (int64_t n = 0; n < width; ++n) row[n] *= layer.scale[n];
+      if (layer.shift)
+        for (int64_t n = 0; n < width; ++n) row[n] += layer.shift[n];
+    }
     for (int64_t i = 0; i < layer.num_parts; ++i)
-      add_lora_rows<kLoraRows>(group.count, layer.parts[i], x + group.first * size, out + group.first * width, size,
-                               width);
+      if (!layer.parts[i].matrix)
+        add_lora_rows<kLoraRows>(group.count, layer.parts[i], x + group.first * size, out + group.first * width, size,
+                                 width);
   });
+  if (!has_matrices) return;
+  std::vector<float> space;
+  for (int64_t first = 0, end; first < num_rows; first = end) {
+    for (end = first + 1; end < num_rows && adapters[end] == adapters[first];) ++end;
+    if (adapters[first])
+      add_matrices(layers[adapters[first] * stride], x + first * size, out + first * width, end - first, width, space,
+                   num_threads);
+  }
 }
 
 }  // namespace flambeau

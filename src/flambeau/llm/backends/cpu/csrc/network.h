@@ -16,6 +16,19 @@
 
 namespace flambeau {
 
+enum LoraPlace : int64_t {
+  kNotAdapted = -1,
+  kLoraQkv,
+  kLoraOut,
+  kLoraGateUp,
+  kLoraDown,
+  kLoraQueryDown,
+  kLoraLatent,
+  kLoraRouter,
+  kLoraSharedGate,
+  kLoraExperts
+};
+
 struct Layer {
   Norm attention_norm, mlp_norm;            // before them
   Norm attention_post_norm, mlp_post_norm;  // after them
@@ -63,16 +76,20 @@ struct Network {
   Matrix project_in{}, project_out{};  // from embeddings of another size to the hidden size, and back; or no weights
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
-};
 
-// The matrices of a layer that adapters may change; of latent attention, its query_up is in the place of qkv.
-enum Adapted : int64_t { kQkv, kOut, kGateUp, kDown, kQueryDown, kLatent, kAdapted, kNotAdapted = -1 };
+  // What an adapter may change: of each layer qkv, out, gate_up, down, of latent attention query_down and latent, with
+  // query_up in the place of qkv, the router, the gate of the shared expert and gate_up and down of each expert; then
+  // the head.
+  int64_t lora_per_layer() const { return kLoraExperts + 2 * max_experts; }
+  int64_t lora_stride() const { return num_layers * lora_per_layer() + 1; }
+};
 
 struct Tokens {
   const int64_t *ids, *positions, *slots, *starts, *tables;  // [T] three times, [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, table_width;
   const int64_t* adapters = nullptr;  // [T], or none has one
-  const LoraLayer* lora = nullptr;  // [adapters, layers, 6]: see `Adapted`
+  const LoraLayer* lora = nullptr;  // [adapters, lora_stride]: see Network
+  int64_t has_scales = 0;           // whether an adapter scales outputs, which are then not added to others directly
   float* states = nullptr;  // [T, M, E], or nobody reads them
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
@@ -164,6 +181,10 @@ class Pass {
       rows_of_head = added_;
     }
     net_.head.multiply(rows_of_head, logits, num_rows, false, num_threads_);
+    if (tokens_.adapters) {
+      adapters_of(num_rows, [&](int64_t i) { return rows ? rows[i] : i; });
+      adapt(row_adapters_.data(), net_.num_layers * net_.lora_per_layer(), net_.head, rows_of_head, logits, num_rows);
+    }
     const int64_t size = num_rows * net_.head.width;
     if (net_.logit_scale != 1)
       for (int64_t i = 0; i < size; ++i) logits[i] *= net_.logit_scale;
@@ -291,7 +312,7 @@ class Pass {
   // x += the product, perhaps normalized and scaled.
   void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm,
            float scale = 1) {
-    const bool is_direct = !post_norm && net_.residual_scale * scale == 1;
+    const bool is_direct = !post_norm && net_.residual_scale * scale == 1 && !tokens_.has_scales;
     float* output = is_direct ? x_ : added_;
     matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
     adapt(layer, which, matrix, input, output);
@@ -339,15 +360,15 @@ class Pass {
     if (latent.query_down.weights) {
       const int64_t width = latent.query_down.num_outputs();
       float* down = space.grown(space.latents, count * width);
-      multiply(layer, kQueryDown, latent.query_down, input, down);
+      multiply(layer, kLoraQueryDown, latent.query_down, input, down);
       each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
-      multiply(layer, kQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
+      multiply(layer, kLoraQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
     } else {
-      multiply(layer, kQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
+      multiply(layer, kLoraQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
     }
     const float* queries = space.queries.data();
     float* latents = space.grown(space.latents, count * size);
-    multiply(layer, kLatent, latent.latent, input, latents);
+    multiply(layer, kLoraLatent, latent.latent, input, latents);
     float* keys = space.grown(space.keys, count * size);
     each_token([&](int64_t t) {
       const float *cos = layer.cos + tokens_.positions[t] * half, *sin = layer.sin + tokens_.positions[t] * half;
@@ -367,12 +388,12 @@ class Pass {
     float* values = space.grown(space.values, count * width);
     multiply_heads(latent.to_values, heads, attended_, heads * size, size, values, width, latent.value_size, count,
                    num_threads_);
-    add(layer, kOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
+    add(layer, kLoraOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
   }
 
   void attend(const Layer& layer, const float* input) {
     if (layer.latent) return attend_latent(layer, *layer.latent, input);
-    multiply(layer, kQkv, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
+    multiply(layer, kLoraQkv, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
     each_token([&](int64_t t) {
       if (net_.gates_attention) take_gates(t);
       position(layer, t);
@@ -390,7 +411,7 @@ class Pass {
         float* row = attended_ + t * heads_width_;
         for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
       });
-    add(layer, kOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
+    add(layer, kLoraOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
   }
 
   // Divides heads of queries and gates that follow each other; leaves the gates' factors at the start of the row.
@@ -406,7 +427,7 @@ class Pass {
 
   void feed_forward(const Layer& layer, const float* input) {
     if (layer.experts) return mix(layer, *layer.experts, input);
-    multiply(layer, kGateUp, layer.gate_up, input, gate_up_);
+    multiply(layer, kLoraGateUp, layer.gate_up, input, gate_up_);
     if (net_.gate_scale != 1)
       each_token([&](int64_t t) {
         float* row = gate_up_ + t * layer.gate_up.num_outputs();
@@ -415,7 +436,7 @@ class Pass {
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       activate(net_.activation, gate, up, out, size);
     });
-    add(layer, kDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
+    add(layer, kLoraDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -430,7 +451,7 @@ class Pass {
   // A token's experts are added up in the order of their numbers, whatever other tokens there are.
   void mix(const Layer& layer, const Experts& experts, const float* input) {
     const int64_t count = tokens_.num_tokens, size = net_.hidden, num_chosen = experts.num_chosen;
-    experts.router.multiply(input, scores_, count, false, num_threads_);
+    multiply(layer, kLoraRouter, experts.router, input, scores_);
     each_token([&](int64_t t) {
       choose_experts(experts, scores_ + t * experts.count, chosen_ + t * num_chosen, weights_ + t * num_chosen);
     });
@@ -444,7 +465,10 @@ class Pass {
         const float *from = input + rows[i].token * size, scale = experts.scales_inputs ? rows[i].weight : 1.0f;
         for (int64_t e = 0; e < size; ++e) gathered_[i * size + e] = from[e] * scale;
       });
+      if (tokens_.adapters) adapters_of(num_rows, [&](int64_t i) { return rows[i].token; });
+      const int64_t place = place_of(layer) + kLoraExperts + 2 * n;
       experts.gate_up[n].multiply(gathered_, gate_up_, num_rows, false, num_threads_);
+      adapt(row_adapters_.data(), place, experts.gate_up[n], gathered_, gate_up_, num_rows);
       gate(num_rows, experts.down[n].size, [&](const float* gate, const float* up, float* out, int64_t width) {
         if (experts.limit > 0)
           clamped_swiglu(gate, up, out, width, experts.limit, experts.alpha);
@@ -452,6 +476,7 @@ class Pass {
           activate(experts.activation, gate, up, out, width);
       });
       experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
+      adapt(row_adapters_.data(), place + 1, experts.down[n], gated_, gathered_, num_rows);
       each_row(num_rows, [&](int64_t i) {
         add_row(rows[i].token, experts.scales_inputs ? 1.0f : rows[i].weight, gathered_ + i * size);
       });
@@ -463,12 +488,12 @@ class Pass {
   // The expert for all tokens.
   void add_shared(const Layer& layer, const Experts& experts, const float* input) {
     const bool is_gated = experts.shared_gate.weights != nullptr;
-    multiply(layer, kGateUp, experts.shared_gate_up, input, gate_up_);
+    multiply(layer, kLoraGateUp, experts.shared_gate_up, input, gate_up_);
     gate(tokens_.num_tokens, experts.shared_down.size, [&](const float* gate, const float* up, float* out, int64_t width) {
       activate(experts.activation, gate, up, out, width);
     });
-    multiply(layer, kDown, experts.shared_down, gated_, gathered_);
-    if (is_gated) experts.shared_gate.multiply(input, scores_, tokens_.num_tokens, false, num_threads_);
+    multiply(layer, kLoraDown, experts.shared_down, gated_, gathered_);
+    if (is_gated) multiply(layer, kLoraSharedGate, experts.shared_gate, input, scores_);
     each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
   }
 
@@ -477,12 +502,26 @@ class Pass {
     for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
   }
 
-  // Adds the adapters of the tokens to the outputs of a matrix.
+  int64_t place_of(const Layer& layer) const { return (&layer - net_.layers) * net_.lora_per_layer(); }
+
+  // Applies the adapters of the tokens to the outputs of a matrix of a layer.
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
-    if (!tokens_.adapters || which == kNotAdapted) return;
-    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * kAdapted + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * kAdapted, input, output, tokens_.num_tokens, matrix.size,
+    if (which == kNotAdapted) return;
+    adapt(tokens_.adapters, place_of(layer) + which, matrix, input, output, tokens_.num_tokens);
+  }
+
+  void adapt(const int64_t* adapters, int64_t place, const Matrix& matrix, const float* input, float* output,
+             int64_t num_rows) {
+    if (!tokens_.adapters) return;
+    add_lora(adapters, tokens_.lora + place, net_.lora_stride(), input, output, num_rows, matrix.size,
              matrix.num_outputs(), num_threads_);
+  }
+
+  // The adapters of some rows, by their tokens.
+  template <typename TokenOf>
+  void adapters_of(int64_t num_rows, const TokenOf& token_of) {
+    row_adapters_.resize(num_rows);
+    for (int64_t i = 0; i < num_rows; ++i) row_adapters_[i] = tokens_.adapters[token_of(i)];
   }
 
   const Network& net_;
@@ -492,6 +531,7 @@ class Pass {
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
+  std::vector<int64_t> row_adapters_;  // of rows that are not those of the step
 };
 
 // The index of the largest number, the first of equals; -1 if it is not finite or if there is a NaN.

@@ -1,0 +1,223 @@
+"""Adapters on a GPU: the kernels give what their plain twins give, on a GPU or by Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
+from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
+from flambeau.llm.backends.cuda.lora_slots import LoraSlots, can_hold, layer_shapes, rank_of
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.quantize.quantizer import quantize
+from support.llm_steps import random_model, room, step_inputs
+
+pytest.importorskip("triton", reason="there is no Triton here")
+
+from flambeau.llm.backends.cuda import backend as backend_module
+from flambeau.llm.backends.cuda import lora_network
+from flambeau.llm.backends.cuda.lora_network import LoraNetwork, find_error
+from flambeau.llm.backends.cuda.network import CudaNetwork
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
+    ),
+]
+NETWORKS = {
+    "Llama": {},
+    "Qwen 2": {"qkv_bias": True, "tied_embeddings": True},
+    "Mixtral": {"num_experts": 4, "expert_size": 48},
+}
+
+
+def adapter_of(model, seed: int, ranks: dict[str, int]) -> AdapterChanges:
+    """Random matrices for the layers whose names end so; queries, keys and values have their own."""
+    generator, layers = torch.Generator().manual_seed(seed), {}
+    for name, shape in layer_shapes(model.arch).items():
+        rank = ranks.get(name.rpartition(".")[2])
+        if rank is not None:
+            layers[name] = LayerChange(
+                [
+                    LoraPart(
+                        start,
+                        (torch.randn(rank, shape.inputs, generator=generator) * 0.3).to(DEVICE),
+                        (torch.randn(stop - start, rank, generator=generator) * 0.3).to(DEVICE),
+                    )
+                    for start, stop in shape.segments
+                ]
+            )
+    return AdapterChanges(layers=layers)
+
+
+def make_store(model) -> AdapterStore:
+    arch = model.arch
+    store = AdapterStore(AdapterTarget(arch=arch, local=arch, shard=None, device=DEVICE, dtype=torch.float32), model)
+    store.adapters[3] = adapter_of(model, 1, {"qkv_proj": 4, "o_proj": 4, "gate_up_proj": 4, "down_proj": 4})
+    store.adapters[7] = adapter_of(model, 2, {"qkv_proj": 20, "down_proj": 3})
+    return store
+
+
+def slots_of(model, store, num_slots: int = 3) -> LoraSlots:
+    rank = max(map(rank_of, store.adapters.values()))
+    slots = LoraSlots(layer_shapes(model.arch), num_slots, rank, DEVICE, torch.float32)
+    assert all(can_hold(adapter, layer_shapes(model.arch)) for adapter in store.adapters.values())
+    slots.update(store.adapters)
+    return slots
+
+
+def filled_room(model, num_sequences: int):
+    """A cache with the same numbers every time."""
+    cache = room(model, num_sequences)
+    torch.manual_seed(5)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    return cache
+
+
+STEPS = {
+    "one sequence": ({0: (11, [1])}, [7]),
+    "several": ({0: (11, [1]), 1: (0, [2]), 2: (30, [3])}, [3, 0, 7]),
+    "verified": ({0: (4, [1] * 4), 1: (17, [2] * 4)}, [7, 3]),
+    "prompts": ({0: (0, [1] * 7), 1: (5, [2, 3] * 11), 2: (8, [3])}, [3, 0, 7]),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_give_the_twins_logits(case, network):
+    model = random_model(head_size=16, **NETWORKS[network]).to(DEVICE)
+    store = make_store(model)
+    slots = slots_of(model, store)
+    sequences, numbers = STEPS[case]
+    has_prompts = case == "prompts"
+    inputs = step_inputs(sequences, query_len=0 if has_prompts else len(sequences[0][1]))
+    inputs.adapters_T = torch.tensor(numbers).repeat_interleave(inputs.query_starts.diff())
+    caches = [filled_room(model, len(sequences)) for _ in range(2)]
+    rows_N = inputs.query_starts[1:] - 1
+    expected = EagerBackend(model, caches[0], adapters=store).prefill(inputs, rows_N)
+    step = LoraNetwork(model, caches[1], slots)
+    placed = replace(inputs, adapters_T=slots.places(inputs.adapters_T))
+    with torch.inference_mode():
+        if has_prompts:
+            found = step.prefill(placed, rows_N)
+        else:
+            found = step.run(replace(placed.to(DEVICE), adapters_T=placed.adapters_T.to(DEVICE)))[rows_N]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_quantized_layers_have_adapters():
+    model = quantize(random_model(head_size=16).to(DEVICE), "int8")
+    store = make_store(model)
+    slots = slots_of(model, store)
+    sequences, numbers = STEPS["several"]
+    inputs = step_inputs(sequences, query_len=1)
+    inputs.adapters_T = torch.tensor(numbers)
+    expected = EagerBackend(model, filled_room(model, 3), adapters=store).decode(inputs)
+    placed = replace(inputs.to(DEVICE), adapters_T=slots.places(inputs.adapters_T).to(DEVICE))
+    with torch.inference_mode():
+        found = LoraNetwork(model, filled_room(model, 3), slots).run(placed)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_another_adapter_in_a_slot_is_used_without_another_network():
+    model = random_model(head_size=16).to(DEVICE)
+    store = make_store(model)
+    slots = slots_of(model, store, num_slots=2)
+    step = LoraNetwork(model, filled_room(model, 1), slots)
+    inputs = step_inputs({0: (3, [5])}, query_len=1)
+
+    def logits_of(number):
+        given = replace(inputs, adapters_T=torch.tensor([number]))
+        expected = EagerBackend(model, filled_room(model, 1), adapters=store).decode(given)
+        placed = replace(given.to(DEVICE), adapters_T=slots.places(given.adapters_T).to(DEVICE))
+        with torch.inference_mode():
+            torch.testing.assert_close(step.run(placed), expected, atol=2e-4, rtol=1e-4)
+        return expected
+
+    before = logits_of(3)
+    del store.adapters[3]
+    store.adapters[9] = adapter_of(model, 8, {"o_proj": 2})
+    slots.update(store.adapters)
+    assert not torch.allclose(logits_of(9), before, atol=0.01)
+    logits_of(7)
+
+
+def test_kernels_that_are_wrong_are_found(monkeypatch):
+    model = random_model(head_size=16, num_layers=1).to(DEVICE)
+    slots = slots_of(model, make_store(model))
+    assert find_error(slots) is None
+    monkeypatch.setattr(lora_network, "add_lora", lambda *_: None)
+    assert "off by" in find_error(slots)
+
+
+class StandIn:
+    """A graph that runs its step."""
+
+    def __init__(self, step, buffers, pool, chooser, states=None):
+        self.num_runs, self._step = 0, step
+        assert buffers.adapters_T is not None
+
+    def run(self, inputs):
+        self.num_runs += 1
+        return self._step(inputs)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="its graphs are stand-ins on a CPU")
+def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
+    cuda = {"device": lambda _: contextlib.nullcontext(), "graph_pool_handle": object, "current_stream": object}
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(backend_module.CudaBackend, "_on_side_stream", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(backend_module.CudaBackend, "_chooser", lambda *_: None)
+    monkeypatch.setattr(backend_module, "CapturedStep", StandIn)
+    monkeypatch.setattr(backend_module, "CapturedPrompts", None)
+    monkeypatch.setattr(backend_module, "PROMPT_LENGTHS", (1,))
+    monkeypatch.setattr(backend_module.prompt_graphs, "size_for", lambda *_: None)
+    monkeypatch.setattr(lora_network, "CHECKED_ROWS", (1, 5))
+    model = random_model(head_size=16, num_layers=1)
+    store, cache = make_store(model), filled_room(model, 3)
+    expected = EagerBackend(model, filled_room(model, 3), adapters=store)
+    backend = backend_module.CudaBackend(model, cache, max_num_seqs=4, max_blocks=8, adapters=store)
+    backend.wait_until_compiled(60)
+    backend._network = CudaNetwork(model, cache)  # as on a GPU
+
+    def check(numbers):
+        inputs = step_inputs({i: (3, [i + 5]) for i in range(len(numbers))}, query_len=1)
+        inputs.adapters_T = torch.tensor(numbers)
+        store.unload(0)  # there is none: what was stacked is made again
+        torch.testing.assert_close(backend.decode(inputs), expected.decode(inputs), atol=2e-4, rtol=1e-4)
+
+    for _ in range(3):
+        check([3, 0, 7])
+        backend.wait_until_compiled(120)
+    assert [*backend._captured] == [(1, 4, 1)]
+    graph = backend._captured[1, 4, 1]
+    assert graph.num_runs == 1
+    store.adapters[9] = adapter_of(model, 8, {"o_proj": 2})  # into a free slot
+    check([9, 0, 7])
+    assert graph.num_runs == 2
+    prompt = step_inputs({0: (0, [5, 6, 7]), 1: (0, [8])})
+    prompt.adapters_T = torch.tensor([9, 9, 9, 3])
+    rows_N = prompt.query_starts[1:] - 1
+    torch.testing.assert_close(backend.prefill(prompt, rows_N), expected.prefill(prompt, rows_N), atol=2e-4, rtol=1e-4)
+    store.adapters[10] = AdapterChanges(
+        layers={"lm_head": LayerChange([LoraPart(0, torch.ones(1, model.arch.hidden_size), torch.ones(5, 1))])}
+    )
+    check([9, 10, 0])  # as plain PyTorch
+    assert graph.num_runs == 2
+    store.adapters[11] = adapter_of(model, 8, {"o_proj": 40})  # of a larger rank: another generation
+    for _ in range(3):
+        check([9, 11, 0])
+        backend.wait_until_compiled(120)
+    assert [*backend._captured] == [(1, 4, 2)]
+    backend.close()
