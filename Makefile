@@ -46,7 +46,7 @@ unit: install ## Run the unit tests, or TESTS="path …", in one process.
 perf: install ## Run the tests that bound CPU time, memory or throughput, one by one.
 	$(PYTEST) -m perf
 
-gpu: install ## Run the tests that need a CUDA device.
+gpu: install ## Run the tests that need a CUDA device; without one, see TRITON_INTERPRET in CONTRIBUTING.md.
 	$(PYTEST) -m gpu
 
 clients: install ## Run programs of instructor, langchain-openai and openai-agents against a server; build/clients has them.

@@ -622,15 +622,25 @@ HYBRID_KINDS = {  # with recurrent layers
 KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
 
 
-def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
+def tiny_config(kind: str, **changes: Any) -> Any:
+    """The configuration of a tiny network."""
     options = {**OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY), **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
-    config = config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)
+    return config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """The contents of its config.json."""
+    family = KINDS_OF_ALL[kind].family
+    return {**tiny_config(kind).to_dict(), "architectures": [MODEL_CLASSES.get(family, f"{family}ForCausalLM")]}
+
+
+def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
+    """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
     torch.manual_seed(seed)
     family = KINDS_OF_ALL[kind].family
-    model = model_class(family)(config).eval().requires_grad_(False)
+    model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
     middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
     for name, parameter in model.named_parameters():
         if "norm" in name:

@@ -12,6 +12,15 @@ import sentencepiece
 import torch
 
 Values = Mapping[str, Any]
+FACTORS = {  # of types that the package can only widen: where a block has them
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 
 
 def write_gguf(
@@ -49,7 +58,7 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, kind: s
         writer.add_tensor(name, data)
         return tensor
     number = gguf.GGMLQuantizationType[kind]
-    packed = random_blocks(data.shape, number) if kind.endswith("_K") else gguf.quantize(data, number)
+    packed = random_blocks(data.shape, number) if kind in FACTORS else gguf.quantize(data, number)
     if kind == "F16":
         writer.add_tensor(name, packed)
     else:
@@ -62,8 +71,7 @@ def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np
     block, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(shape[-1] + int(kind))
     blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    factors = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
-    for at in factors:
+    for at in FACTORS[kind.name]:
         values = random.uniform(0.0005, 0.001, blocks.shape[:-1]).astype(np.float16)
         blocks[..., at : at + 2] = values[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)

@@ -98,7 +98,7 @@ def tiny_engine(
         model.arch,
         backend,
         num_blocks=num_blocks,
-        num_slots=num_slots,
+        state_cache=cache.states,
         config=config,
         draft=proposing,
         tokenizer=tokenizer,

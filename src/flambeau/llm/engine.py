@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.config import EngineConfig, Quantization
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
@@ -28,6 +28,7 @@ from flambeau.llm.executor.executor import ModelExecutor, StartedStep
 from flambeau.llm.executor.head import HeadModel, HeadRounds
 from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.executor.speculators import make_speculator, num_recomputed_blocks
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import ImageFile
 from flambeau.llm.input_processor import InputProcessor
@@ -67,7 +68,7 @@ class Engine:
         backend: Backend,
         *,
         num_blocks: int,
-        num_slots: int = 0,
+        state_cache: StateCache | None = None,
         config: EngineConfig,
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
@@ -81,7 +82,10 @@ class Engine:
         self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
-        self._pool = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store)
+        slots = StateSlots(state_cache.num_slots if state_cache is not None else 0)
+        self._pool = BlockPool(
+            num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store, on_evict=slots.drop
+        )
         self._store = store
         self._restores = PrefixRestores(self._pool, store) if store else None
         if store is not None:
@@ -104,7 +108,7 @@ class Engine:
             block_size=config.block_size,
         )
         speculator = make_speculator(config, builder, sampler, draft)
-        self._executor = ModelExecutor(backend, builder, sampler, speculator)
+        self._executor = ModelExecutor(backend, builder, sampler, speculator, state_cache)
         kind = "cuda" if device.startswith("cuda") else "cpu"
         self._scheduler = Scheduler(
             self._pool,
@@ -117,7 +121,7 @@ class Engine:
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             whole_prompts=whole_prompts,
-            state_slots=StateSlots(num_slots),
+            state_slots=slots,
             restores=self._restores,
             switch_length=arch.switch_length,
             num_recomputed_blocks=num_recomputed_blocks(config, draft),
@@ -342,11 +346,11 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         config, written = self.config, read_quantization(self.arch.source)
-        dtype = next(self.model.parameters()).dtype  # that of the embeddings, which are never quantized
+        dtype = next(self.model.parameters()).dtype  # of embeddings or norms
         return EngineInfo(
             device=self.device,
             dtype=str(dtype).removeprefix("torch."),
-            quantization=written.kind if written else config.quantization,
+            quantization=written.title if written else config.quantization,
             num_blocks=self._pool.num_blocks,
             block_size=config.block_size,
             max_length=self.max_length,
@@ -387,15 +391,13 @@ class Engine:
 
 
 def without_rollback(config: EngineConfig) -> EngineConfig:
-    """Settings for a network with recurrent layers, whose states cannot go back to an earlier token, or be shared."""
-    if config.prefix_cache:
-        logger.info("the prefix cache is off: the model has recurrent layers, whose states belong to one sequence")
+    """Settings for a network with recurrent layers, whose states cannot go back to an earlier token."""
     if (config.speculation is not None or config.draft) and config.speculate_k > 0:
         logger.warning(
             "speculation is off: the model has recurrent layers, whose states cannot drop rejected tokens; remove "
             "speculation and draft from the settings"
         )
-    return replace(config, prefix_cache=False, speculation=None, draft="", speculate_k=0)
+    return replace(config, speculation=None, draft="", speculate_k=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +406,7 @@ class EngineInfo:
 
     device: str
     dtype: str
-    quantization: Quantization | None
+    quantization: str | None
     num_blocks: int
     block_size: int
     max_length: int

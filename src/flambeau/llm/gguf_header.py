@@ -23,7 +23,12 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
-ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"})
+ENDS = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
+    | {"<|endoftext|>", "<|end_of_text|>"}
+)
+HARMONY = "<|return|>"  # ends a reply of gpt-oss, …
+HARMONY_ENDS = frozenset({HARMONY, "<|call|>", "<|endoftext|>"})  # … whose messages, several a reply, end with <|end|>
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -35,6 +40,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     kind: int  # the number of its type
     offset: int  # in the file
+    num_rows: int | None = None  # of a part of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,9 @@ class GgufHeader:
         named = [self.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         tokens = self.values.get("tokenizer.ggml.tokens") or []
         types = self.values.get("tokenizer.ggml.token_type") or []
-        known = [i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and text in ENDS]
+        control = [(i, text) for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3]
+        ends = HARMONY_ENDS if any(text == HARMONY for _, text in control) else ENDS
+        known = [i for i, text in control if text in ends]
         return tuple(dict.fromkeys(i for i in (*named, *known) if isinstance(i, int)))
 
     def get(self, key: str, default: Any = None) -> Any:

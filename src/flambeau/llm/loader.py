@@ -23,7 +23,7 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
-from flambeau.llm.backends.cpu.packed_experts import pack_experts_of
+from flambeau.llm.backends.cpu.packed_experts import GroupPacker, pack_experts_of
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, ROUTER, pack_floats, pack_layers, quantized_for_kernels
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
@@ -56,7 +56,7 @@ from flambeau.llm.executor.parallel import (
     local_architecture,
     minimum_of_ranks,
 )
-from flambeau.llm.executor.state_cache import state_bytes
+from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
@@ -68,6 +68,7 @@ from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
@@ -159,7 +160,7 @@ class LoadedNetwork:
     arch: Architecture  # of the whole network
     backend: Backend
     num_blocks: int
-    num_slots: int = 0  # for the states of recurrent layers
+    state_cache: StateCache | None = None  # of recurrent layers
     adapters: AdapterStore | None = None  # None: a network of transformers
     store: BlockStore | StoreFollower | None = None
     draft: DraftModel | HeadModel | None = None  # on rank 0 only, and not sharded
@@ -193,7 +194,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
-        num_slots=loaded.num_slots,
+        state_cache=loaded.state_cache,
         config=loaded.config,
         device=str(device),
         tokenizer=tokenizer,
@@ -262,11 +263,11 @@ def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> No
 
 
 def check_prefixes(config: EngineConfig, arch: Architecture) -> None:
-    """The state of a recurrent layer contains its whole sequence: there are no prefixes to keep."""
+    """A prefix of a network with recurrent layers is more than blocks: it needs the states at its end."""
     if arch.recurrence is not None and (config.kv_host_memory_mb or config.kv_disk_folder):
         raise LLMError(
-            "kv_host_memory_mb and kv_disk_folder keep prefixes, which a model with recurrent layers does not share; "
-            "leave them out"
+            "kv_host_memory_mb and kv_disk_folder keep keys and values, and not the states of recurrent layers, which "
+            "this model has; leave them out"
         )
 
 
@@ -287,7 +288,8 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    arch = read_architecture(path)
+    groups = keeps_groups(config, device, ranks)
+    arch = read_architecture(path, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -302,6 +304,8 @@ def load_network(
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks):
         arrived, keeps_types = packer(path, dtype), True
+    if arrived is None and groups and kernels.load(builds=False):
+        arrived = GroupPacker()
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -313,6 +317,7 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
+        keeps_groups=groups,
     )
     # 2. Tensor parallelism.
     if ranks is not None:
@@ -348,7 +353,7 @@ def load_network(
         arch=arch,
         backend=backend,
         num_blocks=num_blocks,
-        num_slots=num_slots,
+        state_cache=cache.states,
         adapters=adapters,
         config=config,
         store=store,
@@ -370,6 +375,12 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
     if kernels.load(builds=False):
         return quantized_for_kernels
     return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
+def keeps_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
+    is_plain = config.quantization is None and not config.merge_lora and ranks is None
+    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
 
 
 def packs_on_load(
@@ -406,7 +417,7 @@ def weight_file_bytes(path: Path) -> int:
 
 def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
-    kinds = (Int8Linear, Int4Linear)
+    kinds = (Int8Linear, Int4Linear, GroupedLinear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
@@ -447,7 +458,8 @@ def load_draft(
     if wants_head(config):
         return None
     path = Path(config.draft)
-    drafting = read_architecture(path)
+    groups = keeps_groups(config, device, None)
+    drafting = read_architecture(path, keeps_groups=groups)
     if drafting.recurrence is not None:
         raise LLMError(
             f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
@@ -458,7 +470,7 @@ def load_draft(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    draft = load_model(path, device=device, dtype=dtype)
+    draft = load_model(path, device=device, dtype=dtype, keeps_groups=groups)
     use_faster_layers(draft, config, device, dtype)
     return draft
 

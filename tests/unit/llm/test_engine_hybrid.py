@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.core import state_slots
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.parallel import local_architecture
 from flambeau.llm.models.transformer import Transformer
@@ -130,14 +131,85 @@ def test_what_needs_an_earlier_state_is_off_and_said_by_name(caplog):
     caplog.set_level("INFO")
     engine = tiny_engine(tiny_hybrid("short_conv"), speculation="lookup")
     lines = [record.getMessage() for record in caplog.records if record.name == "flambeau.llm.engine"]
-    assert len(lines) == 2
-    assert lines[0].startswith("the prefix cache is off")
-    assert lines[1].startswith("speculation is off")
+    assert len(lines) == 1
+    assert lines[0].startswith("speculation is off")
     assert engine.info.speculation is None
-    prompt = some_prompts()[3] * 3
+
+
+# ---- prefixes: blocks, and a snapshot of the state at their end ----
+
+
+def random_ids(number: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(ARCH.vocab_size) for _ in range(number)]
+
+
+def test_the_next_turn_of_a_conversation_goes_on_from_a_snapshot(model):
+    engine, prompt = tiny_engine(model), random_ids(150, 1)
+    first = engine.generate([prompt], GREEDY)[0]
+    assert first.token_ids == without_cache(model, prompt)
+    longer = [*prompt, *first.token_ids, *random_ids(20, 2)]
+    second = engine.generate([longer], GREEDY)[0]
+    assert second.token_ids == without_cache(model, longer)
+    assert [first.counts.num_cached, second.counts.num_cached] == [0, 148]
+
+
+def test_prompts_that_part_in_the_middle_share_what_they_begin_with(model):
+    engine, beginning = tiny_engine(model), random_ids(160, 1)
+    prompts = [[*beginning, *random_ids(30, seed)] for seed in (2, 3, 4)]
+    found = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+    assert ids_of(found) == [without_cache(model, prompt) for prompt in prompts]
+    # The second shows where prompts part, and leaves a snapshot there for the third.
+    assert [completion.counts.num_cached for completion in found] == [0, 0, 160]
+
+
+def test_choices_of_a_long_prompt_begin_with_its_snapshot(model):
+    prompt = random_ids(150, 1)
+    choices = tiny_engine(model).generate([prompt], SamplingParams(temperature=0.0, max_tokens=5, n=3))
+    assert ids_of(choices) == [without_cache(model, prompt, 5)] * 3
+    assert [choice.counts.num_cached for choice in choices] == [0, 148, 148]
+
+
+def test_sequences_take_the_slots_of_snapshots(model):
+    engine, prompts = tiny_engine(model, max_num_seqs=2), [random_ids(140, seed) for seed in (1, 2, 3)]
+    for prompt in [*prompts, *prompts]:
+        assert ids_of(engine.generate([prompt, prompt[:5]], GREEDY)) == [
+            without_cache(model, prompt),
+            without_cache(model, prompt[:5]),
+        ]
+    assert engine._scheduler._state_slots.num_free == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_num_seqs": 3}, {"num_blocks": 60}, {"max_num_seqs": 2, "max_step_tokens": 24}]
+)
+def test_shared_prefixes_under_pressure_change_no_token(options, monkeypatch):
+    """Conversations that branch, with few slots or blocks: snapshots come and go, sequences are preempted."""
+    monkeypatch.setattr(state_slots, "MIN_SPARED_TOKENS", 8)
+    model, rng = tiny_hybrid("joint"), random.Random(5)
+    engine = tiny_engine(model, **{"max_num_seqs": 6, "num_blocks": 160, **options})
+    texts, num_cached = [random_ids(60, seed) for seed in range(2)], 0
+    for _ in range(10):
+        prompts = []
+        for _ in range(rng.choice([1, 3])):
+            text = rng.choice(texts)
+            cut = rng.choice([len(text), rng.randrange(1, len(text))])
+            prompts.append([*text[:cut], *random_ids(rng.randrange(1, 12), rng.random())][:90])
+        found = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=4))
+        assert ids_of(found) == [without_cache(model, prompt, 4) for prompt in prompts]
+        num_cached += sum(completion.counts.num_cached for completion in found)
+        texts += prompts
+    assert num_cached > 0
+    assert engine.state.num_blocks_used == 0
+    assert engine._scheduler._state_slots.num_free == engine.config.max_num_seqs
+
+
+def test_without_a_prefix_cache_nothing_is_kept():
+    engine, prompt = tiny_engine(tiny_hybrid("short_conv"), prefix_cache=False), random_ids(150, 1)
     twice = [engine.generate([prompt], GREEDY)[0] for _ in range(2)]
     assert twice[0].token_ids == twice[1].token_ids
     assert twice[1].counts.num_cached == 0
+    assert not engine._scheduler._state_slots._snapshots
 
 
 def test_ranks_cannot_share_a_recurrence():

@@ -34,7 +34,7 @@ def test_tokens_are_those_of_a_cpu(kind):
         model.arch,
         CudaBackend(on_gpu, cache, max_num_seqs=4, max_blocks=64),
         num_blocks=200,
-        num_slots=4,
+        state_cache=cache.states,
         config=config,
         device="cuda",
     )

@@ -15,7 +15,15 @@ import numpy as np
 from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.device import choose_threads
 from flambeau.handlers.embedding.embed_request import EmbedRequest, read_embed_request
-from flambeau.handlers.embedding.sentence_model import Mode, SentenceModel, normalize, pool, read_folder
+from flambeau.handlers.embedding.sentence_model import (
+    Mode,
+    SentenceModel,
+    Similarity,
+    normalize,
+    pool,
+    read_folder,
+    similarity,
+)
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.options import read_handler_options, resolve_model_path
 from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields
@@ -44,7 +52,7 @@ class SentenceEmbedder:
         is_on_gpu = context.system_properties["gpu_id"] is not None
         self.max_tokens: int = options.get("max_tokens", GPU_TOKENS if is_on_gpu else CPU_TOKENS)
         self.max_seq_length = min(options.get("max_seq_length", self.model.max_seq_length), self.model.max_seq_length)
-        self.tokenizer, self.pad_id = load_tokenizer(self.model.tokenizer, self.max_seq_length)
+        self.tokenizer, self.pad_id = load_tokenizer(self.model, self.max_seq_length)
         self.encoder: Encoder = load_encoder(self.model, context.system_properties["gpu_id"])
         self.dimensions: int = self.embed(["first"])[0].shape[1]
         self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
@@ -67,7 +75,8 @@ class SentenceEmbedder:
             own = slice(taken, taken + len(request.texts))
             taken = own.stop
             if request.has_pairs:
-                replies.append(to_scores(vectors[own], sum(counts[own])))
+                found_here = self.finish(vectors[own], request)
+                replies.append(to_scores(found_here, self.model.similarity, sum(counts[own])))
             else:
                 replies.append(to_reply(request, self.finish(vectors[own], request), sum(counts[own])))
             context.set_response_content_type(i, "application/json")
@@ -99,11 +108,17 @@ class SentenceEmbedder:
             )
 
     def finish(self, vectors: Array, request: EmbedRequest) -> Array:
-        """Shorten and normalize vectors; shortened ones are normalized unless the request says otherwise."""
-        shortens = request.dimensions is not None and request.dimensions < self.dimensions
-        normalizes = (self.model.normalizes or shortens) if request.normalize is None else request.normalize
-        vectors = vectors[:, : request.dimensions]
-        return normalize(vectors) if normalizes else vectors
+        """Normalize and shorten vectors.
+
+        Those that a request shortens have a length of one again unless it says otherwise. Those that the model's own
+        files shorten have not: sentence-transformers leaves them so.
+        """
+        wanted, size = request.normalize, request.dimensions
+        if self.model.normalizes and wanted is not False:
+            vectors = normalize(vectors)
+        vectors = vectors[:, : self.model.truncate_dim if size is None else size]
+        shortens = size is not None and size < self.dimensions
+        return normalize(vectors) if wanted or (wanted is None and shortens) else vectors
 
     def with_prompt(self, request: EmbedRequest) -> list[str]:
         """The texts of a request, each after the prompt it names or the model's default prompt."""
@@ -123,7 +138,7 @@ class SentenceEmbedder:
     def describe_handle(self) -> Any:
         """Information for `GET /models/NAME?customized=true`."""
         return {
-            "dimensions": self.dimensions,
+            "dimensions": min(self.dimensions, self.model.truncate_dim or self.dimensions),
             "maxSequenceLength": self.max_seq_length,
             "pooling": list(self.model.modes),
             "normalizes": self.model.normalizes,
@@ -143,10 +158,9 @@ def to_reply(request: EmbedRequest, vectors: Array, num_tokens: int) -> bytes:
     return msgspec.json.encode(found[0] if request.is_one else found)
 
 
-def to_scores(vectors: Array, num_tokens: int) -> bytes:
-    """The similarity of each pair: the cosine of the angle between its vectors."""
-    unit = normalize(vectors)
-    scores = (unit[::2] * unit[1::2]).sum(axis=1)
+def to_scores(vectors: Array, kind: Similarity, num_tokens: int) -> bytes:
+    """The similarity of each pair, as the model's files name it."""
+    scores = similarity(vectors[::2], vectors[1::2], kind)
     return msgspec.json.encode({"scores": scores.tolist(), "num_tokens": num_tokens})
 
 
@@ -175,18 +189,20 @@ def pad(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Array, Array]:
     return ids, mask
 
 
-def load_tokenizer(path: Path, max_length: int) -> tuple[Any, int]:
+def load_tokenizer(model: SentenceModel, max_length: int) -> tuple[Any, int]:
     """The tokenizer, set to truncate at `max_length` and not to pad, and its padding token."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(choose_threads()))  # it uses every core of the machine otherwise
     from tokenizers import Tokenizer
 
+    path = model.tokenizer
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
         raise HandlerError(f"{path.name} could not be loaded as a tokenizer: {error}") from error
     pad_id = (tokenizer.padding or {}).get("pad_id", 0)
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
+    side = model.truncation_side or (tokenizer.truncation or {}).get("direction", "right")
+    tokenizer.enable_truncation(max_length, direction=side)
     return tokenizer, pad_id
 
 

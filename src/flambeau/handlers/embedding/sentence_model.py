@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flambeau.errors import HandlerError
 
@@ -53,6 +53,9 @@ class SentenceModel:
     lowercases: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
+    truncation_side: str | None  # of texts that are too long; None: the tokenizer's own
+    truncate_dim: int | None  # vectors are cut to so many numbers, whatever their length is then
+    similarity: Similarity
 
 
 def read_folder(folder: Path) -> SentenceModel:
@@ -62,23 +65,41 @@ def read_folder(folder: Path) -> SentenceModel:
     modules = read_modules(folder)
     inner = folder / modules.get("Transformer", "")
     settings, config = read_json(inner / "sentence_bert_config.json"), read_json(inner / "config.json")
-    prompts = read_json(folder / "config_sentence_transformers.json")
-    lengths = (
-        settings.get("max_seq_length"),
-        read_json(inner / "tokenizer_config.json").get("model_max_length"),
-        num_positions(config),
-    )
+    saved = read_json(folder / "config_sentence_transformers.json")
+    pooling = read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")
+    tokens = read_json(inner / "tokenizer_config.json")
+    # The model's own limit replaces that of its tokenizer, even with a larger one.
+    lengths = settings.get("max_seq_length") or tokens.get("model_max_length"), num_positions(config)
     return SentenceModel(
         weights=find_file(inner, *WEIGHTS),
         tokenizer=find_file(inner, "tokenizer.json"),
         config=config,
-        modes=read_modes(read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")),
+        modes=read_modes(pooling) if pooling else default_modes(config),
         normalizes="Normalize" in modules,
         max_seq_length=int(min((length for length in lengths if length), default=DEFAULT_MAX_LENGTH)),
         lowercases=settings.get("do_lower_case") is True,
-        prompts=prompts.get("prompts") or {},
-        default_prompt=prompts.get("default_prompt_name"),
+        prompts=saved.get("prompts") or {},
+        default_prompt=saved.get("default_prompt_name"),
+        truncation_side=tokens.get("truncation_side"),
+        truncate_dim=read_dimensions(saved),
+        similarity=read_similarity(saved),
     )
+
+
+def read_dimensions(saved: Mapping[str, Any]) -> int | None:
+    """The size that vectors are cut to; None: they are not."""
+    size = saved.get("truncate_dim")
+    if size is not None and (type(size) is not int or size < 1):
+        raise HandlerError(f"truncate_dim must be a whole number from 1, not {size!r}")
+    return size
+
+
+def read_similarity(saved: Mapping[str, Any]) -> Similarity:
+    """How near two vectors are to each other."""
+    named: Any = saved.get("similarity_fn_name") or "cosine"
+    if named not in get_args(Similarity):
+        raise HandlerError(f"similarity_fn_name {named!r} is not supported; it is {', '.join(get_args(Similarity))}")
+    return named  # type: ignore[no-any-return]
 
 
 def num_positions(config: Mapping[str, Any]) -> int | None:
@@ -124,6 +145,13 @@ def find_file(folder: Path, *names: str) -> Path:
 
 
 Mode = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+
+
+def default_modes(config: Mapping[str, Any]) -> tuple[Mode, ...]:
+    """Those of a folder without a pooling config: a causal language model has the vector of its last token."""
+    name = str((config.get("architectures") or ("",))[0])
+    return ("last",) if name.endswith("ForCausalLM") and config.get("is_causal", True) else ("mean",)
 
 
 def read_modes(document: Mapping[str, Any]) -> tuple[Mode, ...]:
@@ -164,3 +192,13 @@ def pool_one(hidden_BTD: Any, mask_BT1: Any, mode: Mode) -> Any:
 def normalize(vectors_BD: Any) -> Any:
     """Scale vectors to length one."""
     return vectors_BD / ((vectors_BD * vectors_BD).sum(1)[:, None] ** 0.5).clip(TINY)
+
+
+def similarity(first_BD: Any, second_BD: Any, kind: Similarity) -> Any:
+    """How near each vector is to the other one of its pair; distances are negative."""
+    if kind == "cosine":
+        first_BD, second_BD = normalize(first_BD), normalize(second_BD)
+    if kind in ("cosine", "dot"):
+        return (first_BD * second_BD).sum(1)
+    apart_BD = abs(first_BD - second_BD)
+    return -apart_BD.sum(1) if kind == "manhattan" else -((apart_BD * apart_BD).sum(1) ** 0.5)

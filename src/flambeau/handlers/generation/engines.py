@@ -87,11 +87,13 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
     )
     num_blocks = num_sequences * -(-engine.max_length // config.block_size) + 1
     device, dtype = torch.device(engine.device), next(engine.model.parameters()).dtype
-    cache = KVCache(engine.model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
+    num_slots = num_sequences if engine.arch.recurrence is not None else 0
+    cache = KVCache(engine.model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_slots)
     return Engine(
         engine.arch,
         eager_backend(engine.model, cache),
         num_blocks=num_blocks,
+        state_cache=cache.states,
         config=config,
         device=engine.device,
         tokenizer=engine.tokenizer,

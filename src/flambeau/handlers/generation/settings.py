@@ -92,6 +92,10 @@ UNHEEDED: Mapping[str, tuple[Any, ...]] = {
     "sequence_bias": ({}, []),
     "stop_strings": ([],),
     "watermarking_config": (),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "dola_layers": (),
+    "token_healing": (False,),
 }
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 

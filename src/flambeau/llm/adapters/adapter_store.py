@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flambeau.llm.adapters.lora_weights import ADAPTED, AdapterTarget, LoraAdapter, LoraPart, read_adapter
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = ".inner"  # of a layer whose outputs are summed over all ranks
 MAX_STACKED = 64  # tokens of a step that uses stacks: with more, each adapter has enough to compute
@@ -147,7 +148,8 @@ def with_adapters(model: Transformer, store: AdapterStore) -> Transformer:
 def shallow_copy(module: nn.Module, name: str, store: AdapterStore) -> nn.Module:
     """A module with its own list of children, of which those that can be adapted are wrapped."""
     layer = name.replace(INNER, "")
-    if layer.rpartition(".")[2] in ADAPTED and not module._modules and ".experts." not in layer:
+    is_layer = not module._modules or isinstance(module, JoinedLinear)
+    if layer.rpartition(".")[2] in ADAPTED and is_layer and ".experts." not in layer:
         return AdaptedLinear(module, layer, store)
     other = copy.copy(module)
     other._modules = {

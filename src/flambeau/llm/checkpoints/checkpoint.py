@@ -73,17 +73,19 @@ def load_model(
     arrived: Arrived | None = None,
     arch: Architecture | None = None,
     keeps_types: bool = False,
+    keeps_groups: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
     `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers arrive in the
     type of the files if the network's represents it exactly; those that `arrived` does not replace are converted.
+    `keeps_groups` is for the CPU kernels: see `unpack_weights`.
     """
     path = Path(path)
-    files = read_mxfp4(open_files(path))
+    files = given = read_mxfp4(open_files(path))
     arch = arch or read_declared(path, files)
     if is_packed(arch):
-        unpacked = unpack_weights(files, arch)
+        unpacked = unpack_weights(files, arch, keeps_groups=keeps_groups)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         if unpacked.message:
             logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
@@ -99,7 +101,7 @@ def load_model(
             logger.warning(
                 "%s: %d tensors are left out, for example of pictures: %s", path, len(unused), listed(unused)
             )
-    with on_meta_device(dtype or embedding(files, arch.renames).dtype):
+    with on_meta_device(dtype or embedding(given, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
     own = model.model.embed_tokens.weight.dtype
@@ -107,16 +109,18 @@ def load_model(
         keep_types(model, placements)
         arrived = partial(arrived_or_converted, arrived, own)
     if model.lm_head is None:
-        check_tied(files, arch.renames)
+        check_tied(given, arch.renames)
     fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
     model.rotation.make_tables(torch.device(device))
     return model
 
 
-def read_architecture(path: Path) -> Architecture:
+def read_architecture(path: Path, *, keeps_groups: bool = False) -> Architecture:
     """The architecture of a checkpoint, and the quantization that its network will have."""
     arch = read_declared(path)
-    return as_unpacked(arch, unpack_weights(open_files(path), arch).settings) if is_packed(arch) else arch
+    if not is_packed(arch):
+        return arch
+    return as_unpacked(arch, unpack_weights(open_files(path), arch, keeps_groups=keeps_groups).settings)
 
 
 def open_files(path: Path) -> list[WeightFile]:

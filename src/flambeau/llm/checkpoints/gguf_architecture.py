@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES, scalar
+from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
+from flambeau.llm.checkpoints.gguf_parts import has_tensor, scalar
 from flambeau.llm.checkpoints.gguf_rope import check_rope_keys, frequency_factors, rope_parameters
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader, RecordedHeader
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.families.config_parts import ROTARY_KEYS
+from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.families.table import FAMILIES
 from flambeau.llm.models.hugging_face import from_hugging_face
 
@@ -34,6 +36,17 @@ KEYS = {  # of every architecture: GGUF's name → that of config.json
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+COUNTS = frozenset(  # 0: there are none
+    {"num_attention_heads", "num_key_value_heads", "intermediate_size", "num_experts_per_tok"}
+    | {"moe_intermediate_size", "shared_expert_intermediate_size"}
+)
+ENCODER = " (an encoder, which writes no text)"
+OTHER_KINDS = {
+    "clip": " (what reads images or sounds for another model: name that model's file)",
+    "wavtokenizer-dec": " (what makes sounds)",
+    **dict.fromkeys(("bert", "modern-bert", "neo-bert", "eurobert", "nomic-bert", "nomic-bert-moe"), ENCODER),
+    **dict.fromkeys(("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed", "t5encoder"), ENCODER),
+}
 WITHOUT_EFFECT = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 DTYPES = {0: "float32", 1: "float16"}  # by general.file_type; others are quantized or bfloat16
 ARRANGED: dict[str, Any] = {  # GGUF files hold what config.json's own files have in another arrangement
@@ -50,10 +63,15 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
     name = header.architecture
     if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{header.path} has the GGUF architecture {name!r}, which is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)}. Use the model in Hugging Face format"
+            f"{header.path} has the GGUF architecture {name!r}{OTHER_KINDS.get(name, '')}, which is not supported; use "
+            f"the model's Hugging Face folder. Supported are {', '.join(ARCHITECTURES)}"
         )
     header = RecordedHeader(header.path, header.values, header.tensors)
+    if header.get("attention.causal", True) is False:
+        raise CheckpointError(
+            f"{header.path} attends to later tokens too ({name}.attention.causal), which is not "
+            "supported; use the model's Hugging Face folder"
+        )
     config = {**common(header), **ARCHITECTURES[name](header)}
     config |= sizes(header, config)
     check_rope_keys(header)
@@ -62,17 +80,30 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
     return replace(
         arch,
         **ARRANGED,
-        qkv_bias=any(f"blk.0.{name}.bias" in header.tensors for name in ("attn_q", "attn_qkv", "attn_kv_a_mqa")),
-        output_bias="blk.0.attn_output.bias" in header.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in header.tensors,
+        qkv_bias=has_tensor(header, ".attn_q.bias", ".attn_qkv.bias", ".attn_kv_a_mqa.bias"),
+        output_bias=has_tensor(header, ".attn_output.bias"),
+        mlp_bias=has_tensor(header, ".ffn_down.bias"),
+        recurrence=arranged_recurrence(arch),
         rope_scaling=frequency_factors(header, arch.max_length) or arch.rope_scaling,
         source={**arch.source, "quantization_config": {"quant_method": "gguf"}},
     )
 
 
+def arranged_recurrence(arch: Architecture) -> Recurrence | None:
+    """The recurrent layers as the files have them.
+
+    Mamba 2 has a norm for each of its groups in GGUF files, as its authors have it; transformers has one for all.
+    """
+    if arch.recurrence is None or arch.recurrence.kind not in ("delta_net", "mamba2"):
+        return arch.recurrence
+    groups = arch.recurrence.num_groups if arch.recurrence.kind == "mamba2" else 1
+    return replace(arch.recurrence, is_grouped=False, norm_groups=groups)
+
+
 def common(header: GgufHeader) -> dict[str, Any]:
     """The part of config.json that all architectures have."""
-    config = {ours: scalar(header, key) for key, ours in KEYS.items() if header.get(key) is not None}
+    given = {ours: scalar(header, key) for key, ours in KEYS.items()}
+    config = {key: value for key, value in given.items() if value is not None and (value or key not in COUNTS)}
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{header.path} has no token_embd.weight; is it a language model, and its first file?")
     return config | {
@@ -89,14 +120,17 @@ def sizes(header: GgufHeader, config: dict[str, Any]) -> dict[str, Any]:
     """The family's own names of what all files have, and how much of a head is rotated."""
     family = FAMILIES[config["architectures"][0]]
     found: dict[str, Any] = {}
-    if (epsilon := header.get("attention.layer_norm_epsilon")) is not None:
+    epsilon = header.get("attention.layer_norm_epsilon", config.get("rms_norm_eps"))
+    if epsilon is not None:
         found |= {"rms_norm_eps": None, family.epsilon_key: epsilon}
     if not family.has_kv_heads:
         found["num_key_value_heads"] = None
     rotated, value = header.get("rope.dimension_count"), header.get("attention.value_length")
-    if "kv_lora_rank" in config or "rotary_pct" in config:  # with other names of the same
-        return found
+    if "kv_lora_rank" in config or "rotary_pct" in config or "num_attention_heads" not in config:
+        return found  # with other names of the same, or without attention
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if "head_dim" in family.defaults:
+        found["head_dim"] = head_size
     if value not in (None, head_size):
         raise CheckpointError(
             f"{header.path} has attention.value_length {value} and heads of {head_size}: not supported"

@@ -5,122 +5,29 @@ What llama.cpp knows of an architecture by its name, and files therefore leave o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from flambeau.llm.checkpoints.gguf_hybrids import HYBRIDS
+from flambeau.llm.checkpoints.gguf_parts import (
+    ToConfig,
+    experts,
+    family,
+    has_tensor,
+    ignore,
+    latent_sizes,
+    moe,
+    num_dense_layers,
+    query_scale,
+    reject,
+    scalar,
+    window,
+)
 from flambeau.llm.checkpoints.gguf_rope import SCALING, rope_parameters
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader
 
-ToConfig = Callable[[GgufHeader], dict[str, Any]]
-GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale queries by another size
 LLAMA_4_MAVERICK = 128  # experts; it does not normalize queries and keys
 SIGMOID = 2  # a gating function
-
-
-def scalar(header: GgufHeader, key: str) -> Any:
-    """A value that may be given for each layer, but must be the same for all."""
-    value = header.get(key)
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) != 1:
-        raise CheckpointError(f"{header.path} has {key} that differs between layers, which is not supported")
-    return value[0]
-
-
-def reject(header: GgufHeader, key: str) -> None:
-    if header.get(key):
-        raise CheckpointError(f"{header.path} has {key}, which is not supported for {header.architecture!r}")
-
-
-def ignore(header: GgufHeader, *keys: str) -> None:
-    """Name keys that say nothing new: they have one value in all files of an architecture, or follow from others."""
-    for key in keys:
-        header.get(key)
-
-
-def has_tensor(header: GgufHeader, name: str) -> bool:
-    return any(name in tensor for tensor in header.tensors)
-
-
-# ---- parts that several architectures have ----
-
-
-def family(name: str, **more: Any) -> ToConfig:
-    """An architecture without keys of its own."""
-
-    def to_config(header: GgufHeader) -> dict[str, Any]:
-        reject(header, "attention.sliding_window")
-        return {"architectures": [name], **more}
-
-    return to_config
-
-
-def moe(name: str, **more: Any) -> ToConfig:
-    return lambda header: {**family(name)(header), "num_experts": header.get("expert_count"), **more}
-
-
-def window(header: GgufHeader) -> dict[str, Any]:
-    """The window, and the layers that have it if the file names them."""
-    pattern = header.get("attention.sliding_window_pattern")
-    found: dict[str, Any] = {"sliding_window": header.get("attention.sliding_window") or None}  # 0: there is none
-    if isinstance(pattern, list):
-        found["layer_types"] = ["sliding_attention" if is_local else "full_attention" for is_local in pattern]
-    elif pattern:
-        found["sliding_window_pattern"] = pattern
-    return found
-
-
-def experts(header: GgufHeader) -> dict[str, Any]:
-    """Experts as DeepSeek names their settings."""
-    further = header.get("nextn_predict_layers") or 0
-    given = {
-        "num_experts": header.get("expert_count"),
-        "n_shared_experts": header.get("expert_shared_count"),
-        "routed_scaling_factor": header.get("expert_weights_scale"),
-        "n_group": header.get("expert_group_count"),
-        "topk_group": header.get("expert_group_used_count"),
-        "first_k_dense_replace": num_dense_layers(header),
-        "norm_topk_prob": bool(header.get("expert_weights_norm", False)),
-        "num_hidden_layers": header.get("block_count") - further,
-        "num_nextn_predict_layers": further,
-    }
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def num_dense_layers(header: GgufHeader) -> int:
-    """The first layers that have no experts; the number in the file may be that of another model."""
-    ignore(header, "leading_dense_block_count")
-    layers = range(header.get("block_count"))
-    return next((i for i in layers if f"blk.{i}.ffn_gate_inp.weight" in header.tensors), len(layers))
-
-
-def query_scale(header: GgufHeader) -> dict[str, Any]:
-    """The size by whose root queries are scaled: that of a head, except in the largest models."""
-    is_largest = header.get("block_count") == GEMMA_27B[header.architecture]
-    by_head = header.get("embedding_length") // scalar(header, "attention.head_count")
-    return {"query_pre_attn_scalar": by_head if is_largest else header.get("attention.key_length", by_head)}
-
-
-def latent_sizes(header: GgufHeader) -> dict[str, Any]:
-    """The sizes of latent attention; older files have those of single heads under the usual names."""
-    rotated = header.get("rope.dimension_count")
-    key = header.get("attention.key_length_mla", header.get("attention.key_length"))
-    value = header.get("attention.value_length_mla", header.get("attention.value_length"))
-    if value is None:
-        whole, heads = header.tensors.get("blk.0.attn_kv_b.weight"), scalar(header, "attention.head_count")
-        value = whole.shape[0] // heads - (key - rotated) if whole is not None else None
-    return {
-        "kv_lora_rank": header.get("attention.kv_lora_rank"),
-        "q_lora_rank": header.get("attention.q_lora_rank") or None,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
-        "v_head_dim": value,
-        "num_key_value_heads": None,
-    }
-
-
-# ---- architectures ----
 
 
 def llama(header: GgufHeader) -> dict[str, Any]:
@@ -199,11 +106,24 @@ def olmo_2(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def granite_moe(header: GgufHeader) -> dict[str, Any]:
+def granite(header: GgufHeader) -> dict[str, Any]:
+    """Dense models of Granite 4 have only the feed-forward layer that others have beside their experts."""
+    reject(header, "attention.sliding_window")
+    if header.get("rope.scaling.finetuned") is False:  # llama.cpp's switch of rotary positions
+        raise CheckpointError(f"{header.path} has no rotary positions, which is not supported for 'granite'")
     shared = header.get("expert_shared_feed_forward_length")
+    size = {"intermediate_size": shared, "shared_expert_intermediate_size": None} if shared else {}
+    ignore(header, "expert_count", *(f"ssm.{key}" for key in STATE_SPACE))  # of models that have recurrent layers too
+    return {"architectures": ["GraniteForCausalLM"], **size, "num_experts_per_tok": None}
+
+
+def granite_moe(header: GgufHeader) -> dict[str, Any]:
+    count, shared = header.get("expert_count"), header.get("expert_shared_feed_forward_length")
+    if not count:
+        return granite(header)
     return {
         "architectures": ["GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"],
-        "num_local_experts": header.get("expert_count"),
+        "num_local_experts": count,
         **({"shared_intermediate_size": shared, "shared_expert_intermediate_size": None} if shared else {}),
     }
 
@@ -325,6 +245,84 @@ def gpt_neox(header: GgufHeader) -> dict[str, Any]:
     }
 
 
+def falcon(header: GgufHeader) -> dict[str, Any]:
+    """The smaller models have one norm; in the larger ones attention and the feed-forward layer have one each."""
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "new_decoder_architecture": True,
+        "num_kv_heads": header.get("attention.head_count_kv", 1),
+        "num_ln_in_parallel_attn": 2 if has_tensor(header, ".attn_norm_2.") else 1,
+    }
+
+
+def mpt(header: GgufHeader) -> dict[str, Any]:
+    heads, largest = scalar(header, "attention.head_count"), header.get("attention.max_alibi_bias", 0.0)
+    if largest != MPT_ALIBI or scalar(header, "attention.head_count_kv") not in (None, heads):
+        raise CheckpointError(
+            f"{header.path} has attention.max_alibi_bias {largest} or fewer key-value heads than heads, which is not "
+            f"supported; {MPT_ALIBI} and as many are"
+        )
+    return {"architectures": ["MptForCausalLM"], "attn_config": {"clip_qkv": header.get("attention.clamp_kqv") or None}}
+
+
+def phi_moe(header: GgufHeader) -> dict[str, Any]:
+    positions = rope_parameters(header)
+    if factor := positions.pop("attention_factor", None):
+        positions |= {"short_mscale": factor, "long_mscale": factor}
+    return {
+        "architectures": ["PhimoeForCausalLM"],
+        **window(header),
+        "num_local_experts": header.get("expert_count"),
+        "lm_head_bias": "output.bias" in header.tensors,
+        "rope_parameters": positions,
+        "original_max_position_embeddings": header.get(SCALING + "original_context_length"),
+    }
+
+
+def mistral_3(header: GgufHeader) -> dict[str, Any]:
+    """Mistral Small 3, or Ministral 3 if its queries grow with their position."""
+    beta, positions = header.get("attention.temperature_scale"), rope_parameters(header)
+    multiplier = header.get(SCALING + "yarn_log_multiplier")
+    reject(header, "attention.temperature_length")
+    if header.get("expert_count"):
+        raise CheckpointError(f"{header.path} has experts, which are not supported for {header.architecture!r}")
+    if not beta:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+    scales = {"mscale": multiplier, "mscale_all_dim": multiplier} if multiplier else {}
+    return {
+        "architectures": ["Ministral3ForCausalLM"],
+        "sliding_window": None,
+        "rope_parameters": {**positions, **scales, "llama_4_scaling_beta": beta},
+    }
+
+
+def baichuan(header: GgufHeader) -> dict[str, Any]:
+    """7B has rotary positions, 13B others; rows of Baichuan 2's head are normalized when the model is loaded."""
+    return {"architectures": ["BaichuanForCausalLM"]}
+
+
+def minicpm(header: GgufHeader) -> dict[str, Any]:
+    """Llama's network with Granite's scales, which older files leave out."""
+    hidden, heads = header.get("embedding_length"), scalar(header, "attention.head_count")
+    size = header.get("attention.key_length", hidden // heads)
+    if not header.get("embedding_scale") or not header.get("logit_scale"):
+        raise CheckpointError(f"{header.path} has no embedding_scale or logit_scale; convert the model again")
+    reject(header, "expert_count")
+    return {"architectures": ["GraniteForCausalLM"], "attention_multiplier": size**-0.5}
+
+
+def text_of(to_config: ToConfig) -> ToConfig:
+    """The language model of one that reads images: a text has the same position in all sections of its rotation."""
+
+    def without_images(header: GgufHeader) -> dict[str, Any]:
+        ignore(header, "rope.dimension_sections", "n_deepstack_layers")
+        return to_config(header)
+
+    return without_images
+
+
+MPT_ALIBI = 8.0
+STATE_SPACE = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 ARCHITECTURES: dict[str, ToConfig] = {
     "llama": llama,
     "llama4": llama_4,
@@ -343,7 +341,7 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "glm4moe": glm_4_moe,
     "phi2": phi_2,
     "phi3": phi_3,
-    "granite": family("GraniteForCausalLM"),
+    "granite": granite,
     "granitemoe": granite_moe,
     "smollm3": family("SmolLM3ForCausalLM"),
     "olmo": olmo,
@@ -366,4 +364,18 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "gpt2": family("GPT2LMHeadModel"),
     "gptneox": gpt_neox,
     "bloom": family("BloomForCausalLM"),
+    "falcon": falcon,
+    "mpt": mpt,
+    "starcoder": family("GPTBigCodeForCausalLM"),
+    "chatglm": family("GlmForCausalLM"),
+    "phimoe": phi_moe,
+    "mistral3": mistral_3,
+    "baichuan": baichuan,
+    "minicpm": minicpm,
+    "exaone": family("LlamaForCausalLM"),
+    "xverse": family("LlamaForCausalLM"),
+    "qwen2vl": text_of(family("Qwen2ForCausalLM")),
+    "qwen3vl": text_of(family("Qwen3ForCausalLM")),
+    "qwen3vlmoe": text_of(moe("Qwen3MoeForCausalLM", norm_topk_prob=True)),
+    **HYBRIDS,
 }

@@ -23,6 +23,8 @@ NEUTRAL = {SCALING + "yarn_attn_factor": 1.0, SCALING + "yarn_ext_factor": 1.0, 
 def rope_parameters(header: GgufHeader) -> dict[str, Any]:
     """The settings of rotary positions."""
     kind = header.get("rope.scaling.type") or "none"
+    if "rope_factors_long.weight" in header.tensors:  # files of Phi 3 name no type
+        kind = "longrope"
     theta = {"rope_theta": header.get("rope.freq_base", 10000.0)}
     if header.get("rope.scale_linear", 1.0) != 1.0:
         raise CheckpointError(f"{header.path} has rope.scale_linear, which is not supported; convert the model again")

@@ -1,13 +1,14 @@
 """The weights of GGUF files, by the names that Llama's have elsewhere.
 
-Groups of 4 bits (Q4_0, Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes other types.
+Integers of the types in gguf_blocks.py are kept for the CPU kernels; elsewhere, those of 4 bits in groups of 32 (Q4_0,
+Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes what is not kept.
 
-Shapes: O outputs · I inputs · N groups of 32 inputs · H heads · R latent · K key and V value sizes
+Shapes: O outputs · I inputs · H heads · R latent · K key and V value sizes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, Decode
+from flambeau.llm.checkpoints.gguf_recurrent import (
+    DELTA_NET_MODULES,
+    HAVE_STEP_PROJECTIONS,
+    MODULES,
+    TIME_STEP_BIAS,
+    WHOLE,
+    column_order,
+    is_recurrent,
+    parts_of,
+    recurrent_rows,
+    recurrent_shape,
+    recurrent_values,
+)
 from flambeau.llm.checkpoints.packed_weights import (
+    EMBEDDINGS,
     LazyTensor,
     PackedLayer,
     UnpackedFile,
     UnpackedFiles,
+    choose_groups,
     choose_layout,
     describe,
+    describe_groups,
 )
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header
+from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header, read_model_header
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.int4 import pack_int4
 
 FLOATS = {0: (torch.float32, np.float32), 1: (torch.float16, np.float16), 30: (torch.bfloat16, np.uint16)}
-GROUP_SIZE = 32
+BYTES_AT_ONCE = 1 << 20  # of blocks that are decoded
 ROTATED_BY_PAIRS = (
     "llama",
     "granite",
     "granitemoe",
     "smollm3",
+    "granitehybrid",
+    "mistral3",
+    "minicpm",
     "arcee",
     "olmo",
     "internlm2",
+    "baichuan",
+    "xverse",
 )  # rows of queries and keys are arranged otherwise than elsewhere
+ROTATED_PARTS = ("attn_q", "attn_k", "attn_qkv")
 TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embed_norm",
@@ -73,10 +97,12 @@ LAYER_NAMES = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **MODULES,
 }
 WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "attn_sinks.weight": "self_attn.sinks",
@@ -84,13 +110,20 @@ WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
     "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
     "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    "ffn_norm": "post_attention_layernorm.weight",  # Falcon H1
+    **WHOLE,
 }
-OTHER_NAMES = {  # of single architectures
+LAST_NORM = {"token_embd_norm": "model.norm"}
+OTHER_NAMES: dict[str, Mapping[str, str]] = {  # of single architectures
     "glm4": {"ffn_norm": "pre_feedforward_layernorm", "ffn_up": "mlp.gate_up_proj"},
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
+    "lfm2": LAST_NORM,
+    "lfm2moe": LAST_NORM,
 }
+FALCON_NORMS = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}  # of its larger models
 LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
 CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
 
@@ -104,9 +137,10 @@ class GgufFile:
         used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
-            own_name(one.name, header.architecture): one
+            own_name(part.name, header): part
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
+            for part in parts_of(one, header)
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:
@@ -140,19 +174,18 @@ class GgufFile:
         tensor = self._tensors[name]
         value = read_tensor(self.path, tensor)
         order = row_order(tensor, self._header)
-        return (value if order is None else value[order]).view(shape_of(name, tensor))
+        value = value if order is None else value[order]
+        return recurrent_values(tensor, value, self._header).view(shape_of(name, tensor))
 
-    @property
-    def num_expert_stacks(self) -> int:
-        """How many tensors with the quantized weights of all experts of a layer there are."""
-        return sum(tensor.kind not in FLOATS and len(tensor.shape) == 3 for tensor in self._tensors.values())
+    def arranges_columns(self, tensor: GgufTensor) -> bool:
+        """Whether the columns of a tensor are in another order than ours."""
+        return column_order(tensor, self._header) is not None
 
     def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
-        """The quantized linear layers."""
+        """The quantized linear layers, embeddings and stacks of experts."""
         for name, tensor in self._tensors.items():
-            if tensor.kind not in FLOATS and len(tensor.shape) == 2 and name != "model.embed_tokens.weight":
-                order = row_order(tensor, self._header)
-                yield name.removesuffix(".weight"), packed_layer(self, name, tensor, order)
+            if tensor.kind not in FLOATS and len(tensor.shape) in (2, 3):
+                yield name, packed_layer(self, name, tensor, row_order(tensor, self._header))
 
 
 def open_gguf(path: Path) -> list[WeightFile]:
@@ -160,22 +193,33 @@ def open_gguf(path: Path) -> list[WeightFile]:
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
-    header, parts = read_header(first), gguf_parts(first)
+    header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
     return [GgufFile(part, header, places) for part in parts]
 
 
-def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
-    """The files with groups of 4 bits in our own layout, where whole modules have them."""
-    layers = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
-    if not layers:
+def unpack_gguf(files: list[WeightFile], arch: Architecture, *, keeps_groups: bool) -> UnpackedFiles:
+    """The files with integers in groups as they are, or with those of 4 bits in our own layout, in whole modules."""
+    found = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
+    if not found:
         return UnpackedFiles(files)
+    if keeps_groups:
+        tensors = {stored.name: stored for file in files for stored in file}
+        choice = choose_groups(arch, found, tensors)
+        kept_files: list[WeightFile] = [UnpackedFile(file, choice.replaced) for file in files]
+        message = describe_groups("GGUF", choice)
+        return UnpackedFiles(kept_files, choice.settings, message, is_smaller=len(choice.kept) == len(found))
+    layers = {
+        name.removesuffix(".weight"): layer
+        for name, layer in found.items()
+        if len(layer.weight.shape) == 2 and name != f"{EMBEDDINGS}.weight"
+    }
     settings, kept = choose_layout(arch, layers)
     replaced: dict[str, Mapping[str, LazyTensor]] = {
         f"{name}.weight": {f"{name}.{leaf}": value for leaf, value in layers[name].own.items()} for name in kept
     }
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    num_stacks = sum(file.num_expert_stacks for file in files if isinstance(file, GgufFile))
+    num_stacks = sum(len(layer.weight.shape) == 3 for layer in found.values())
     remark = f"{num_stacks} stacks of experts are dequantized too" if num_stacks else ""
     message = describe("GGUF", layers, kept, settings, remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers) and not num_stacks)
@@ -184,16 +228,22 @@ def unpack_gguf(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
 # ---- names and rows ----
 
 
-def own_name(name: str, architecture: str) -> str:
+def own_name(name: str, header: GgufHeader) -> str:
     """The usual name of a tensor; unknown ones are kept."""
-    module, _, leaf = name.rpartition(".")
-    start = ""
-    if module.startswith("blk."):
-        _, layer, module = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
+    start, rest, architecture = "", name, header.architecture
+    if name.startswith("blk.") and name.count(".") > 1:
+        _, layer, rest = name.split(".", 2)
         start = f"model.layers.{layer}."
-    if start and f"{module}.{leaf}" in WHOLE_NAMES:
-        return start + WHOLE_NAMES[f"{module}.{leaf}"]
-    names = {**LAYER_NAMES, **OTHER_NAMES.get(architecture, {})} if start else TOP_NAMES
+    if start and rest == "ssm_dt.bias" and architecture not in HAVE_STEP_PROJECTIONS:
+        return start + TIME_STEP_BIAS
+    if start and rest in WHOLE_NAMES:
+        return start + WHOLE_NAMES[rest]
+    module, _, leaf = rest.rpartition(".")
+    names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
+    if is_recurrent(name, header):
+        names |= DELTA_NET_MODULES
+    if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
+        names |= FALCON_NORMS
     if module not in names:
         return name
     return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
@@ -212,21 +262,28 @@ def is_further(name: str, header: GgufHeader) -> bool:
 
 def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
     is_gate = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
-    return torch.Size((1, *tensor.shape) if is_gate else tensor.shape)
+    return torch.Size((1, *tensor.shape) if is_gate else recurrent_shape(name, tensor))
 
 
 def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
-    """Where the rows of a tensor are in the file; None: in their order."""
-    heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
-    key = next((key for part, key in heads.items() if part in tensor.name), None)
-    if key is None or header.architecture not in ROTATED_BY_PAIRS:
-        return None
-    count = header.get(key) or header.get("attention.head_count")
-    count = count[0] if isinstance(count, list) else count
-    if tensor.shape[0] % (2 * count):
-        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {count} heads")
-    pairs = torch.arange(tensor.shape[0]).view(count, -1, 2)
-    return torch.cat((pairs[:, :, 0], pairs[:, :, 1]), dim=1).flatten()
+    """Where the rows of a tensor are in the file, which may have others too; None: in their order."""
+    part = next((part for part in ROTATED_PARTS if f".{part}." in tensor.name), None)
+    if part is None or header.architecture not in ROTATED_BY_PAIRS:
+        return recurrent_rows(tensor, header)
+    heads = num_heads(header, "attention.head_count")
+    kv_heads = num_heads(header, "attention.head_count_kv") or heads
+    counts = {"attn_q": (heads,), "attn_k": (kv_heads,), "attn_qkv": (heads, kv_heads, kv_heads)}[part]
+    if not sum(counts) or tensor.shape[0] % (2 * sum(counts)):
+        raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {sum(counts)} heads")
+    rows = torch.arange(tensor.shape[0]).view(sum(counts), -1)
+    rotated, values = torch.split(rows, [sum(counts[:2]), sum(counts[2:])])
+    return torch.cat((torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1).flatten(), values.flatten()))
+
+
+def num_heads(header: GgufHeader, key: str) -> int:
+    """A number of heads, which may be given for each layer: 0 for those without attention."""
+    count = header.get(key) or 0
+    return max(count) if isinstance(count, list) else count
 
 
 # ---- numbers ----
@@ -276,62 +333,46 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
         raise CheckpointError(f"{tensor.name} in {path} has the type {kind.name}, which is not supported") from None
 
 
-Blocks = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # bytes [O, …] → levels [O, I], scales and minimums [O, N]
-
-
 def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
-    """A quantized layer, in our own layout if that is exact."""
-    shape = torch.Size(tensor.shape)
+    """A quantized layer, or the layers of all experts, in our own layouts if these are exact."""
+    shape = shape_of(name, tensor)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
-    blocks = BLOCKS.get(quantization_type(tensor, file.path).name)
-    if blocks is None:
+    form = FORMATS.get(quantization_type(tensor, file.path).name)
+    if form is None or file.arranges_columns(tensor):
         return PackedLayer(weight=whole)
+    layout = form.layout
+    grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))
 
-    def part(number: int) -> Tensor:
-        value = blocks(torch.from_numpy(raw_rows(file.path, tensor)))[number]
-        return value if order is None else value[order]
+    def read(decode: Decode) -> Tensor:
+        return decoded(raw_rows(file.path, tensor), form, decode, order)
 
-    grouped = torch.Size((shape[0], shape[1] // GROUP_SIZE))
-    own = {
-        "weight": LazyTensor(torch.Size((shape[0], shape[1] // 2)), torch.uint8, lambda: pack_int4(part(0))),
-        "scales": LazyTensor(grouped, torch.float32, lambda: part(1)),
-        "minimums": LazyTensor(grouped, torch.float32, lambda: part(2)),
-    }
-    return PackedLayer(weight=whole, layout=("int4", GROUP_SIZE), own=own)
+    def minimums() -> Tensor:
+        return read(form.scales).mul_(-layout.middle) if form.minimums is None else read(form.minimums)
 
-
-def nibbles(pairs: Tensor) -> Tensor:
-    """Bytes […, B] to numbers […, 2B]: all lower halves, then all upper halves."""
-    return torch.cat((pairs & 15, pairs >> 4), dim=-1)
-
-
-def halves(values: Tensor) -> Tensor:
-    """Pairs of bytes […, 2] as float16, widened."""
-    return values.contiguous().view(torch.float16).squeeze(-1).float()
-
-
-def q4_0_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale and 32 levels, of which 8 is zero."""
-    blocks = rows.view(len(rows), -1, 18)
-    scales = halves(blocks[:, :, :2])
-    return nibbles(blocks[:, :, 2:]).flatten(1), scales, -8 * scales
+    scales = LazyTensor(grouped, torch.float32, lambda: read(form.scales))
+    lowest = LazyTensor(grouped, torch.float32, minimums)
+    levels = {"weight": LazyTensor(shape, torch.uint8, lambda: read(form.levels)), "scales": scales}
+    levels |= {"minimums": lowest} if layout.has_minimums else {}
+    if not layout.has_pairs:
+        return PackedLayer(weight=whole, groups=layout, levels=levels)
+    pairs = LazyTensor(
+        torch.Size((*shape[:-1], shape[-1] // 2)),
+        torch.uint8,
+        lambda: read(lambda blocks: pack_int4(form.levels(blocks))),
+    )
+    own = {"weight": pairs, "scales": scales, "minimums": lowest}
+    return PackedLayer(weight=whole, layout=("int4", layout.size), own=own, groups=layout, levels=levels)
 
 
-def q4_1_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale, a minimum and 32 levels."""
-    blocks = rows.view(len(rows), -1, 20)
-    return nibbles(blocks[:, :, 4:]).flatten(1), halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
-
-
-def q4_k_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eight groups of 32 levels with scales and minimums of 6 bits, and a factor for each kind of these."""
-    blocks = rows.view(len(rows), -1, 144)
-    factor, minimum_factor = halves(blocks[:, :, :2]), halves(blocks[:, :, 2:4])
-    low, middle, high = torch.split(blocks[:, :, 4:16], 4, dim=2)
-    scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=2).float() * factor.unsqueeze(2)
-    minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=2).float() * -minimum_factor.unsqueeze(2)
-    levels = nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 4, 32))
-    return levels.flatten(1), scales.flatten(1), minimums.flatten(1)
-
-
-BLOCKS: dict[str, Blocks] = {"Q4_0": q4_0_blocks, "Q4_1": q4_1_blocks, "Q4_K": q4_k_blocks}
+def decoded(rows: np.ndarray[Any, np.dtype[Any]], form: BlockFormat, decode: Decode, order: Tensor | None) -> Tensor:
+    """What blocks […, O, bytes of a row] hold […, O, …], some rows at a time; in this order of the rows."""
+    flat = torch.from_numpy(rows.reshape(-1, rows.shape[-1]))
+    at_once = max(1, BYTES_AT_ONCE // flat.shape[1])
+    found = torch.empty(0)
+    for start in range(0, len(flat), at_once):
+        some = flat[start : start + at_once]
+        value = decode(some.view(len(some), -1, form.num_bytes))
+        if not start:
+            found = torch.empty(len(flat), value.shape[1], dtype=value.dtype)
+        found[start : start + at_once] = value
+    return (found if order is None else found[order]).view(*rows.shape[:-2], -1, found.shape[1])

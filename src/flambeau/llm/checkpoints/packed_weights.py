@@ -24,8 +24,11 @@ from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layouts
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.groups import GroupLayout
+from flambeau.llm.quantize.settings import Parts as GroupParts
 from flambeau.llm.quantize.settings import QuantizationSettings
 
+EMBEDDINGS = "model.embed_tokens"
 Layout = tuple[Quantization, int]  # and the size of its groups, 0 if it has none
 
 
@@ -45,6 +48,10 @@ class PackedLayer:
     weight: LazyTensor  # [outputs, inputs]
     layout: Layout | None = None  # None: only dequantized
     own: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that layout by their names in a layer
+    groups: GroupLayout | None = (
+        None  # integers in groups, which only the CPU kernels multiply; None: it has no such form
+    )
+    levels: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a GroupedLinear
 
 
 Parts = Mapping[str, StoredTensor]  # the stored tensors of a layer, by the ends of their names
@@ -170,7 +177,7 @@ def choose_layout(
     return settings, frozenset(kept)
 
 
-def is_rearranged(arch: Architecture, layers: Mapping[str, PackedLayer]) -> bool:
+def is_rearranged(arch: Architecture, layers: Iterable[str]) -> bool:
     """Whether rows of the files have to be put into another order, which is done with whole weights only."""
     is_other = arch.interleaved_rope or arch.interleaved_gates or arch.grouped_qkv or bool(arch.transposed)
     return is_other or any(INTERLEAVED.search(f"{name}.weight") for name in layers)
@@ -196,6 +203,106 @@ def weights_of(arch: Architecture, settings: QuantizationSettings) -> Iterator[t
                 stack = getattr(module, leaf)
                 if settings.fits(f"{name}.{leaf}", stack.shape[2]):
                     yield f"{name}.{leaf}", [list(layouts(arch, f"{name}.{leaf}", stack)[0])]
+
+
+# ---- integers in groups ----
+
+
+@dataclass(slots=True)
+class GroupChoice:
+    """The modules that keep integers in groups, and what appears in the place of their stored tensors."""
+
+    layers: Mapping[str, PackedLayer]  # by the names of stored tensors
+    groups: dict[str, GroupParts] = field(default_factory=dict)
+    replaced: dict[str, Mapping[str, LazyTensor]] = field(default_factory=dict)
+
+    def add(self, module: str, parts: GroupParts, names: Mapping[str, str], floats: Mapping[str, StoredTensor]) -> None:
+        """Take a module; `names` has the start of the new names of each stored tensor."""
+        self.groups[module] = parts
+        for name, start in names.items():
+            if name in self.layers:
+                self.replaced[name] = {f"{start}.{leaf}": value for leaf, value in self._leaves(module, name).items()}
+            else:
+                stored = floats[name]
+                self.replaced[name] = {f"{start}.weight": LazyTensor(stored.shape, stored.dtype, stored.read)}
+
+    def _leaves(self, module: str, name: str) -> Mapping[str, LazyTensor]:
+        layer = self.layers[name]
+        if layer.groups is None:
+            return {"weight": layer.weight}
+        return layer.own if layer.groups.has_pairs and module != EMBEDDINGS else layer.levels
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The stored tensors whose integers are kept."""
+        return frozenset(name for name in self.replaced if name in self.layers and self.layers[name].groups is not None)
+
+    @property
+    def settings(self) -> QuantizationSettings | None:
+        if not self.groups:
+            return None
+        bits = Counter[int]()
+        for name in self.kept:
+            bits[getattr(self.layers[name].groups, "bits", 0)] += self.layers[name].weight.shape.numel()
+        kind: Quantization = "int4" if bits.most_common(1)[0][0] <= 4 else "int8"
+        return QuantizationSettings(kind=kind, lm_head="lm_head" in self.groups, groups=self.groups, wide_scales=True)
+
+
+def choose_groups(
+    arch: Architecture, layers: Mapping[str, PackedLayer], tensors: Mapping[str, StoredTensor]
+) -> GroupChoice:
+    """Which modules keep integers in groups; of fused projections, each in its own layout.
+
+    `tensors` are all that are stored, by name.
+    """
+    choice = GroupChoice(layers)
+    if is_rearranged(arch, [name.removesuffix(".weight") for name in layers]):
+        return choice
+    canonical = {canonical_name(name, arch.renames): name for name in tensors}
+    for module, sets in group_modules(arch):
+        for names in sets:
+            if not all(name in canonical for name in names):
+                continue
+            stored = [canonical[name] for name in names]
+            parts = tuple(layers[name].groups if name in layers else None for name in stored)
+            starts = {name: theirs.removesuffix(".weight") for name, theirs in zip(stored, names, strict=True)}
+            if module == EMBEDDINGS:
+                starts = dict.fromkeys(stored, f"{module}.rows")
+            if len({*parts}) > 1:
+                starts = {name: f"{module}.parts.{i}" for i, name in enumerate(stored)}
+            is_fixed = all(
+                canonical_name(f"{start}.weight", arch.renames) == f"{start}.weight" for start in starts.values()
+            )
+            can_join = len({*parts}) == 1 or ".experts." not in module
+            if any(parts) and is_fixed and can_join:
+                choice.add(module, parts[:1] if len({*parts}) == 1 else parts, starts, tensors)
+            break
+    return choice
+
+
+def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:
+    """The modules that may keep integers in groups, and the sets of tensors that can fill each of them."""
+    every = QuantizationSettings(kind="int8", lm_head=not arch.normalized_head)
+    with on_meta_device():
+        model = Transformer(arch)
+    yield EMBEDDINGS, [[f"{EMBEDDINGS}.weight"]]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and every.applies_to(name, module):
+            yield name, [list(layout) for layout in layouts(arch, f"{name}.weight", module.weight)]
+        elif isinstance(module, Experts):
+            for leaf in ("gate_up_proj", "down_proj"):
+                stack = getattr(module, leaf)
+                yield f"{name}.{leaf}", [list(layout) for layout in layouts(arch, f"{name}.{leaf}", stack)[1:]]
+
+
+def describe_groups(title: str, choice: GroupChoice, remark: str = "") -> str:
+    """One line on what stays quantized and what is dequantized."""
+    bits = Counter(layout.bits for name in choice.kept if (layout := choice.layers[name].groups) is not None)
+    parts = [f"{', '.join(f'{count} tensors stay int{each}' for each, count in sorted(bits.items()))}"] if bits else []
+    others = [layer.weight.shape.numel() for name, layer in choice.layers.items() if name not in choice.kept]
+    if others:
+        parts.append(f"{len(others)} are dequantized and take {sum(others) * 2 / 1e9:.1f} GB in 16 bits")
+    return f"weights quantized by {title}: {', '.join(parts)}{f'; {remark}' if remark else ''}"
 
 
 def describe(

@@ -30,11 +30,14 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
 GGUF = "gguf"  # of files that say it themselves
 
 
-def unpack_weights(files: list[WeightFile], arch: Architecture) -> UnpackedFiles:
-    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are."""
+def unpack_weights(files: list[WeightFile], arch: Architecture, *, keeps_groups: bool = False) -> UnpackedFiles:
+    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
+
+    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply.
+    """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:
-        return unpack_gguf(files, arch)
+        return unpack_gguf(files, arch, keeps_groups=keeps_groups)
     make = METHODS.get(declared.get("quant_method", ""))
     return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared))
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,17 +39,25 @@ class BlockPool:
     """Counts the users of each block. A block without users keeps its content until the block is needed."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, store: StoredBlocks | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        store: StoredBlocks | None = None,
+        on_evict: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_evict` is called with the serial of content that is no longer cached."""
         self.block_size = block_size
         self.num_blocks = num_blocks - FIRST_BLOCK
-        self._prefix_cache = prefix_cache
+        self.has_prefix_cache = prefix_cache
         self._free: list[int] = [*range(num_blocks - 1, FIRST_BLOCK - 1, -1)]  # the block freed last is taken first
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free too, but with content; oldest first
         self._users = [0] * num_blocks
         self._blocks: dict[BlockContent, tuple[int, int]] = {}  # content → its block and its serial
         self._contents: dict[int, BlockContent] = {}  # block → its content
         self._serials = itertools.count(1)
+        self._on_evict = on_evict
         self._store = store
         self._keys: dict[int, bytes] = {}  # with a store: serial of a content, or a root → its key
 
@@ -99,21 +107,23 @@ class BlockPool:
 
     # ---- prefix cache ----
 
-    def match_prefix(self, tokens: Sequence[Hashable], root: int = 0) -> tuple[list[int], int]:
-        """Return the cached blocks that these tokens begin with, and the serial of the last one's content.
+    def match_prefix(self, tokens: Sequence[Hashable], root: int = 0) -> tuple[list[int], list[int]]:
+        """Return the cached blocks that these tokens begin with, and the serials of their contents.
 
         Sequences share blocks only with those of the same root, which is what comes before the first block.
         """
         blocks: list[int] = []
+        serials: list[int] = []
         parent = root
-        if self._prefix_cache:
+        if self.has_prefix_cache:
             for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
                 found = self._blocks.get(BlockContent(parent, tuple(tokens[start : start + self.block_size])))
                 if found is None:
                     break
                 block, parent = found
                 blocks.append(block)
-        return blocks, parent
+                serials.append(parent)
+        return blocks, serials
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these cached blocks have no user."""
@@ -128,7 +138,7 @@ class BlockPool:
 
     def cache_block(self, block: int, parent: int, tokens: Sequence[Hashable]) -> int:
         """Make a full block available to other prompts; returns the serial of its content."""
-        if not self._prefix_cache:
+        if not self.has_prefix_cache:
             return 0
         content = BlockContent(parent, tuple(tokens))
         if content in self._blocks:  # another sequence computed the same tokens at the same time
@@ -145,6 +155,8 @@ class BlockPool:
         content = self._contents.pop(block)
         _, serial = self._blocks.pop(content)
         self._keys.pop(serial, None)
+        if self._on_evict is not None:
+            self._on_evict(serial)
 
     # ---- what a store keeps ----
 

@@ -23,7 +23,7 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Output, SampledTokens, SequenceCounts, StepOutput
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.sequence import FinishReason, Sequence
-from flambeau.llm.core.state_slots import StateSlots
+from flambeau.llm.core.state_slots import StateCopy, StateSlots, snapshot_ends, until_snapshot
 from flambeau.llm.core.tenant_shares import TenantShares
 
 MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
@@ -55,6 +55,7 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)  # their blocks were freed for others
     lookahead: int = 0  # proposed tokens that each decoding sequence has room for
+    state_copies: list[StateCopy] = field(default_factory=list)  # before anything is computed, in this order
 
     @property
     def is_empty(self) -> bool:
@@ -177,7 +178,13 @@ class Scheduler:
         self._plan_restarts(plan)
         if self._shares.is_shared:
             self._plan_shared(plan, lookahead)
-            return plan
+        else:
+            self._plan_in_order(plan, lookahead)
+        plan.state_copies = self._state_slots.take_copies()
+        return plan
+
+    def _plan_in_order(self, plan: StepPlan, lookahead: int) -> None:
+        """Decodes and prompts of one step, in order of arrival."""
         self._plan_decodes(plan, lookahead, self.running)
         self._charge_decodes(plan.decodes)
         room = self._max_step_tokens if plan.decodes else self._prompt_step_tokens
@@ -194,7 +201,6 @@ class Scheduler:
                     continue
                 break
             left -= self._start(plan, first, left, has_others=len(self.waiting) > 1)
-        return plan
 
     def _next_waiting(self) -> Sequence | None:
         return next((sequence for sequence in self.waiting if not sequence.is_restoring), None)
@@ -409,13 +415,13 @@ class Scheduler:
         sequence.is_long = self._switch_length is not None and len(sequence.tokens) > self._switch_length
         # The last token is always computed, even if all blocks are cached: its logits are needed.
         reusable = [] if sequence.needs_prompt_logits else sequence.contents(0, len(sequence.tokens) - 1)
-        cached, end = self._pool.match_prefix(reusable, sequence.root)
-        shared, parent = cached, end
-        if self._num_recomputed and cached:
-            kept = max(0, len(cached) - self._num_recomputed) * self._pool.block_size
-            shared, parent = self._pool.match_prefix(reusable[:kept], sequence.root)
-        num_needed = self._pool.num_needed(len(sequence.tokens)) - len(shared)
-        return PrefixMatch(reusable, cached, end, shared, parent, num_needed)
+        cached, serials = self._pool.match_prefix(reusable, sequence.root)
+        num_shared = max(0, len(cached) - self._num_recomputed)
+        if self._state_slots.number:
+            num_shared = self._state_slots.num_restorable(serials)
+        ends = [sequence.root, *serials]
+        num_needed = self._pool.num_needed(len(sequence.tokens)) - num_shared
+        return PrefixMatch(reusable, cached, ends[-1], cached[:num_shared], ends[num_shared], num_needed)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it blocks for all its tokens, cached ones where the prefix matches.
@@ -435,9 +441,13 @@ class Scheduler:
                 return False
         self._pool.share(shared)
         sequence.blocks = shared + self._pool.allocate(needed)
-        self._state_slots.allocate(sequence)
+        self._state_slots.allocate(sequence, match.parent if shared else None)
         sequence.num_cached_blocks, sequence.parent = len(shared), match.parent
         sequence.num_computed = len(shared) * self._pool.block_size
+        if self._state_slots.number and self._pool.has_prefix_cache:
+            size = self._pool.block_size
+            ends = snapshot_ends(len(sequence.tokens), sequence.num_computed, len(match.cached) * size, size)
+            sequence.snapshot_ends = ends
         if sequence.num_cached is None:  # recomputed tokens after a preemption do not count as prefix-cache hits
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         return True
@@ -453,6 +463,7 @@ class Scheduler:
             length = min(length, max(affordable_length(room, start, span), min(room, self._min_late_chunk)))
         if sequence.needs_prompt_logits and not self._whole_prompts:
             length = min(length, MAX_SCORED_TOKENS)
+        length = until_snapshot(sequence.snapshot_ends, start, length)
         length = with_whole_images(sequence, length)
         plan.chunks.append(Chunk(sequence, length))
         cost = chunk_cost(length, start, span)
@@ -466,6 +477,8 @@ class Scheduler:
         for chunk in plan.chunks:
             if not chunk.is_last:
                 self._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
+                if chunk.sequence.num_computed in chunk.sequence.snapshot_ends:
+                    self._state_slots.keep(chunk.sequence, chunk.sequence.parent)
         output = [sampled for sampled in output if sampled.sequence.blocks]  # the others have left meanwhile
         outputs = [self._append(sampled) for sampled in output]
         # A sequence with a token has a computed prompt, also if the last prompt token was planned as a decode.

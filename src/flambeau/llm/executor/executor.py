@@ -20,6 +20,7 @@ from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens, run_prefill
 from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
 from flambeau.llm.speculation.rejection_sampler import verify, verify_draws
@@ -45,7 +46,12 @@ class ModelExecutor:
     """Computes what the scheduler has planned."""
 
     def __init__(
-        self, backend: Backend, inputs: InputBuilder, sampler: Sampler, speculator: Speculator | None = None
+        self,
+        backend: Backend,
+        inputs: InputBuilder,
+        sampler: Sampler,
+        speculator: Speculator | None = None,
+        state_cache: StateCache | None = None,
     ) -> None:
         self._backend = backend
         self._inputs = inputs
@@ -53,6 +59,7 @@ class ModelExecutor:
         self._speculator = speculator
         self._observer = speculator if speculator is not None and speculator.reads_states else None
         self._states = backend if isinstance(backend, KeepsStates) else None
+        self._state_cache = state_cache
 
     def lookahead(self, running: Many[Sequence]) -> int:
         """How many proposed tokens per sequence the next step needs room for."""
@@ -61,7 +68,7 @@ class ModelExecutor:
     def start(self, plan: StepPlan) -> StartedStep:
         """Start a step; it is computed at once where the backend cannot do it in the background."""
         decoder, settings = self._backend.async_decoder, self._settings(plan)
-        if decoder is None or settings is None:
+        if decoder is None or settings is None or plan.state_copies:
             return StartedStep(plan, output=self.run(plan))
         for sequence in plan.preempted:
             self.forget(sequence)
@@ -115,6 +122,9 @@ class ModelExecutor:
         """One or more tokens for each decoding sequence, and one for each whose prompt is computed to the end."""
         for sequence in plan.preempted:
             self.forget(sequence)
+        if plan.state_copies:
+            assert self._state_cache is not None
+            self._state_cache.copy(plan.state_copies)
         began = time.perf_counter()
         speculator = self._speculator
         proposal = speculator.propose(plan.decodes, plan.lookahead) if speculator and plan.lookahead else None

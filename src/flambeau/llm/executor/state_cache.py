@@ -1,13 +1,17 @@
-"""StateCache: the states of recurrent layers, one slot for each running sequence.
+"""StateCache: the states of recurrent layers, in slots: of running sequences, and snapshots for later ones.
 
 A state has the same size however long its sequence is. It is kept in float32: errors would add up over its tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 import torch
 from torch import Tensor
 
+from flambeau.llm.core.state_slots import StateCopy
 from flambeau.llm.models.architecture import Architecture
 
 Slots = tuple[Tensor, ...]  # [slots, …]: windows of convolutions, and state matrices if there are any
@@ -22,7 +26,14 @@ class StateCache:
             layer: tuple(torch.zeros(1 + num_slots, *shape, device=device) for shape in shapes)
             for layer in sorted(arch.recurrent_layers)
         }
+        self.num_slots = num_slots
         self.has_layers = bool(self.layers)  # not computed later: torch.compile of PyTorch 2.11 knows no bool of a dict
+
+    def copy(self, copies: Iterable[StateCopy]) -> None:
+        """Make copies between slots, one after the other."""
+        for source, target in copies:
+            for slots in chain.from_iterable(self.layers.values()):
+                slots[target].copy_(slots[source])
 
 
 def state_bytes(arch: Architecture) -> int:

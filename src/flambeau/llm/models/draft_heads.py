@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend
@@ -68,7 +67,7 @@ class DraftHead(nn.Module):
         self.lm_head = nn.Linear(arch.hidden_size, size, bias=False) if size else None
         self.rotation = Rotation(arch)
         self.target_ids_D: Tensor | None = None  # None: its tokens are those of the target
-        self._embedding: Callable[[], Tensor]
+        self._target_embedding: Callable[[], nn.Module]
         self._target_norm: Callable[[Tensor], Tensor]
         self._target_logits: Callable[[Tensor], Tensor]
 
@@ -78,7 +77,7 @@ class DraftHead(nn.Module):
     def share(self, target: Transformer) -> None:
         """Use the embeddings, the last norm and the last layer of a target where the head has none."""
         body, norm = target.model, target.model.norm if target.arch.has_last_norm else nn.Identity()
-        self._embedding = lambda: body.embed_tokens.weight
+        self._target_embedding = lambda: body.embed_tokens
         self._target_norm = lambda x: norm(x)
         self._target_logits = target.logits
 
@@ -127,10 +126,14 @@ class DraftHead(nn.Module):
     @property
     def embedding(self) -> Tensor:
         """Of all tokens [V, E]; the target's where the head has none."""
-        return self._embedding() if self.model.embed_tokens is None else self.model.embed_tokens.weight
+        return self._embedder.weight  # type: ignore[no-any-return]
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        return F.embedding(ids_T, self.embedding)
+        return self._embedder(ids_T)  # type: ignore[no-any-return]
+
+    @property
+    def _embedder(self) -> Any:
+        return self._target_embedding() if self.model.embed_tokens is None else self.model.embed_tokens
 
 
 class Eagle3Layer(DecoderLayer):

@@ -198,6 +198,8 @@ def rope_parameters(config: Config, family: Family) -> Config:
         if local.get("rope_type", "default") != "default":
             raise CheckpointError(f"rope type {local['rope_type']!r} of layers with a window is not supported")
         given = given["full_attention"]
+        if given.get("rope_type") == "yarn" and not given.get("truncate", True):
+            raise CheckpointError("rope_parameters.full_attention.truncate is not supported: transformers ignores it")
     parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)

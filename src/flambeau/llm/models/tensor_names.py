@@ -38,6 +38,7 @@ CONVOLUTION_PART = re.compile(r"\.mixer\.([qkv])_conv1d\.weight$")
 HEAD_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
 ONE_HEAD_NORM = re.compile(r"(\.self_attn\.([qk])_norm)\.norms\.(\d+)\.weight$")
 GATES = re.compile(r"\.experts\.gate_up_proj(_bias)?$")
+JOINED = re.compile(r"_proj\.parts\.\d+\.")  # a projection of a fused layer, stored apart
 STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
 
 Region = tuple[slice | int, ...]
@@ -97,6 +98,8 @@ def part_name(name: str, part: str) -> str:
 def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, ParameterSlice]]:
     """The sets of tensors that can fill a parameter; Hugging Face's comes first."""
     whole = {name: ParameterSlice(name)}
+    if JOINED.search(name):
+        return [whole]
     if found := EXPERTS.search(name):
         parts = part_rows(arch, name, parameter.shape[1])
         stacked = {part_name(name, part): ParameterSlice(name, (slice(None), rows)) for part, rows in parts.items()}

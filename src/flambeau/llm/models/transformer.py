@@ -10,6 +10,8 @@ Shapes: … any leading dimensions (tokens, or batch and tokens) · E hidden · 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -215,13 +217,31 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 
 
+class RowEmbedding(nn.Module):
+    """Embeddings as a linear layer whose outputs are the tokens: it computes the logits where these are tied."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.dtype = torch.get_default_dtype()
+        self.rows: Any = rows  # has read_rows(ids), too
+
+    @property
+    def weight(self) -> Tensor:
+        """All of them [V, E], dequantized."""
+        return self.rows.dequantize(self.dtype)  # type: ignore[no-any-return]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[…] to […, E]."""
+        return self.rows.read_rows(ids).to(self.dtype)  # type: ignore[no-any-return]
+
+
 class Decoder(nn.Module):
     """Embedding, layers and the last norm."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         size = arch.embedding_size
-        self.embed_tokens = nn.Embedding(arch.vocab_size, size or arch.hidden_size)
+        self.embed_tokens: Any = nn.Embedding(arch.vocab_size, size or arch.hidden_size)  # or a RowEmbedding
         self.project_in = nn.Linear(size, arch.hidden_size, bias=False) if size else None
         self.project_out = nn.Linear(arch.hidden_size, size, bias=False) if size else None
         self.layers = nn.ModuleList(make_layer(arch, i) for i in range(arch.num_layers))
@@ -296,7 +316,9 @@ class Transformer(nn.Module):
         """Hidden states […, E] to logits […, V], in float32."""
         if self.model.project_out is not None:
             hidden = self.model.project_out(hidden)
-        if self.lm_head is None:
+        if self.lm_head is None and isinstance(self.model.embed_tokens, RowEmbedding):
+            logits = self.model.embed_tokens.rows(hidden).float()
+        elif self.lm_head is None:
             logits = F.linear(hidden, self.model.embed_tokens.weight).float()
         else:
             logits = self.lm_head(hidden).float()

@@ -15,10 +15,12 @@ from flambeau.llm.config import Quantization
 from flambeau.llm.errors import LLMError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import Experts
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.tensor_names import part_rows
+from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear, dequantize_levels
 from flambeau.llm.quantize.int4 import Int4Linear, dequantize_groups
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows
-from flambeau.llm.quantize.settings import QuantizationSettings, read_quantization
+from flambeau.llm.quantize.settings import Parts, QuantizationSettings, read_quantization
 
 QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear
 MakeLayer = Callable[[nn.Linear, QuantizationSettings], nn.Module]
@@ -53,9 +55,53 @@ def build(arch: Architecture) -> Transformer:
     """An empty network with the parameters of its checkpoint, quantized if config.json says so."""
     model = Transformer(arch)
     settings = read_quantization(arch.source)
-    if settings is not None:
+    if settings is not None and settings.groups:
+        for name, parts in settings.groups.items():
+            replace_by_groups(model, name, parts)
+    elif settings is not None:
         replace_layers(model, settings, empty_layer)
     return model
+
+
+def replace_by_groups(model: Transformer, name: str, parts: Parts) -> None:
+    """Replace a linear layer, the embeddings or the weights of experts by empty ones with these layouts."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    current: Any = getattr(owner, leaf)
+    layout = parts[0]
+    if isinstance(owner, Experts):
+        assert layout is not None
+        delattr(owner, leaf)
+        num_experts, out_features, in_features = current.shape
+        rows = empty_groups(in_features, num_experts * out_features, layout)
+        owner.add_module(leaf, ExpertStack(rows, num_experts=num_experts, dtype=current.dtype))
+    elif isinstance(current, nn.Embedding):
+        assert layout is not None
+        model.set_submodule(name, RowEmbedding(GroupedLinear(current.embedding_dim, current.num_embeddings, layout)))
+    elif len(parts) == 1:
+        assert layout is not None
+        has_bias = current.bias is not None
+        model.set_submodule(name, empty_groups(current.in_features, current.out_features, layout, bias=has_bias))
+    else:
+        slices = part_rows(model.arch, f"{name}.weight", current.out_features).values()
+        sizes = [rows.stop - rows.start for rows in slices]
+        joined = [empty_part(current.in_features, size, each) for size, each in zip(sizes, parts, strict=True)]
+        model.set_submodule(name, JoinedLinear(joined, current.bias))
+
+
+def empty_part(in_features: int, out_features: int, layout: GroupLayout | None) -> nn.Module:
+    if layout is None:
+        return nn.Linear(in_features, out_features, bias=False)
+    return empty_groups(in_features, out_features, layout)
+
+
+def empty_groups(
+    in_features: int, out_features: int, layout: GroupLayout, *, bias: bool = False
+) -> Int4Linear | GroupedLinear:
+    """An empty layer; two weights of 4 bits share a byte, where PyTorch has a layer for them too."""
+    if layout.has_pairs:
+        return Int4Linear(in_features, out_features, group_size=layout.size, bias=bias, scale_dtype=torch.float32)
+    return GroupedLinear(in_features, out_features, layout, bias=bias)
 
 
 def replace_layers(model: nn.Module, settings: QuantizationSettings, make: MakeLayer) -> None:
@@ -115,9 +161,12 @@ def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedL
 class ExpertStack(nn.Module):
     """The quantized weights of all experts; replaces a parameter [N, O, I] and is used like it."""
 
-    def __init__(self, rows: Int8Linear | Int4Linear | Fp8Linear, num_experts: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rows: Int8Linear | Int4Linear | Fp8Linear | GroupedLinear, num_experts: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.dtype = dtype
+        self.layout = rows.layout if isinstance(rows, GroupedLinear) else None
         for name, buffer in rows.named_buffers():
             self.register_buffer(name, buffer.view(num_experts, -1, *buffer.shape[1:]))
 
@@ -127,6 +176,9 @@ class ExpertStack(nn.Module):
     def __getitem__(self, chosen: Any) -> Tensor:
         """The weights [O, I] of an expert, or […, O, I] of several."""
         buffers = {name: buffer[chosen] for name, buffer in self.named_buffers()}
+        if self.layout is not None:
+            weights = buffers["weight"], buffers["scales"], buffers.get("minimums")
+            return dequantize_levels(*weights, self.layout).to(self.dtype)
         dequantize = dequantize_groups if "minimums" in buffers else dequantize_rows
         return dequantize(**buffers, dtype=self.dtype)
 

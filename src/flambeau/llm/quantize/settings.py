@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from torch import nn
 
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.quantize.groups import GroupLayout
 from flambeau.llm.quantize.int4 import GROUP_SIZES
 
+Parts = tuple[GroupLayout | None, ...]  # the layout of a module, or of each of its projections; None: not quantized
 METHOD = "flambeau"
 DEQUANTIZED = ("mxfp4",)  # while they are loaded
 DECAYS = (".in_proj_ba", ".dt_proj")  # layers that give the decays of recurrent states
@@ -19,13 +21,14 @@ DECAYS = (".in_proj_ba", ".dt_proj")  # layers that give the decays of recurrent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSettings:
-    """How linear layers and experts are quantized; embeddings, norms and routers never are."""
+    """How linear layers and experts are quantized; norms and routers never are, embeddings in some files."""
 
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale
     lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
     layers: frozenset[str] | None = None  # the only layers that are quantized, by name; None: all that can be
     wide_scales: bool = False  # integers: scales in float32 instead of bfloat16, for files that were made elsewhere
+    groups: Mapping[str, Parts] = field(default_factory=dict)  # modules in layouts of their own; then only these
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Quantization):
@@ -33,11 +36,20 @@ class QuantizationSettings:
         if self.group_size not in GROUP_SIZES:
             raise LLMError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size!r}")
 
+    @property
+    def title(self) -> str:
+        """The kinds of weights, in words."""
+        if not self.groups:
+            return self.kind
+        return ", ".join(sorted({f"int{part.bits}" for parts in self.groups.values() for part in parts if part}))
+
     def to_config(self) -> dict[str, Any]:
         """The quantization_config of config.json."""
         settings = {"quant_method": METHOD, "kind": self.kind, "lm_head": self.lm_head}
         settings |= {"layers": sorted(self.layers)} if self.layers is not None else {}
         settings |= {"wide_scales": True} if self.wide_scales else {}
+        if self.groups:
+            settings["groups"] = {name: [*map(to_list, parts)] for name, parts in self.groups.items()}
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
@@ -69,6 +81,15 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
             lm_head=bool(declared.get("lm_head", False)),
             layers=frozenset(declared["layers"]) if "layers" in declared else None,
             wide_scales=bool(declared.get("wide_scales", False)),
+            groups={name: tuple(map(from_list, parts)) for name, parts in declared.get("groups", {}).items()},
         )
-    except (KeyError, LLMError) as error:
+    except (KeyError, TypeError, LLMError) as error:
         raise CheckpointError(f"the quantization_config of config.json is not understood: {error}") from error
+
+
+def to_list(layout: GroupLayout | None) -> list[Any] | None:
+    return None if layout is None else [layout.bits, layout.size, layout.has_minimums]
+
+
+def from_list(values: list[Any] | None) -> GroupLayout | None:
+    return None if values is None else GroupLayout(*values)

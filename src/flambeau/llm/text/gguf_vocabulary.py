@@ -8,6 +8,7 @@ from typing import Any
 
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.gguf_header import GgufHeader
+from flambeau.llm.text.gguf_splits import SPLITS, SplitRule
 from flambeau.llm.text.tokenizer_files import Strips
 from flambeau.llm.text.vocabulary import (
     SPACE,
@@ -20,49 +21,6 @@ from flambeau.llm.text.vocabulary import (
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # types of tokens
 NAMED = (CONTROL, USER_DEFINED)
 REMEDY = "name the model's own tokenizer.json or tokenizer.model with tokenizer_path (--tokenizer)"
-
-# ---- rules that split text before byte-level pairs are merged ----
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-
-
-def _by_case(contractions: str, digits: str) -> str:
-    before = r"[^\r\n\p{L}\p{N}]?"
-    words = f"{before}[{_UPPER}]*[{_LOWER}]+{contractions}|{before}[{_UPPER}]+[{_LOWER}]*{contractions}"
-    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-
-
-def _by_word(digits: str) -> str:
-    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-
-
-LLAMA_3, QWEN, TEKKEN = _by_word(r"\p{N}{1,3}"), _by_word(r"\p{N}"), _by_case("", r"\p{N}")
-GPT_4O = _by_case(f"(?:{_CONTRACTIONS})?", r"\p{N}{1,3}")
-GPT_2, DIGITS, DEEPSEEK_CODER = "gpt-2", "digits", "deepseek-coder"  # rules in several steps
-SPLITS = {  # by tokenizer.ggml.pre
-    "llama-bpe": LLAMA_3,
-    "llama3": LLAMA_3,
-    "llama-v3": LLAMA_3,
-    "dbrx": LLAMA_3,
-    "smaug-bpe": LLAMA_3,
-    "qwen2": QWEN,
-    "deepseek-r1-qwen": QWEN,
-    "tekken": TEKKEN,
-    "gpt-4o": GPT_4O,
-    "gpt-2": GPT_2,
-    "phi-2": GPT_2,
-    "smollm": DIGITS,
-    "starcoder": DIGITS,
-    "refact": DIGITS,
-    "command-r": DIGITS,
-    "deepseek-coder": DEEPSEEK_CODER,
-}
-DEEPSEEK_STEPS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
-WHOLE_WORDS = (LLAMA_3, TEKKEN, GPT_4O)  # a word that is a token is taken as it is, without merges
-BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # texts begin with BOS unless the file says otherwise
-COMPOSED = (QWEN,)  # characters are composed first (NFC)
 
 
 def gguf_vocabulary(header: GgufHeader) -> Vocabulary:
@@ -118,31 +76,21 @@ def byte_level_vocabulary(header: GgufHeader) -> TokenizersVocabulary:
         raise TokenizerError(f"{header.path} needs tokenizers: pip install flambeau[llm]") from error
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"the tokenizer in {header.path} cannot be used: {error}; {REMEDY}") from error
-    add_begin(tokenizer, header, default=name in BEGINS)
+    add_begin(tokenizer, header, default=SPLITS[name].begins)
     return TokenizersVocabulary(tokenizer, named_tokens(header))
 
 
-def byte_level_tokenizer(header: GgufHeader, split: str) -> Any:
+def byte_level_tokenizer(header: GgufHeader, rule: SplitRule) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokens = tokens_of(header)
     merges = [tuple(merge.split(" ", 1)) for merge in value(header, "merges", [])]
     vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split in WHOLE_WORDS))
-    if split in COMPOSED:
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.takes_words))
+    if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
-    steps: list[Any]
-    if split == GPT_2:
-        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif split == DIGITS:
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif split == DEEPSEEK_CODER:
-        steps = [pre_tokenizers.Split(Regex(step), "isolated") for step in DEEPSEEK_STEPS]
-        steps += [pre_tokenizers.Digits(individual_digits=True)]
-        steps += [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    else:
-        by_rule = pre_tokenizers.Split(Regex(split), "isolated")
-        steps = [by_rule, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    steps: list[Any] = [pre_tokenizers.Split(Regex(step), "isolated") for step in rule.steps]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     added = [

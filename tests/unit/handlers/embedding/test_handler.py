@@ -114,6 +114,46 @@ def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path)
     assert short == pytest.approx((np.array(whole[:4]) / np.linalg.norm(whole[:4])).tolist(), abs=1e-6)
 
 
+def test_the_models_own_dimensions_are_cut_after_the_norm(tmp_path):
+    steps = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("Transformer", "Normalize")]
+    folder = save_bert_folder(tmp_path, modules=steps)
+    [whole] = send(load(folder), "the cat")
+    save_bert_folder(folder, modules=steps, config_sentence_transformers={"truncate_dim": 4})
+    embedder = load(folder, matryoshka=True)
+    assert embedder.describe_handle()["dimensions"] == 4
+    short, unit, longer = send(
+        embedder, "the cat", {"text": "the cat", "normalize": True}, {"text": "the cat", "dimensions": 16}
+    )
+    assert short == pytest.approx(whole[:4], abs=1e-6)
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+    assert longer == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("dot", lambda a, b: a @ b),
+        ("cosine", lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)),
+        ("euclidean", lambda a, b: -np.linalg.norm(a - b)),
+        ("manhattan", lambda a, b: -np.abs(a - b).sum()),
+    ],
+)
+def test_pairs_are_scored_by_the_similarity_that_the_files_name(tmp_path, kind, expected):
+    saved = {"similarity_fn_name": kind, "truncate_dim": 6}
+    embedder = load(save_bert_folder(tmp_path, config_sentence_transformers=saved))
+    first, second = map(np.array, send(embedder, "the cat", "a dog ran"))
+    [found] = send(embedder, {"pairs": [["the cat", "a dog ran"]]})
+    assert found["scores"] == pytest.approx([expected(first, second)], abs=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_lose_the_side_that_the_tokenizer_names(tmp_path, side):
+    documents = {"sentence_bert_config": {"max_seq_length": 5}, "tokenizer_config": {"truncation_side": side}}
+    embedder = load(save_bert_folder(tmp_path, **documents))
+    whole, kept = send(embedder, "the cat sat on a mat", "on a mat" if side == "left" else "the cat sat")
+    assert whole == pytest.approx(kept, abs=1e-6)
+
+
 def test_pooling_normalization_and_prompts_come_from_the_folder(tmp_path):
     documents = {
         "1_Pooling/config": {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},

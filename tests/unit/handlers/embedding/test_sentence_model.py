@@ -41,6 +41,26 @@ def test_every_file_is_heard(tmp_path):
     assert (model.prompts, model.default_prompt, model.lowercases) == ({"query": "q: "}, "query", True)
     write_documents(tmp_path, {"sentence_bert_config": {"max_seq_length": None}})
     assert read_folder(tmp_path).max_seq_length == 128
+    write_documents(
+        tmp_path, {"sentence_bert_config": {"max_seq_length": 99}, "tokenizer_config": {"model_max_length": 20}}
+    )
+    assert read_folder(tmp_path).max_seq_length == 99  # sentence-transformers sets its tokenizer's limit to this
+    write_documents(tmp_path, {"sentence_bert_config": {}})
+    assert read_folder(tmp_path).max_seq_length == 20
+
+
+def test_without_a_pooling_config_a_causal_model_has_the_vector_of_its_last_token(tmp_path):
+    named = {"architectures": ["Qwen3ForCausalLM"]}
+    assert read_folder(folder(tmp_path, config=named)).modes == ("last",)
+    assert read_folder(folder(tmp_path, config={**named, "is_causal": False})).modes == ("mean",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("truncate_dim", "8"), ("truncate_dim", 0), ("similarity_fn_name", "maxsim")]
+)
+def test_settings_of_vectors_that_are_not_known_are_refused(tmp_path, key, value):
+    with pytest.raises(HandlerError, match=key):
+        read_folder(folder(tmp_path, config_sentence_transformers={key: value}))
 
 
 def test_safetensors_come_first_and_inner_folders_are_found(tmp_path):

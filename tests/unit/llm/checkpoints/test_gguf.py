@@ -10,12 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.packed_experts import GroupPacker
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.loader import load_engine
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.loader import keeps_groups as loader_keeps_groups
+from flambeau.llm.loader import load_engine, load_network
+from flambeau.llm.models.transformer import RowEmbedding
+from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.sampling_params import SamplingParams
+from support.adapters import write_adapter
 from support.checkpoints import reference
 from support.gguf_files import by_pairs, pieces_of, write_gguf
 from support.language_models import HEADS, KV_HEADS, write_language_model
@@ -173,25 +183,158 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
     assert read_architecture(tmp_path).switch_length == 16
 
 
-TYPES = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+FLOAT_TYPES = ("F16", "BF16")
+PAIR_TYPES = ("Q4_0", "Q4_1", "Q4_K")
+TYPES = [*FLOAT_TYPES, *PAIR_TYPES, "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 
 
+def written_twice(folder, model, architecture, values, kind):
+    """A quantized file, and one with the same weights as floats. Routers are never quantized."""
+    paths = folder / "packed" / "model.gguf", folder / "plain" / "model.gguf"
+
+    def kind_of(name):
+        return "F32" if name.endswith("mlp.gate.weight") else kind if isinstance(kind, str) else kind(name)
+
+    written = write_gguf(paths[0], architecture, tensors_of(model, architecture), values, kind_of)
+    write_gguf(paths[1], architecture, written, values)
+    return paths
+
+
+@pytest.mark.parametrize("keeps_groups", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
-def test_numbers_of_all_types_are_read(tmp_path, kind):
+def test_numbers_of_all_types_are_read(tmp_path, kind, keeps_groups):
     model = reference("llama-2", hidden_size=256, intermediate_size=256)
-    tensors = tensors_of(model, "llama")
-    written = write_gguf(tmp_path / "model.gguf", "llama", tensors, values_of(model.config), kind)
-    write_gguf(tmp_path / "plain" / "model.gguf", "llama", written, values_of(model.config))
-    found, expected = (load_model(folder, dtype=torch.float32) for folder in (tmp_path, tmp_path / "plain"))
+    paths = written_twice(tmp_path, model, "llama", values_of(model.config), kind)
+    found, expected = (load_model(path, dtype=torch.float32, keeps_groups=keeps_groups) for path in paths)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
-    is_own = kind in ("Q4_0", "Q4_1", "Q4_K")
-    assert isinstance(found.model.layers[0].self_attn.qkv_proj, Int4Linear if is_own else torch.nn.Linear)
-    if is_own:  # exactly
-        own = found.model.layers[1].self_attn.qkv_proj.dequantize(torch.float32)
-        assert torch.equal(own, expected.model.layers[1].self_attn.qkv_proj.weight)
+    other = GroupedLinear if keeps_groups and kind not in FLOAT_TYPES else torch.nn.Linear
+    layer, plain = (each.model.layers[1].self_attn.qkv_proj for each in (found, expected))
+    assert isinstance(layer, Int4Linear if kind in PAIR_TYPES else other)
+    if not isinstance(layer, torch.nn.Linear):
+        assert torch.equal(layer.dequantize(torch.float32), plain.weight)  # exactly
+    assert torch.equal(found.model.embed_tokens.weight, expected.model.embed_tokens.weight)
+    assert isinstance(found.model.embed_tokens, RowEmbedding) == (keeps_groups and kind not in FLOAT_TYPES)
 
 
-def test_mixed_types_keep_whole_modules(tmp_path, caplog):
+def mixed(name):
+    """The types of a file that is called Q4_K_M, and floats, in one module."""
+    kinds = {"v_proj": "Q6_K", "k_proj": "F16", "down_proj": "Q6_K", "embed_tokens": "Q6_K", "1.mlp.up": "Q8_0"}
+    return next((kind for part, kind in kinds.items() if part in name), "Q4_K")
+
+
+@pytest.fixture(scope="module")
+def biased():
+    """Queries, keys and values have biases; the embeddings are tied."""
+    return reference("qwen-2", hidden_size=256, intermediate_size=256, tie_word_embeddings=True)
+
+
+def test_projections_of_several_types_stay_as_they_are(tmp_path, biased, caplog):
+    paths = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
+    with caplog.at_level(logging.INFO):
+        found, expected = (load_model(path, dtype=torch.float32, keeps_groups=True) for path in paths)
+    torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
+    first, second = found.model.layers[:2]
+    assert [type(part) for part in first.self_attn.qkv_proj.parts] == [Int4Linear, torch.nn.Linear, GroupedLinear]
+    assert isinstance(first.mlp.gate_up_proj, Int4Linear)
+    assert [type(part) for part in second.mlp.gate_up_proj.parts] == [Int4Linear, GroupedLinear]
+    assert "7 tensors stay int4, 5 tensors stay int6, 1 tensors stay int8" in caplog.text
+    assert "dequantized" not in caplog.text
+
+
+def loaded_on_cpu(path, **options):
+    """What the loader makes of a file on a CPU, without a tokenizer."""
+    config = EngineConfig(device="cpu", num_blocks=8, **options)
+    loaded = load_network(path, config, torch.device("cpu"), None)
+    loaded.backend.wait_until_compiled()
+    return loaded
+
+
+def network_of(path, **options):
+    return loaded_on_cpu(path, **options).backend
+
+
+def prefill(backend, adapter=None):
+    places, block_size = torch.arange(IDS.shape[1]), backend.cache.block_size
+    starts, lengths, table = torch.tensor([0, len(places)]), torch.tensor([len(places)]), torch.tensor([[1]])
+    adapters = None if adapter is None else torch.full_like(IDS[0], adapter)
+    inputs = StepInputs(IDS[0], places, block_size + places, starts, lengths, table, adapters_T=adapters)
+    return backend.prefill(inputs, places).clone()
+
+
+def matrices_of(model):
+    return [
+        name for name, weight in model.named_parameters() if weight.dim() > 1 and not name.endswith("mlp.gate.weight")
+    ]
+
+
+def stored_weights(model, name):
+    """The weights [O, I] of a plain layer, or of all experts."""
+    layer = model.get_submodule(name.removesuffix(".rows") if ".experts." in name else name)
+    return layer[:].flatten(0, 1) if isinstance(layer, ExpertStack) else layer.dequantize(torch.float32)
+
+
+EXPERT_SIZES = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
+ON_KERNELS = [
+    *(("qwen-2", "qwen2", {}, kind) for kind in TYPES if kind not in FLOAT_TYPES),
+    ("qwen-2", "qwen2", {}, mixed),
+    ("qwen-3-moe-normalized", "qwen3moe", EXPERT_SIZES, mixed),
+    ("qwen-3-moe-normalized", "qwen3moe", EXPERT_SIZES, "MXFP4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "values", "kind"),
+    ON_KERNELS,
+    ids=[f"{architecture}-{kind if isinstance(kind, str) else 'mixed'}" for _, architecture, _, kind in ON_KERNELS],
+)
+def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architecture, values, kind):
+    has_experts = {"num_experts": 4, "moe_intermediate_size": 256, "hidden_size": 256, "intermediate_size": 256}
+    model = biased if architecture == "qwen2" else reference(family, **has_experts)
+    path, _ = written_twice(tmp_path, model, architecture, values_of(model.config, **values), kind)
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    plain = load_model(path, dtype=torch.float32, keeps_groups=True)
+    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=GroupPacker())
+    found = network_of(path, kv_cache_dtype="float32")
+    assert found.decode_path == "CPU kernels"
+    assert matrices_of(found.model) == []
+    for name, layer in found.model.named_modules():  # scales are rounded
+        if isinstance(layer, PackedLinear) and layer.has_integers:
+            weights = stored_weights(plain, name)
+            assert (layer.dequantize(torch.float32) - weights).abs().max() < 2**-7 * weights.abs().max(), name
+    expected, logits = logits_of(by_layers), prefill(found)  # which both round inputs to 8 bits
+    assert (logits - expected).norm() < 0.003 * expected.norm()
+
+
+def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
+    loaded = loaded_on_cpu(path, kv_cache_dtype="float32")
+    weights = {
+        name.removesuffix(".weight"): weight for name, weight in biased.state_dict().items() if "_proj.w" in name
+    }
+    folder = write_adapter(tmp_path / "adapter", {name: tuple(weight.shape) for name, weight in weights.items()})
+    loaded.adapters.load(1, folder)
+    without, found = prefill(loaded.backend), prefill(loaded.backend, adapter=1)
+    expected = prefill(loaded.backend._eager, adapter=1)
+    assert (found - without).norm() > 0.1 * without.norm()
+    assert (found - expected).norm() < 0.003 * expected.norm()
+
+
+def test_other_devices_and_settings_have_the_old_layouts(tmp_path, biased):
+    """Kernels of GPUs know int4; what is quantized again while it is loaded starts from floats."""
+    path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
+    for options in ({"compile": False}, {"quantization": "int4"}):
+        backend = network_of(path, **options)
+        kinds = {type(module) for module in backend.model.modules()}
+        assert not kinds & {GroupedLinear, JoinedLinear, RowEmbedding}
+    cpu, gpu, config = torch.device("cpu"), torch.device("cuda"), EngineConfig()
+    assert not loader_keeps_groups(config, gpu, None)
+    assert loader_keeps_groups(config, cpu, None) == kernels.can_load()
+
+
+def test_elsewhere_mixed_types_keep_whole_modules_of_4_bits(tmp_path, caplog):
     model = reference("llama-2", hidden_size=256, intermediate_size=256)
     kinds = {"v_proj": "Q6_K", "embed_tokens": "Q6_K"}
     write_gguf(
@@ -208,16 +351,29 @@ def test_mixed_types_keep_whole_modules(tmp_path, caplog):
     assert "9 layers stay int4 in groups of 32, 6 layers are dequantized" in caplog.text
 
 
-def test_experts_are_dequantized_and_the_log_says_so(tmp_path, caplog):
+@pytest.mark.parametrize("keeps_groups", [False, True])
+def test_experts_stay_as_they_are_or_the_log_says_that_they_are_dequantized(tmp_path, caplog, keeps_groups):
     model = reference("mixtral", sliding_window=None, hidden_size=32, intermediate_size=64)
-    tensors = tensors_of(model, "llama")
-    values = values_of(model.config, **EXPERTS)
-    written = write_gguf(tmp_path / "packed" / "model.gguf", "llama", tensors, values, "Q4_0")
-    write_gguf(tmp_path / "plain" / "model.gguf", "llama", written, values)
+    kinds = {"experts.down": "Q8_0", "1.mlp.experts.up": "Q5_1"}  # beside gates of another type
+    paths = written_twice(
+        tmp_path,
+        model,
+        "llama",
+        values_of(model.config, **EXPERTS),
+        lambda name: next((kind for part, kind in kinds.items() if part in name), "Q4_0"),
+    )
     with caplog.at_level(logging.WARNING):
-        found, expected = (load_model(tmp_path / name, dtype=torch.float32) for name in ("packed", "plain"))
+        found, expected = (load_model(path, dtype=torch.float32, keeps_groups=keeps_groups) for path in paths)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
-    assert "6 stacks of experts are dequantized too" in caplog.text
+    if not keeps_groups:
+        assert "6 stacks of experts are dequantized too" in caplog.text
+        return
+    assert "2 are dequantized" in caplog.text
+    first, second = (layer.mlp.experts for layer in found.model.layers[:2])
+    assert isinstance(first.gate_up_proj, ExpertStack)
+    assert isinstance(first.down_proj, ExpertStack)
+    assert isinstance(second.gate_up_proj, torch.nn.Parameter)
+    assert isinstance(second.down_proj, ExpertStack)
 
 
 def test_parts_of_a_model_belong_together(tmp_path):
@@ -265,7 +421,10 @@ def test_two_models_in_a_folder_need_a_name(path):
 @pytest.mark.parametrize(
     ("architecture", "values", "named"),
     [
-        ("mamba", {}, "'mamba'.*supported are llama, llama4"),
+        ("rwkv7", {}, "'rwkv7'.*Hugging Face folder. Supported are llama, llama4"),
+        ("clip", {}, "'clip'.*name that model's file"),
+        ("llama", {"attention.causal": False}, r"llama\.attention\.causal.*Hugging Face folder"),
+        ("mamba", {}, r"mamba\.ssm\.inner_size"),
         ("llama", {"attention.sliding_window": 9}, "sliding_window"),
         ("llama", {"attention.head_count_kv": [2, 4]}, "differs between layers"),
         ("llama", {"rope.dimension_count": 4}, "rope.dimension_count 4"),

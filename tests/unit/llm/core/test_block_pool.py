@@ -9,7 +9,8 @@ from flambeau.llm.core.block_pool import BlockPool
 
 def computed(pool: BlockPool, tokens: list[int]) -> list[int]:
     """The blocks of a sequence, all full ones published."""
-    shared, parent = pool.match_prefix(tokens)
+    shared, serials = pool.match_prefix(tokens)
+    parent = serials[-1] if serials else 0
     pool.share(shared)
     blocks = shared + pool.allocate(pool.num_needed(len(tokens)) - len(shared))
     for i in range(len(shared), len(tokens) // pool.block_size):
@@ -47,6 +48,15 @@ def test_what_nobody_uses_is_kept_until_the_room_is_needed():
     assert pool.match_prefix([*range(8)])[0] == blocks
     pool.allocate(3)  # two that were empty, and the last of the kept ones: a beginning is worth more than an end
     assert pool.match_prefix([*range(8)])[0] == blocks[:1]
+
+
+def test_evicted_content_is_reported_by_its_serial():
+    evicted: list[int] = []
+    pool = BlockPool(5, 4, on_evict=evicted.append)
+    pool.free(computed(pool, [*range(8)]))
+    _, serials = pool.match_prefix([*range(8)])
+    pool.allocate(4)
+    assert evicted == [serials[1], serials[0]]
 
 
 def test_a_shared_block_is_free_when_the_last_user_has_left():

@@ -23,6 +23,14 @@ FOUND = [
     Change("gpt-j", BESIDE, YARN),
     Change("phi-3-long", "original_max_position_embeddings", REMOVED),
     Change("olmo-hybrid", "rope_parameters", REMOVED),
+    Change(
+        "gemma-3",
+        "rope_parameters",
+        {
+            "full_attention": {"rope_theta": 500.0, **YARN, "truncate": False},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from flambeau.llm.errors import TokenizerError
+from flambeau.llm.text.gguf_splits import SPLITS
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.gguf_files import pieces_of, write_gguf
 from support.tokenizer_files import LINES, sentencepiece_bytes, write_json_tokenizer, write_sentencepiece
@@ -168,6 +169,75 @@ def test_texts_of_llama_3_begin_with_bos(tmp_path):
     assert found.eos_ids == {tokenizer.token_to_id("<|im_end|>")}  # known by its name
 
 
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["<|start|>", "<|end|>", "<|return|>", "<|call|>"], {"<|return|>", "<|call|>"}),  # gpt-oss
+        (["<|end|>", "<|user|>"], {"<|end|>"}),
+        (["<|eot|>", "<|eom|>"], {"<|eot|>", "<|eom|>"}),
+    ],
+)
+def test_control_tokens_that_end_a_reply_are_known(tmp_path, names, ends):
+    tokens = ["a", *names]
+    kinds = [1, *[3] * len(names)]
+    path = write(tmp_path, tokens, model="gpt2", pre="gpt-2", merges=[], token_type=kinds)
+    assert {tokens[i] for i in load_tokenizer(path).eos_ids} == ends
+
+
+SAMPLE = "I'LL pay $1234.50 for  two—HTTP servers;\n\n  你好 世界カナ a1b22"
+PIECES = {  # of the sample, as llama.cpp splits it
+    "llama-bpe": "I|'LL| pay| $|123|4|.|50| for| | two|—HTTP| servers|;\n\n| | 你好| 世界カナ| a|1|b|22",
+    "qwen2": "I|'LL| pay| $|1|2|3|4|.|5|0| for| | two|—HTTP| servers|;\n\n| | 你好| 世界カナ| a|1|b|2|2",
+    "gpt-4o": "I'LL| pay| $|123|4|.|50| for| | two|—HTTP| servers|;\n\n| | 你好| 世界カナ| a|1|b|22",
+    "gpt-2": "I|'|LL| pay| $|1234|.|50| for| | two|—|HTTP| servers|;|\n\n | 你好| 世界カナ| a|1|b|22",
+    "starcoder": "I|'|LL| pay| $|1|2|3|4|.|5|0| for| | two|—|HTTP| servers|;|\n\n | 你好| 世界カナ| a|1|b|2|2",
+    "superbpe": "I'LL pay $|1|234|.|50| for  two—HTTP servers;\n\n  你好 世界カナ a|1|b|22",
+    "falcon": "I|'|LL| pay| |$|123|4|.|50| for| | two|—|HTTP| servers|;|\n\n | 你好| 世界カナ| a|1|b|22",
+    "bloom": "I'LL| pay| $1234|.|50| for| | two—HTTP| servers;|\n\n | 你好| 世界カナ| a1b22",
+    "viking": "I'LL| pay| $|1|2|3|4|.|5|0| for| | two—HTTP| servers;|\n\n | 你好| 世界カナ| a|1|b|2|2",
+    "deepseek-llm": "I|'|LL| pay| $|1|2|3|4|.|5|0| for| | two|—|HTTP| servers|;|\n|\n|  |你好| |世界カナ| a|1|b|2|2",
+    "deepseek-coder": "I|'|LL| pay| $|1|2|3|4|.|5|0| for| | two|—|HTTP| servers|;|\n|\n| | |你好| |世界カナ| a|1|b|2|2",
+    "deepseek-v3": "I|'LL| pay| $|123|4|.|50| for| | two|—|HTTP| servers|;\n\n|  |你好| |世界カナ| a|1|b|22",
+    "kimi-k2": "I'LL| pay| $|123|4|.|50| for| | two|—HTTP| servers|;\n\n| | |你好| |世界|カナ| a|1|b|22",
+    "youtu": "I'LL| pay| $|1|2|3|4|.|5|0| for| | two|—|HTTP| servers|;\n\n|  |你好| |世界カナ| a|1|b|2|2",
+    "seed-coder": "I|'LL| pay| $|1|2|3|4|.|5|0| for| | two|—HTTP| servers|;|\n\n| | 你好| 世界カナ| a|1|b|2|2",
+    "tiny_aya": "I'LL| pay| $|1|234|.|50| for| | two|—HTTP| servers|;\n\n| | 你好| 世界カナ| a|1|b|22",
+}
+ALIASES = {
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4 glm5 "
+    "minicpm5",
+    "qwen2": "deepseek-r1-qwen stablelm2 hunyuan solar-open megrez kormo grok-2 qwen35 tekken bailingmoe bailingmoe2 "
+    "llada-moe",
+    "gpt-4o": "llama4 kanana2 minimax-m2",
+    "gpt-2": "phi-2 exaone4 gigachat a.x-4.0 mellum trillion granite-docling mpt olmo jais",
+    "starcoder": "smollm refact codeshell exaone minerva-7b mellum2 command-r",
+    "bloom": "poro-chat gpt3-finnish",
+    "deepseek-v3": "hunyuan-dense joyai-llm",
+}
+
+
+def test_every_rule_splits_text_as_llama_cpp_does(tmp_path):
+    """Whole pieces are tokens here, so that ids show where a text is split."""
+    expected = {**PIECES, **{name: PIECES[rule] for rule, names in ALIASES.items() for name in names.split()}}
+    assert expected.keys() == SPLITS.keys()
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for name, pieces in expected.items():
+        encoded = ["".join(text for text, _ in to_bytes.pre_tokenize_str(piece)) for piece in pieces.split("|")]
+        tokens, merges = grown(encoded)
+        found = load_tokenizer(write(tmp_path, tokens, model="gpt2", pre=name, merges=merges, add_bos_token=False))
+        assert [tokens[i] for i in found.encode(SAMPLE)] == encoded, name
+
+
+def grown(words):
+    """A vocabulary that has these words, each made from left to right, and the whole text that they make."""
+    tokens, merges = dict.fromkeys(pre_tokenizers.ByteLevel.alphabet()), {}
+    for word in (*words, "".join(words)):
+        for end in range(2, len(word) + 1):
+            tokens[word[:end]] = None
+            merges[f"{word[: end - 1]} {word[end - 1]}"] = None
+    return list(tokens), list(merges)
+
+
 def test_the_rules_of_gpt_2_are_those_of_the_library(tmp_path):
     tokenizer = trained(LLAMA_3)
     for name, steps in {
@@ -193,7 +263,8 @@ def test_the_rules_of_gpt_2_are_those_of_the_library(tmp_path):
     ("values", "named"),
     [
         ({"model": "gpt2", "pre": "martian", "tokens": ["a"]}, "'martian'"),
-        ({"model": "rwkv", "tokens": ["a"]}, "'rwkv'"),
+        ({"model": "gpt2", "tokens": ["a"]}, "'default'.*tokenizer_path"),
+        ({"model": "rwkv", "tokens": ["a"]}, "'rwkv'.*tokenizer_path"),
         ({"model": "llama", "tokens": ["a"]}, "SentencePiece"),
         ({"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}, "cannot be used"),
         ({"model": "llama", "tokens": ["a", "b"], "scores": [0.0]}, "1 scores"),

@@ -24,6 +24,7 @@ from flambeau.llm.backends.cpu.network import (
     can_compute,
     can_pack_float32,
     has_layers,
+    quantize_last_layer,
     unknown_parts,
 )
 from flambeau.llm.backends.cpu.packed_experts import pack_experts
@@ -131,6 +132,7 @@ class CpuBackend:
             forget_plain_layers(self.model)
             return self._eager.decode
         packs_float32 = can_pack_float32(self.model)
+        quantize_last_layer(self.model)  # before it is packed as it is
         pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=packs_float32)
         pack_experts(self.model, packs_float32=packs_float32)
         self._network = CpuNetwork(self.model, self.cache, self._adapters, self._states)

@@ -34,7 +34,20 @@ class CPagedStep(ctypes.Structure):
     )
 
 
-KINDS = ("plain", "float32", "bfloat16", "float16", "int8", "int4", "bfloat16_pairs")  # as in csrc/matrix.h
+KINDS = (  # as in csrc/matrix.h
+    "plain",
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "int4",
+    "bfloat16_pairs",
+    "int5",
+    "int4_scaled",
+    "int5_scaled",
+    "int6_scaled",
+    "int8_minimums",
+)
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
 
@@ -46,6 +59,7 @@ class CMatrix(ctypes.Structure):
         ("weights", c_void_p),
         ("bias", c_void_p),
         *((name, c_int64) for name in ("size", "width", "group")),
+        ("next", c_void_p),
     )
 
 
@@ -105,6 +119,7 @@ class CNetwork(ctypes.Structure):
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
         ("recorded", c_void_p),
         ("num_recorded", c_int64),
+        ("embedding_rows", CMatrix),
     )
 
 
@@ -195,6 +210,10 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_narrowest.restype = c_int64
     library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack.restype = None
+    library.flambeau_pack_levels.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_pack_levels.restype = None
+    library.flambeau_read_rows.argtypes = (POINTER(CMatrix), c_void_p, c_int64, c_void_p)
+    library.flambeau_read_rows.restype = None
     library.flambeau_instructions.restype = c_char_p
     library.flambeau_step.argtypes = (POINTER(CNetwork), POINTER(CTokens), c_void_p, c_int64, c_void_p, c_int)
     library.flambeau_argmax.argtypes = library.flambeau_step.argtypes

@@ -33,13 +33,14 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Transformer, is_unmodified
+from flambeau.llm.models.transformer import RowEmbedding, Transformer, is_unmodified
+from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Int8Linear
 
-INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear)
+INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear, GroupedLinear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
 ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
@@ -207,9 +208,18 @@ def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str]:
     return *attention, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj"
 
 
+def quantize_last_layer(model: Transformer) -> None:
+    """Give a last layer of its own 8-bit weights if the others have integer weights."""
+    if type(model.lm_head) is nn.Linear:
+        model.lm_head = last_layer(model)
+
+
 def last_layer(model: Transformer) -> nn.Module:
     """The last layer; with 8-bit weights if the others have integer weights."""
-    head: Any = linear_of(model.model.embed_tokens.weight) if model.lm_head is None else model.lm_head
+    embeddings = model.model.embed_tokens
+    if model.lm_head is None and isinstance(embeddings, RowEmbedding):
+        return embeddings.rows  # type: ignore[no-any-return]
+    head: Any = linear_of(embeddings.weight) if model.lm_head is None else model.lm_head
     if type(head) is nn.Linear and has_integer_weights(model):
         head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
     return head  # type: ignore[no-any-return]
@@ -229,7 +239,7 @@ def has_layers(model: Transformer, kinds: tuple[type[nn.Module], ...]) -> bool:
 
 def has_integer_weights(model: Transformer) -> bool:
     return any(
-        isinstance(layer, INTEGER_LAYERS) or (isinstance(layer, PackedLinear) and layer.kind in ("int8", "int4"))
+        isinstance(layer, INTEGER_LAYERS) or (isinstance(layer, PackedLinear) and layer.has_integers)
         for layer in model.modules()
     )
 
@@ -263,7 +273,7 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    known = (PackedLinear, JoinedLinear, *INTEGER_LAYERS, *SPARSE, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

@@ -26,7 +26,8 @@ from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Decoder, PlainMLP
+from flambeau.llm.models.transformer import Decoder, PlainMLP, RowEmbedding
+from flambeau.llm.quantize.groups import JoinedLinear
 
 
 class NetworkPointers:
@@ -49,8 +50,12 @@ class NetworkPointers:
         """A network of these layers; without the other parts of a decoder, hidden states are its input."""
         made = [self._layer(arch, layer, rotation, i) for i, layer in enumerate(layers)]
         self._references.append(array := (CLayer * len(made))(*made))
-        embedding = None if body is None else body.embed_tokens.weight
-        dtype = torch.float32 if embedding is None else embedding.dtype
+        embedding, rows, dtype = None, CMatrix(), torch.float32
+        if body is not None and isinstance(body.embed_tokens, RowEmbedding):
+            rows, dtype = self.matrix(body.embed_tokens.rows), body.embed_tokens.dtype
+        elif body is not None:
+            embedding = body.embed_tokens.weight
+            dtype = embedding.dtype
         biases_HP = place_biases(arch)
         return CNetwork(
             arch.hidden_size,
@@ -87,6 +92,7 @@ class NetworkPointers:
             arch.logit_softcap or 0.0,
             self._pointer(torch.tensor(recorded, dtype=torch.int64)),
             len(recorded),
+            rows,
         )
 
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
@@ -167,6 +173,23 @@ class NetworkPointers:
         return self._pointer(tables.cos), self._pointer(tables.sin)
 
     def matrix(self, layer: Any) -> CMatrix:
+        """The structure of a layer; of joined ones, that of the first, which points to the next."""
+        if not isinstance(layer, JoinedLinear):
+            return self._single(layer)
+        bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
+        self._references.append(bias)
+        made: list[CMatrix] = []
+        for part in layer.parts:
+            matrix = self._single(part)
+            if bias is not None:
+                matrix.bias = bias[sum(before.width for before in made) :].data_ptr()
+            if made:
+                made[-1].next = ctypes.addressof(matrix)
+            made.append(matrix)
+        self._references += made
+        return made[0]
+
+    def _single(self, layer: Any) -> CMatrix:
         one = packed(layer, packs_float32=self._packs_float32)
         if one is not None:
             self._references.append(one)

@@ -1,5 +1,7 @@
 """PackedStack: the linear layers of all experts in the order in which the C++ kernels read them.
 
+GroupPacker packs these and other layers of integers while they are loaded.
+
 Shapes: N experts · O outputs · I inputs
 """
 
@@ -14,14 +16,18 @@ from flambeau.llm.backends.cpu.bindings import CMatrix
 from flambeau.llm.backends.cpu.packed_linear import (
     FLOATS,
     PANEL,
+    TRIM_BYTES,
     PackedLinear,
     multiply,
     pack_floats,
     pack_int4_layer,
     pack_int8,
+    pack_levels,
+    packed,
 )
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.moe import ExpertLayers, Experts
+from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 
@@ -65,6 +71,26 @@ def pack_experts_of(experts: Experts, *, packs_float32: bool) -> None:
             experts._parameters.pop(leaf, None)
 
 
+class GroupPacker:
+    """For `load_model(arrived=…)`: packs layers of integers, and those of experts, as soon as they are loaded."""
+
+    def __init__(self) -> None:
+        self._freed_bytes = 0
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, ExpertStack):
+            other: nn.Module | None = packed_stack(module, packs_float32=False) if is_known(module) else None
+        elif isinstance(module, Int4Linear | GroupedLinear):
+            other = packed(module)
+        else:
+            return None
+        self._freed_bytes += sum(tensor.nbytes for tensor in module.state_dict().values())
+        if self._freed_bytes > TRIM_BYTES:
+            self._freed_bytes = 0
+            trim_heap()
+        return other
+
+
 @torch.inference_mode()
 def packed_stack(weights: Any, *, packs_float32: bool) -> PackedStack | None:
     """The weights of all experts for the kernels; None: they would need 32 bits each."""
@@ -78,6 +104,9 @@ def packed_stack(weights: Any, *, packs_float32: bool) -> PackedStack | None:
 
 def pack_integers(stack: ExpertStack) -> PackedLinear:
     buffers = {name: buffer.flatten(0, 1) for name, buffer in stack.named_buffers()}
+    if stack.layout is not None:
+        levels, scales, layout = buffers["weight"], buffers["scales"], stack.layout
+        return pack_levels(lambda rows: levels[rows], scales, buffers.get("minimums"), layout.bits, layout.size)
     if "minimums" not in buffers:
         return pack_int8(buffers["weight"], buffers["scale"])
     return pack_int4_layer(int4_layer(**buffers))

@@ -1,14 +1,16 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, int8 (a scale for each group of a row) or int4 (a scale and a minimum for each).
+Weights are float32, bfloat16, float16, or integers of 4, 5, 6 or 8 bits with a scale for each group of a row, and
+perhaps a minimum: int8 that is quantized here has none, int4 has them, and files have both (`INTEGER_KINDS`).
 With integer weights, inputs are rounded to 8 bits in the same groups: see `rounded_inputs`. In a network of bfloat16
 they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
 
-Shapes: … any leading dimensions · I inputs · O outputs · P panels of 32 outputs · G groups of a row
+Shapes: … any leading dimensions · I inputs · O outputs · G groups of a row
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.mapped_files import trim_heap
-from flambeau.llm.quantize.int4 import MAX_LEVEL, Int4Linear, unpack_int4
+from flambeau.llm.quantize.groups import GroupedLinear
+from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -29,6 +32,17 @@ PANEL = 2 * LANES
 INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
 TRIM_BYTES = 64 << 20  # of replaced layers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MIDDLE_LEVEL = 8  # of 4 bits
+LEVELS_AT_ONCE = 1 << 22  # that are packed
+INTEGER_KINDS = {  # by the bits of a level, and whether groups have minimums
+    (8, False): "int8",
+    (8, True): "int8_minimums",
+    (6, False): "int6_scaled",
+    (5, True): "int5",
+    (5, False): "int5_scaled",
+    (4, True): "int4",
+    (4, False): "int4_scaled",
+}
 ROUTER = ".mlp.gate"  # the layer that chooses experts stays as it is: it decides between scores that are close
 
 
@@ -42,7 +56,7 @@ class PackedLinear(nn.Module):
         self.kind, self.in_features, self.out_features, self.group_size = kind, in_features, out_features, group_size
         self.panels: Tensor
         self.bias: Tensor | None
-        self.register_buffer("panels", panels if panels.dim() == 1 else in_huge_pages(panels))
+        self.register_buffer("panels", panels)
         self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
 
     @property
@@ -60,6 +74,24 @@ class PackedLinear(nn.Module):
         matrix.bias = None if self.bias is None else self.bias[start:].data_ptr()
         matrix.width = count
         return matrix
+
+    @property
+    def has_integers(self) -> bool:
+        return self.kind in INTEGER_KINDS.values()
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """The weights […, I] of the outputs […]; of integers only."""
+        library = kernels.library
+        assert library is not None
+        assert self.has_integers
+        flat = ids.reshape(-1).contiguous()
+        found = torch.empty(len(flat), self.in_features)
+        library.flambeau_read_rows(self.matrix, flat.data_ptr(), len(flat), found.data_ptr())
+        return found.view(*ids.shape, self.in_features)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]; of integers only."""
+        return self.read_rows(torch.arange(self.out_features)).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -113,6 +145,11 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
         return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):
         return pack_int8(layer.weight, layer.scale, layer.bias)
+    if type(layer) is GroupedLinear:
+        layout = layer.layout
+        return pack_levels(
+            lambda rows: layer.weight[rows], layer.scales, layer.minimums, layout.bits, layout.size, layer.bias
+        )
     if type(layer) is nn.Linear and layer.weight.dtype in FLOATS:
         return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
     return None
@@ -145,21 +182,64 @@ def pack_floats(
     return PackedLinear(kind, panels, in_features, out_features, bias)
 
 
-@torch.inference_mode()
 def pack_int8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """For each group of a panel its scales, then words with four levels of a column; scales are [O] or [O, G].
-
-    A level is the integer plus 128.
-    """
+    """Scales are [O] or [O, G]."""
     out_features, in_features = weight_OI.shape
     scale_OG = scale.view(out_features, -1)
     group = INT8_GROUP if scale_OG.shape[1] == 1 else in_features // scale_OG.shape[1]
-    num_groups = -(-in_features // group)
-    levels_OI = F.pad(weight_OI.view(torch.uint8) ^ 128, (0, num_groups * group - in_features))
-    words = padded_rows(levels_OI).view(torch.int32).view(-1, 2, LANES, num_groups, group // 4)
-    lines = words.permute(0, 3, 4, 1, 2).flatten(2, 3)  # [P, G, two for every four inputs, 16]
-    scales = in_pairs(scale_OG.bfloat16().expand(-1, num_groups)).unsqueeze(2)
-    return PackedLinear("int8", torch.cat((scales, lines), dim=2), in_features, out_features, bias, group)
+    scale_OG = scale_OG.expand(-1, -(-in_features // group))
+    return pack_levels(
+        lambda rows: weight_OI[rows].view(torch.uint8) ^ 128, scale_OG, None, 8, group, bias, in_features=in_features
+    )
+
+
+@torch.inference_mode()
+def pack_levels(
+    levels: Callable[[slice], Tensor],
+    scales_OG: Tensor,
+    minimums_OG: Tensor | None,
+    bits: int,
+    group_size: int,
+    bias: Tensor | None = None,
+    *,
+    in_features: int | None = None,
+) -> PackedLinear:
+    """A layer of weights `scale · level + minimum`; `levels` gives those of some outputs, one in a byte.
+
+    Without minimums the middle level stands for zero. Scales and minimums are rounded to bfloat16; the middle level
+    stays exact. The default number of inputs is that of all groups.
+    """
+    library, threads = kernels.library, torch.get_num_threads()
+    assert library is not None
+    out_features, num_groups = scales_OG.shape
+    in_features = in_features or num_groups * group_size
+    kind = INTEGER_KINDS[bits, minimums_OG is not None]
+    panel_words = integer_panel_lines(bits, minimums_OG is not None, num_groups, group_size) * LANES
+    panels = zeros_in_huge_pages((-(-out_features // PANEL) * panel_words,), torch.int32)
+    at_once = max(1, LEVELS_AT_ONCE // (in_features * PANEL)) * PANEL
+    for start in range(0, out_features, at_once):
+        rows = slice(start, min(start + at_once, out_features))
+        some = levels(rows).contiguous()
+        scales = scales_OG[rows].float().contiguous()
+        minimums = None if minimums_OG is None else minimums_OG[rows].float().contiguous()
+        library.flambeau_pack_levels(
+            some.data_ptr(),
+            scales.data_ptr(),
+            None if minimums is None else minimums.data_ptr(),
+            KINDS.index(kind),
+            len(some),
+            in_features,
+            group_size,
+            panels[start // PANEL * panel_words :].data_ptr(),
+            threads,
+        )
+    return PackedLinear(kind, panels, in_features, out_features, bias, group_size)
+
+
+def integer_panel_lines(bits: int, has_minimums: bool, num_groups: int, group_size: int) -> int:
+    """As in csrc/integer_panels.h."""
+    lines = group_size // 2 if bits == 8 else group_size // 4 + (bits - 4) * group_size // 16
+    return num_groups * (1 + has_minimums + lines)
 
 
 @torch.inference_mode()
@@ -171,7 +251,7 @@ def pack_quantized(weight_OI: Tensor, kind: str, group_size: int, bias: Tensor |
     weight_OI = weight_OI.detach().contiguous()
     weight_OI = weight_OI if weight_OI.dtype in FLOATS else weight_OI.float()
     num_groups, num_panels = -(-in_features // group_size), -(-out_features // PANEL)
-    lines = num_groups * (1 + group_size // 2 if kind == "int8" else 2 + group_size // 4)
+    lines = integer_panel_lines(8 if kind == "int8" else 4, kind == "int4", num_groups, group_size)
     panels = zeros_in_huge_pages((num_panels * lines * LANES,), torch.int32)
     library.flambeau_quantize(
         weight_OI.data_ptr(),
@@ -195,40 +275,11 @@ def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> 
     return quantized_layer(linear, settings)
 
 
-@torch.inference_mode()
 def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
-    """For each group of a panel its scales, its minimums, then words with four levels of two columns."""
-    size, group = layer.in_features, layer.group_size
-    words = padded_rows(unpack_int4(layer.weight)).view(torch.int32).view(-1, 2, LANES, size // 4)
-    lines = (words[:, 0] | words[:, 1] << 4).transpose(1, 2)  # [P, I/4, 16]
-    groups = lines.reshape(len(lines), -1, group // 4, LANES)
-    numbers = map(in_pairs, narrow_numbers(layer))
-    panels = torch.cat((*(each.unsqueeze(2) for each in numbers), groups), dim=2)
-    return PackedLinear("int4", panels, size, layer.out_features, layer.bias, group)
-
-
-def narrow_numbers(layer: Int4Linear) -> tuple[Tensor, Tensor]:
-    """Scales and minimums in bfloat16. Files that were made elsewhere have wider ones: the middle level stays exact."""
-    scales = layer.scales.bfloat16()
-    rest = layer.scales.float() - scales.float()
-    return scales, (layer.minimums.float() + rest * (MAX_LEVEL / 2)).bfloat16()
-
-
-def in_pairs(numbers_OG: Tensor) -> Tensor:
-    """bfloat16 numbers [O, G] as words [P, G, 16], each with those of two columns."""
-    columns = padded_rows(numbers_OG).view(-1, 2, LANES, numbers_OG.shape[1])
-    return columns.permute(0, 3, 2, 1).contiguous().view(torch.int32).squeeze(-1)
-
-
-def padded_rows(weight_OI: Tensor) -> Tensor:
-    """Rows of zeros are added up to a whole panel."""
-    return F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % PANEL)).contiguous()
-
-
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy as words."""
-    words = tensor.contiguous().view(-1).view(torch.int32)
-    return zeros_in_huge_pages((len(words),), torch.int32).copy_(words)
+    """Without minimums, if the middle level stands for zero everywhere, as in Q4_0 and symmetric GPTQ."""
+    scales, minimums = layer.scales.float(), layer.minimums.float()
+    given = None if torch.equal(minimums, scales * -MIDDLE_LEVEL) else minimums
+    return pack_levels(lambda rows: unpack_int4(layer.weight[rows]), scales, given, 4, layer.group_size, layer.bias)
 
 
 def rounded_inputs(x: Tensor, group_size: int) -> Tensor:

@@ -10,6 +10,7 @@ G key-value heads · D head size
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,13 +35,33 @@ def compute_type_of(cached, dtype):  # type: ignore[no-untyped-def]
     return tl.float16 if cached == tl.float8e4nv and dtype == tl.bfloat16 else dtype
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def capped(scores, CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """CAP · tanh(scores / CAP)."""
+    return CAP - 2.0 * CAP / (1.0 + tl.exp(scores * (2.0 / CAP)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def adjusted(  # type: ignore[no-untyped-def]
+    scores, alibi_ptr, alibi_stride, head, place, mask, UNIT: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """Scores with a soft cap, and with what is added for each head and place; UNIT is that of the scores."""
+    if SOFTCAP > 0:
+        scores = capped(scores, SOFTCAP * UNIT)
+    if HAS_ALIBI:
+        scores += tl.load(alibi_ptr + head * alibi_stride + place, mask=mask, other=0.0) * UNIT
+    return scores
+
+
+@triton.jit(do_not_specialize=["table_stride", "alibi_stride"])  # type: ignore[untyped-decorator]
 def split_kv_attention(  # type: ignore[no-untyped-def]
-    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr,
-    scale, q_stride, table_stride,
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sinks_ptr, alibi_ptr, out_ptr, sums_ptr, highs_ptr,
+    totals_ptr, scale, q_stride, table_stride, alibi_stride,
     WINDOW: tl.constexpr, QUERY_LEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places that a sequence's QUERY_LEN tokens attend to, for the heads of one key-value head."""
@@ -58,6 +79,9 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
     if WINDOW > 0:  # the start of the earliest token's window
         earliest = tl.min(tl.where(is_row, position, end))
         first = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
+    if CHUNK > 0:
+        earliest = tl.min(tl.where(is_row, position, end))
+        first = earliest // CHUNK * CHUNK // PLACES * PLACES
     share = tl.cdiv(tl.cdiv(end - first, SPLITS), PLACES) * PLACES
     begin = first + split * share
     stop = tl.minimum(begin + share, end)
@@ -68,6 +92,10 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
     q = q.to(compute_type_of(keys_ptr.dtype.element_ty, q.dtype))
     high = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:  # the first split has them
+        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32)
+        high = tl.where(split == 0, sink, high)
+        total = tl.where(split == 0, 1.0, total)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
     for start in range(begin, stop, PLACES):
         place = start + tl.arange(0, PLACES)
@@ -81,8 +109,14 @@ def split_kv_attention(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         behind = position[:, None] - place[None, :]
         is_seen = (behind >= 0) & is_place[None, :]
+        scores = adjusted(
+            scores, alibi_ptr, alibi_stride, head[:, None], place[None, :], is_seen & is_row[:, None],
+            1.0, SOFTCAP, HAS_ALIBI,
+        )  # fmt: skip
         if WINDOW > 0:
             is_seen = is_seen & (behind < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place[None, :] >= (position // CHUNK * CHUNK)[:, None])
         scores = tl.where(is_seen, scores, -1.0e30)
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.where(is_seen, tl.exp(scores - higher[:, None]), 0.0)
@@ -121,6 +155,26 @@ def merge_splits(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row * SIZE + dimension, y.to(out_ptr.dtype.element_ty), mask=is_dimension)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreParts:
+    """What happens to scores before the softmax, beside the scale and the window."""
+
+    softcap: float = 0.0  # 0: none
+    chunk: int = 0  # tokens attend to those of their own chunk only, so many at a time; 0: there are no chunks
+    sinks: Tensor | None = None  # [H]
+    alibi: Tensor | None = None  # [H, places]: what is added
+
+    @property
+    def alibi_stride(self) -> int:
+        return 0 if self.alibi is None else self.alibi.stride(0)
+
+    @property
+    def options(self) -> dict[str, float | bool]:
+        """What the kernels are compiled for."""
+        has = {"HAS_SINKS": self.sinks is not None, "HAS_ALIBI": self.alibi is not None}
+        return {"CHUNK": self.chunk, "SOFTCAP": self.softcap, **has}
+
+
 def num_splits(num_sequences: int, num_kv_heads: int) -> int:
     """How many splits a sequence gets: a power of two that fills the GPU."""
     wanted = max(1, PROGRAMS // (num_sequences * num_kv_heads))
@@ -136,9 +190,11 @@ def attend_uniform(
     query_len: int,
     scale: float,
     window: int,
+    scores: ScoreParts | None = None,
 ) -> Tensor:
     """Attention of `query_len` tokens of each sequence over its keys and values [P, K, G, D]; window 0: none."""
     places, warps, stages = SHAPE
+    scores = scores or ScoreParts()
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
     kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
@@ -153,10 +209,10 @@ def attend_uniform(
         highs, totals = torch.empty((2, num_tokens, heads, splits), dtype=torch.float32, device=q.device)
     launch: Any = split_kv_attention
     launch[(len(tables_SB), kv_heads, splits)](
-        q, keys, values, tables_SB, positions_T, out, sums, highs, totals,
-        scale, q.stride(0), tables_SB.stride(0),
+        q, keys, values, tables_SB, positions_T, scores.sinks, scores.alibi, out, sums, highs, totals,
+        scale, q.stride(0), tables_SB.stride(0), scores.alibi_stride,
         WINDOW=window, QUERY_LEN=query_len, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PADDED=padded,
-        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=places,
+        BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=places, **scores.options,
         **overlap_options(num_tokens), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:

@@ -11,6 +11,7 @@ Shapes: T tokens of the step · N rows of them · S sequences · J further token
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cuda import prompt_graphs
+from flambeau.llm.backends.cuda.comparison import MAX_DIFFERENCE, difference, find_difference
 from flambeau.llm.backends.cuda.graphs import (
     COMPILING,
     SIZES,
@@ -30,6 +32,7 @@ from flambeau.llm.backends.cuda.graphs import (
     TokenChooser,
     size_for,
 )
+from flambeau.llm.backends.cuda.parts import compared_parts, unknown_parts
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
-MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
+WRONG_KERNELS = "%s: the GPU kernels are not used, Inductor is, as they are wrong here: %s. Please report this"
 PROMPT_LENGTHS = (1, 16, 32, 64, 96)  # each of these compiles different kernels
 EXPERT_LENGTHS = (128, 256, 512, 1024, 2048)  # these too, if there are experts
 
@@ -82,6 +85,7 @@ class CudaBackend:
         self._captured_prompts: dict[int, CapturedPrompts] = {}  # number of tokens → graph
         self._graphs = GraphCapture()
         self._side_stream = SideStream(self.device)
+        self._samples_in_graph = True
         self._compiler.find(KERNELS, self._build_kernels)
 
     @property
@@ -202,11 +206,14 @@ class CudaBackend:
         inductor.use_persistent_cache()
         try:
             # Triton may not be installed.
-            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute, unknown_parts
+            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute
 
             if can_compute(self.model, self.cache):
                 network = CudaNetwork(self.model, self.cache, self._states)
                 with torch.inference_mode(), self._on_side_stream():
+                    if (reason := self._find_difference(CudaNetwork)) is not None:
+                        log.warning(WRONG_KERNELS, self._name, reason)
+                        return self._eager.decode
                     for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
                         prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                         network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
@@ -218,7 +225,31 @@ class CudaBackend:
         except Exception as error:
             log.warning("the GPU kernels cannot be used here, Inductor is used: %s", summary(error))
             log.debug("the GPU kernels failed", exc_info=True)
+        self._check_sampling()
         return self._eager.decode
+
+    def _find_difference(self, build: Callable[[Transformer, KVCache], Any]) -> str | None:
+        """What the kernels do differently from plain PyTorch, if the network has parts that need a comparison."""
+        parts = compared_parts(self.model.arch)
+        reason = find_difference(self.model, self.cache, lambda cache: build(self.model, cache)) if parts else None
+        return reason if reason is None else f"{reason}; parts beyond Llama's: {', '.join(parts)}"
+
+    @torch.inference_mode()
+    def _check_sampling(self) -> None:
+        """Compare the sampling kernels with the sampler; if they differ, tokens are chosen outside of the graphs."""
+        if self._chooser(1, 1) is None:
+            return
+        from flambeau.llm.backends.cuda.sampling_kernel import is_exact
+
+        try:
+            with self._on_side_stream(), COMPILING:
+                self._samples_in_graph = is_exact(self.model.arch.vocab_size, self.device)
+            reason = "its tokens are not those of the sampler"
+        except Exception as error:
+            self._samples_in_graph, reason = False, summary(error)
+            log.debug("the sampling kernels failed", exc_info=True)
+        if not self._samples_in_graph:
+            log.warning("sampling cannot be a part of the CUDA graphs here, steps are slower: %s", reason)
 
     @torch.inference_mode()
     def _compile(self, query_len: int, size: int) -> Decode:
@@ -256,11 +287,11 @@ class CudaBackend:
         try:
             with COMPILING:
                 step = build(self.model, self.cache)
-                difference = float((step.run(example) - expected).norm() / expected.norm())
-            if difference <= MAX_DIFFERENCE:
+                off = difference(step.run(example), expected)
+            if off <= MAX_DIFFERENCE:
                 run: Decode = step.run
                 return run
-            reason = f"its logits are off by {difference:.0%}"
+            reason = f"its logits are off by {off:.0%}"
         except Exception as error:
             reason = summary(error)
             log.debug("the kernels for one sequence failed", exc_info=True)
@@ -269,7 +300,7 @@ class CudaBackend:
 
     def _chooser(self, query_len: int, size: int) -> TokenChooser | None:
         """Sampling for a captured step; None if several places of a sequence are verified, or without Triton."""
-        if query_len > 1 or self.device.type != "cuda":
+        if query_len > 1 or self.device.type != "cuda" or not self._samples_in_graph:
             return None
         try:
             from flambeau.llm.backends.cuda.sampling_kernel import TokenChoice  # Triton may not be installed

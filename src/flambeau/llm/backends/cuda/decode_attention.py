@@ -18,8 +18,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.attention import MIN_ROWS, compute_type_of, num_splits
+from flambeau.llm.backends.cuda.attention import MIN_ROWS, ScoreParts, adjusted, compute_type_of, num_splits
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
+from flambeau.llm.backends.cuda.rope import (
+    HeadParts,
+    clipped,
+    first_places,
+    normalize_head,
+    normalize_heads,
+    second_places,
+    tempered,
+)
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
 MERGED_ROWS = 64  # heads times splits that are merged at a time: more need too many registers
@@ -64,13 +73,18 @@ def merge(  # type: ignore[no-untyped-def]
     tl.store(y_at, y, mask=is_row[:, None] & is_dimension[None, :])
 
 
-@triton.jit(do_not_specialize=["T", "table_stride", "counter_stride"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["T", "table_stride", "counter_stride", "alibi_stride"])  # type: ignore[untyped-decorator]
 def rotate_and_attend(  # type: ignore[no-untyped-def]
-    qkv_ptr, keys_ptr, values_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, tables_ptr, q_gain_ptr, k_gain_ptr,
-    out_ptr, sums_ptr, highs_ptr, totals_ptr, counters_ptr, scale, epsilon, T, table_stride, counter_stride,
+    qkv_ptr, keys_ptr, values_ptr, positions_ptr, slots_ptr, tables_ptr,
+    cos_ptr, sin_ptr, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, sinks_ptr, alibi_ptr,
+    out_ptr, sums_ptr, highs_ptr, totals_ptr, counters_ptr,
+    scale, epsilon, T, table_stride, counter_stride, alibi_stride,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr,
     PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
-    PARTS: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    PARTS: tl.constexpr, ROTARY: tl.constexpr, ROTATES: tl.constexpr, NORMALIZES: tl.constexpr,
+    OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr,
+    TEMPERED: tl.constexpr, TEMPERATURE: tl.constexpr, TEMPERED_FROM: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, GROUP_PADDED: tl.constexpr,
     MERGED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places of a sequence, for the heads of one key-value head. The first split has the new token."""
@@ -78,6 +92,7 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     group: tl.constexpr = HEADS // KV_HEADS
     all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
     half: tl.constexpr = SIZE // 2
+    half_rotary: tl.constexpr = ROTARY // 2
     dtype = out_ptr.dtype.element_ty
     cached_type = keys_ptr.dtype.element_ty
     compute_type = compute_type_of(cached_type, dtype)
@@ -86,16 +101,20 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     head = kv_head * group + row
     d = tl.arange(0, HALF_PADDED)
     is_half = d < half
+    first_d, second_d = first_places(d, SIZE, ROTARY), second_places(d, SIZE, ROTARY)
     dimension = tl.arange(0, PADDED)
     is_dimension = dimension < SIZE
     position = tl.load(positions_ptr + token).to(tl.int32)
     slot = tl.load(slots_ptr + token)
     if ROTATES:
-        cos = tl.load(cos_ptr + position * half + d, mask=is_half, other=0.0)
-        sin = tl.load(sin_ptr + position * half + d, mask=is_half, other=0.0)
+        no_turn: tl.constexpr = 0.0 if ROTARY == SIZE else 1.0  # the cosine of what is not rotated
+        cos = tl.load(cos_ptr + position * half_rotary + d, mask=d < half_rotary, other=no_turn)
+        sin = tl.load(sin_ptr + position * half_rotary + d, mask=d < half_rotary, other=0.0)
     first_place = position * 0
     if WINDOW > 0:
         first_place = tl.maximum(position + 1 - WINDOW, 0) // PLACES * PLACES
+    if CHUNK > 0:
+        first_place = position // CHUNK * CHUNK // PLACES * PLACES
     share = tl.cdiv(tl.cdiv(position - first_place, SPLITS), PLACES) * PLACES
     begin = first_place + split * share
     stop = tl.minimum(begin + share, position)
@@ -109,30 +128,45 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     is_query = is_row[:, None] & is_half[None, :]
     for part in tl.static_range(PARTS):
         at = qkv_ptr + (part * T + token) * (all_heads * SIZE)
-        q_at = at + head[:, None] * SIZE + d[None, :]
-        q1 += tl.load(q_at, mask=is_query, other=0.0).to(tl.float32)
-        q2 += tl.load(q_at + half, mask=is_query, other=0.0).to(tl.float32)
-        k_at = at + (HEADS + kv_head) * SIZE + d
-        k1 += tl.load(k_at, mask=is_half, other=0.0).to(tl.float32)
-        k2 += tl.load(k_at + half, mask=is_half, other=0.0).to(tl.float32)
+        q_at = at + head[:, None] * SIZE
+        q1 += tl.load(q_at + first_d[None, :], mask=is_query, other=0.0).to(tl.float32)
+        q2 += tl.load(q_at + second_d[None, :], mask=is_query, other=0.0).to(tl.float32)
+        k_at = at + (HEADS + kv_head) * SIZE
+        k1 += tl.load(k_at + first_d, mask=is_half, other=0.0).to(tl.float32)
+        k2 += tl.load(k_at + second_d, mask=is_half, other=0.0).to(tl.float32)
         v_at = at + (HEADS + KV_HEADS + kv_head) * SIZE + dimension
         v += tl.load(v_at, mask=is_dimension, other=0.0).to(tl.float32)
     q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
     k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
-    if NORMALIZES:
-        q_root = tl.rsqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / SIZE + epsilon)
-        k_root = tl.rsqrt((tl.sum(k1 * k1, 0) + tl.sum(k2 * k2, 0)) / SIZE + epsilon)
-        q1_gain = tl.load(q_gain_ptr + d, mask=is_half, other=0.0).to(tl.float32)
-        q2_gain = tl.load(q_gain_ptr + half + d, mask=is_half, other=0.0).to(tl.float32)
-        k1_gain = tl.load(k_gain_ptr + d, mask=is_half, other=0.0).to(tl.float32)
-        k2_gain = tl.load(k_gain_ptr + half + d, mask=is_half, other=0.0).to(tl.float32)
-        q1 = (q1 * q_root[:, None] * q1_gain[None, :]).to(dtype).to(tl.float32)
-        q2 = (q2 * q_root[:, None] * q2_gain[None, :]).to(dtype).to(tl.float32)
-        k1 = (k1 * k_root * k1_gain).to(dtype).to(tl.float32)
-        k2 = (k2 * k_root * k2_gain).to(dtype).to(tl.float32)
+    if NORMALIZES and not LATE:
+        q1, q2 = normalize_heads(
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
+        )  # fmt: skip
+        k1, k2 = normalize_head(
+            k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
+        )  # fmt: skip
+    if CLIP > 0:
+        q1, q2, k1, k2, v = (
+            clipped(q1, CLIP), clipped(q2, CLIP), clipped(k1, CLIP), clipped(k2, CLIP), clipped(v, CLIP)
+        )  # fmt: skip
     if ROTATES:
         q1, q2 = rotate(q1, q2, cos[None, :], sin[None, :])
         k1, k2 = rotate(k1, k2, cos, sin)
+    if NORMALIZES and LATE:
+        q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
+        k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
+        q1, q2 = normalize_heads(
+            q1, q2, q_gain_ptr, q_bias_ptr, head[:, None], first_d, second_d, is_half, is_query, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
+        )  # fmt: skip
+        k1, k2 = normalize_head(
+            k1, k2, k_gain_ptr, k_bias_ptr, kv_head, first_d, second_d, is_half, epsilon, dtype,
+            SIZE, OWN_GAINS, CENTERED,
+        )  # fmt: skip
+    if TEMPERED > 0:
+        q1, q2 = tempered(q1, q2, position, dtype, TEMPERED, TEMPERATURE, TEMPERED_FROM)
     q1, q2 = q1.to(dtype).to(compute_type), q2.to(dtype).to(compute_type)
     k1, k2, v = k1.to(dtype).to(cached_type), k2.to(dtype).to(cached_type), v.to(dtype).to(cached_type)
     high = tl.full([ROWS], -1.0e30, tl.float32)
@@ -140,29 +174,42 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     sums = tl.zeros([ROWS, PADDED], tl.float32)
     if split == 0:
         to = (slot * KV_HEADS + kv_head) * SIZE
-        tl.store(keys_ptr + to + d, k1, mask=is_half)
-        tl.store(keys_ptr + to + half + d, k2, mask=is_half)
+        tl.store(keys_ptr + to + first_d, k1, mask=is_half)
+        tl.store(keys_ptr + to + second_d, k2, mask=is_half)
         tl.store(values_ptr + to + dimension, v, mask=is_dimension)
         own = tl.sum(q1.to(tl.float32) * k1.to(tl.float32)[None, :], 1)
         own += tl.sum(q2.to(tl.float32) * k2.to(tl.float32)[None, :], 1)
-        high = own * scale
+        high = adjusted(own * scale, alibi_ptr, alibi_stride, head, position, is_row, 1.0, SOFTCAP, HAS_ALIBI)
         total += 1.0
         sums += v.to(tl.float32)[None, :]
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32)
+            higher = tl.maximum(high, sink)
+            own_weight = tl.exp(high - higher)
+            total = own_weight + tl.exp(sink - higher)
+            sums = sums * own_weight[:, None]
+            high = higher
     for start in range(begin, stop, PLACES):
         place = start + tl.arange(0, PLACES)
         is_place = place < stop
         block = tl.load(tables_ptr + token * table_stride + place // BLOCK_SIZE, mask=is_place, other=0)
         base = (block * BLOCK_SIZE + place % BLOCK_SIZE) * (KV_HEADS * SIZE) + kv_head * SIZE
         k_mask = is_place[:, None] & is_half[None, :]
-        old_k1 = tl.load(keys_ptr + base[:, None] + d[None, :], mask=k_mask, other=0.0).to(compute_type)
-        old_k2 = tl.load(keys_ptr + base[:, None] + half + d[None, :], mask=k_mask, other=0.0).to(compute_type)
+        old_k1 = tl.load(keys_ptr + base[:, None] + first_d[None, :], mask=k_mask, other=0.0).to(compute_type)
+        old_k2 = tl.load(keys_ptr + base[:, None] + second_d[None, :], mask=k_mask, other=0.0).to(compute_type)
         v_mask = is_place[:, None] & is_dimension[None, :]
         old_v = tl.load(values_ptr + base[:, None] + dimension[None, :], mask=v_mask, other=0.0).to(compute_type)
         is_seen = is_place
         if WINDOW > 0:
             is_seen = is_seen & (position - place < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place >= position // CHUNK * CHUNK)
         scores = tl.dot(q1, tl.trans(old_k1), input_precision="ieee")
         scores = tl.dot(q2, tl.trans(old_k2), scores, input_precision="ieee") * scale
+        scores = adjusted(
+            scores, alibi_ptr, alibi_stride, head[:, None], place[None, :], is_row[:, None] & is_place[None, :],
+            1.0, SOFTCAP, HAS_ALIBI,
+        )  # fmt: skip
         scores = tl.where(is_seen[None, :], scores, -1.0e30)
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.where(is_seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
@@ -201,10 +248,9 @@ def attend_new_tokens(
     positions_T: Tensor,
     slots_T: Tensor,
     tables_TB: Tensor,
-    rotation: tuple[Tensor, Tensor] | None,
-    gains: tuple[Tensor, Tensor] | None,
-    epsilon: float,
     num_heads: int,
+    heads: HeadParts,
+    scores: ScoreParts,
     scale: float,
     window: int,
     dtype: torch.dtype,
@@ -213,8 +259,7 @@ def attend_new_tokens(
     """The outputs [T, H, D] of projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D]; a window of 0 means none.
 
     Outputs have the type `dtype`. Keys and values are written to their slots of [P, K, G, D], in the type of the
-    cache. `rotation` are the cosine and sine of positions; None: no rotary positions. `gains` normalize queries and
-    keys; None: no normalization. `counters_GT` are zeros, which are used up; there may be more than T.
+    cache. `counters_GT` are zeros, which are used up; there may be more than T.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
     splits = num_splits(num_tokens, kv_heads)
@@ -229,11 +274,12 @@ def attend_new_tokens(
     group_padded = triton.next_power_of_2(group)
     launch: Any = rotate_and_attend
     launch[(num_tokens, kv_heads, splits)](
-        qkv, keys, values, *(rotation or (None, None)), positions_T, slots_T, tables_TB, *(gains or (None, None)),
-        out, sums, highs, totals, counters_GT, scale, epsilon, num_tokens, tables_TB.stride(0), counters_GT.stride(0),
+        qkv, keys, values, positions_T, slots_T, tables_TB, *heads.tensors, scores.sinks, scores.alibi,
+        out, sums, highs, totals, counters_GT,
+        scale, heads.epsilon, num_tokens, tables_TB.stride(0), counters_GT.stride(0), scores.alibi_stride,
         WINDOW=window, HEADS=num_heads, KV_HEADS=kv_heads, SIZE=size, HALF_PADDED=max(16, padded // 2), PADDED=padded,
         BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), PLACES=places,
-        PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, ROTATES=rotation is not None, NORMALIZES=gains is not None,
+        PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, **heads.options(size), **scores.options,
         GROUP_PADDED=group_padded, MERGED=max(1, min(splits, MERGED_ROWS // group_padded)),
         **overlap_options(num_tokens, MAX_ROWS), num_warps=warps, num_stages=stages,
     )  # fmt: skip

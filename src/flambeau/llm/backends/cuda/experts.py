@@ -21,6 +21,7 @@ from flambeau.llm.backends.cuda.dequantize import is_fast, widen, widen_pairs
 from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, searched_pairs, sorted_tiles, tile_rows
 from flambeau.llm.backends.cuda.int4 import group_sums
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
+from flambeau.llm.backends.cuda.rope import clipped
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -67,10 +68,23 @@ def products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def gate_values(gate, value, LIMIT: tl.constexpr, ALPHA: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Values times their activated gates; with a LIMIT above 0 both are clamped, as in `Experts.activate`."""
+    if LIMIT > 0:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        value = clipped(value, LIMIT) + 1.0
+        y = gate / (1.0 + tl.exp(-gate * ALPHA)) * value
+    else:
+        y = gate / (1.0 + tl.exp(-gate)) * value
+    return y
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def gate_up_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, y_ptr,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    HAS_SCALE: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    SCALES_INPUTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some gated outputs of one of the row's experts; gate and value are N rows of weights apart."""
     width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
@@ -85,6 +99,10 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
         weights = load_weights(weight_ptr, gates, is_output, start, K, BLOCK, GROUP)
         others = load_weights(weight_ptr, gates + N, is_output, start, K, BLOCK, GROUP)
         first, second = load_inputs(x_ptr, start, K, BLOCK, GROUP)
+        if SCALES_INPUTS:
+            share = tl.load(weights_ptr + slot)
+            first = (first * share).to(x_ptr.dtype.element_ty).to(tl.float32)
+            second = (second * share).to(x_ptr.dtype.element_ty).to(tl.float32)
         gate_sums += products(
             weights, first, second, scale_ptr, minimums_ptr, gates, is_output, start, K, EACH, BLOCK, GROUP
         )
@@ -96,15 +114,19 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
     if HAS_SCALE:
         gate *= tl.load(scale_ptr + gates, mask=is_output, other=0.0).to(tl.float32)
         value *= tl.load(scale_ptr + gates + N, mask=is_output, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * value
+    if HAS_BIAS:
+        gate += tl.load(bias_ptr + gates, mask=is_output, other=0.0).to(tl.float32)
+        value += tl.load(bias_ptr + gates + N, mask=is_output, other=0.0).to(tl.float32)
+    y = gate_values(gate, value, LIMIT, ALPHA)
     tl.store(y_ptr + slot * N + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def down_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, weights_ptr, y_ptr,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, OVERLAPS: tl.constexpr,
+    GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SCALES_INPUTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all of the row's experts, added up with their weights."""
     width: tl.constexpr = BLOCK // GROUP if GROUP > 0 else BLOCK
@@ -115,10 +137,15 @@ def down_one_row(  # type: ignore[no-untyped-def]
     weights = load_weights(weight_ptr, row, is_output, 0, K, BLOCK, GROUP)
     wait_for_previous(OVERLAPS)
     total = tl.zeros([EACH], tl.float32)
+    biases = tl.zeros([EACH], tl.float32)
     sums = tl.zeros([EACH, width], tl.float32)
     for slot in tl.static_range(CHOSEN):
         row = tl.load(chosen_ptr + slot).to(tl.int64) * N + n
-        share = tl.load(weights_ptr + slot)
+        share = 1.0
+        if not SCALES_INPUTS:
+            share = tl.load(weights_ptr + slot)
+        if HAS_BIAS:
+            biases += tl.load(bias_ptr + row, mask=is_output, other=0.0).to(tl.float32) * share
         if HAS_SCALE:
             sums = tl.zeros([EACH, width], tl.float32)
         for start in tl.static_range(0, K, BLOCK):
@@ -134,6 +161,8 @@ def down_one_row(  # type: ignore[no-untyped-def]
             total += tl.sum(sums, 1) * scale
     if not HAS_SCALE:
         total = tl.sum(sums, 1)
+    if HAS_BIAS:
+        total += biases
     tl.store(y_ptr + n, total.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
@@ -196,9 +225,11 @@ def add_products(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T", "P", "num_tiles"])  # type: ignore[untyped-decorator]
 def multiply_pairs(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, minimums_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr, T, P, num_tiles,
+    x_ptr, weight_ptr, scale_ptr, minimums_ptr, bias_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr,
+    T, P, num_tiles,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, SEARCHED: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SCALES_INPUTS: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a tile of pairs of one expert.
@@ -230,6 +261,9 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
         other_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in tl.range(0, K, BLOCK):
             x = tl.load(x_rows + start + k[None, :], mask=is_row[:, None] & (start + k < K)[None, :], other=0.0)
+            if SCALES_INPUTS and GATES:
+                share = tl.load(weights_ptr + pair, mask=is_row, other=0.0)
+                x = (x.to(tl.float32) * share[:, None]).to(x.dtype)
             sums = add_products(
                 sums, x, weight_ptr, scale_ptr, minimums_ptr, column, is_column, start,
                 K, ROWS, COLUMNS, BLOCK, GROUP, FAST,
@@ -243,11 +277,16 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
             sums *= tl.load(scale_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
             if GATES:
                 other_sums *= tl.load(scale_ptr + column + N, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            if GATES:
+                other_sums += tl.load(bias_ptr + column + N, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
-            sums = sums / (1.0 + tl.exp(-sums)) * other_sums
+            sums = gate_values(sums, other_sums, LIMIT, ALPHA)
             y_row = pair
         else:
-            sums *= tl.load(weights_ptr + pair, mask=is_row, other=0.0)[:, None]
+            if not SCALES_INPUTS:
+                sums *= tl.load(weights_ptr + pair, mask=is_row, other=0.0)[:, None]
             y_row = pair % CHOSEN * T + pair // CHOSEN
         y_at = y_ptr + y_row[:, None].to(tl.int64) * N + n[None, :]
         tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
@@ -261,15 +300,17 @@ class ExpertWeights:
     scale: Tensor | None = None  # of each output [N, outputs], or of each group [N, outputs, groups]
     minimums: Tensor | None = None  # of each group of 4-bit weights
     group_size: int = 0  # of 4-bit weights
+    bias: Tensor | None = None  # of each output [N, outputs]
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return self.weight, self.scale, self.minimums
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        return self.weight, self.scale, self.minimums, self.bias
 
     @property
     def options(self) -> dict[str, Any]:
         """What the kernels are compiled for."""
-        return {"GROUP": self.group_size, "HAS_SCALE": self.scale is not None and not self.group_size}
+        has_scale = self.scale is not None and not self.group_size
+        return {"GROUP": self.group_size, "HAS_SCALE": has_scale, "HAS_BIAS": self.bias is not None}
 
     @property
     def itemsize(self) -> float:
@@ -283,6 +324,13 @@ class KernelExperts:
 
     gate_up: ExpertWeights  # [N, 2·F, E]
     down: ExpertWeights  # [N, E, F]
+    limit: float = 0.0  # of gates and values; 0: none
+    alpha: float = 1.0  # with a limit
+    scales_inputs: bool = False  # inputs are weighted instead of outputs
+
+    @property
+    def gate_options(self) -> dict[str, float]:
+        return {"LIMIT": self.limit, "ALPHA": self.alpha}
 
     def __call__(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """The weighted sums [T, E] of the experts' outputs, or parts [A, T, E] of them; indices are of 32 bits."""
@@ -300,16 +348,16 @@ def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) 
     each, block, warps = gate_up_shape(size, gate_up.itemsize)
     launch: Any = gate_up_one_row
     launch[(triton.cdiv(width, each), num_chosen)](
-        x, *gate_up.tensors, chosen, gated,
-        N=width, K=size, EACH=each, BLOCK=max(block, gate_up.group_size), **gate_up.options,
-        **overlap_options(1), num_warps=warps,
+        x, *gate_up.tensors, chosen, weights, gated,
+        N=width, K=size, EACH=each, BLOCK=max(block, gate_up.group_size), **gate_up.options, **experts.gate_options,
+        SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     each, block, warps = down_shape(width, down.itemsize)
     launch = down_one_row
     launch[(triton.cdiv(size, each),)](
         gated, *down.tensors, chosen, weights, y,
         N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=max(block, down.group_size), **down.options,
-        **overlap_options(1), num_warps=warps,
+        SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     return y
 
@@ -339,7 +387,7 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
             given, *matrix.tensors, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
             N=num_outputs, K=num_inputs, CHOSEN=num_chosen, ROWS=rows, COLUMNS=columns,
             BLOCK=max(block, matrix.group_size), SEARCHED=searched, GATES=gates, FAST=is_fast(x.dtype) and is_rounded,
-            **matrix.options,
+            **matrix.options, **experts.gate_options, SCALES_INPUTS=experts.scales_inputs,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y

@@ -5,7 +5,7 @@ Shapes: T rows · E hidden · S parts of a sum · A experts of a row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
 from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear
-from flambeau.llm.backends.cuda.norm import normalize
+from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.router import can_route, route
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.quantize.quantizer import ExpertStack
@@ -23,28 +23,19 @@ Sums = tuple[Tensor, Tensor]  # the residual stream [T, E], and what is to be ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormParameters:
-    """The norm before a part of a layer, and what sums are multiplied with before they are added."""
-
-    gain: Tensor
-    epsilon: float
-    residual_scale: float = 1.0
-
-    def __call__(self, x_TE: Tensor, sums: Tensor | None) -> Tensor:
-        """[T, E] normalized, after the sums were added to x in place."""
-        return normalize(x_TE, self.gain, self.epsilon, sums, self.residual_scale)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """A norm and a gated feed-forward layer."""
+    """A norm and a feed-forward layer, with gates or without."""
 
     norm: NormParameters
     gate_up: KernelLinear
     down: KernelLinear
 
     def __call__(self, x_TE: Tensor, sums: Tensor, counters_T: Tensor) -> Sums:
-        return x_TE, self.down(self.gate_up(self.norm(x_TE, sums)))
+        return x_TE, self.compute(self.norm(x_TE, sums))
+
+    def compute(self, y_TE: Tensor) -> Tensor:
+        """What normalized rows add to the residual stream."""
+        return self.down(self.gate_up(y_TE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +49,23 @@ class SparseLayer:
 
     def __call__(self, x_TE: Tensor, sums: Tensor | None, counters_T: Tensor) -> Sums:
         """`counters_T` are zeros, which are used up."""
-        if len(x_TE) <= MAX_ROWS and can_route(self.mlp):
-            norm = self.norm
-            x_TE, y_TE, chosen_TA, weights_TA = route(
-                x_TE, sums, norm.gain, norm.epsilon, self.mlp, counters_T, norm.residual_scale
-            )
-        else:
-            y_TE = self.norm(x_TE, sums)
-            weights_TA, chosen_TA = self.mlp.choose(y_TE)
-            weights_TA, chosen_TA = weights_TA.float().contiguous(), chosen_TA.int()
+        norm = self.norm
+        if len(x_TE) > MAX_ROWS or not norm.is_plain or not can_route(self.mlp):
+            return x_TE, self.compute(norm(x_TE, sums))
+        assert norm.gain is not None
+        x_TE, y_TE, chosen_TA, weights_TA = route(
+            x_TE, sums, norm.gain, norm.epsilon, self.mlp, counters_T, norm.residual_scale
+        )
+        return x_TE, self._compute_routed(y_TE, chosen_TA, weights_TA)
+
+    def compute(self, y_TE: Tensor) -> Tensor:
+        """What normalized rows add to the residual stream; PyTorch chooses their experts."""
+        weights_TA, chosen_TA = self.mlp.choose(y_TE)
+        return self._compute_routed(y_TE, chosen_TA.int(), weights_TA.float().contiguous())
+
+    def _compute_routed(self, y_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         y = self.experts(y_TE, chosen_TA, weights_TA)
-        if self.shared is None:
-            return x_TE, y
-        return x_TE, torch.cat((y.view(-1, *x_TE.shape), self._compute_shared(self.shared, y_TE)))
+        return y if self.shared is None else joined(y, self._compute_shared(self.shared, y_TE), y_TE)
 
     def _compute_shared(self, shared: tuple[KernelLinear, KernelLinear], y_TE: Tensor) -> Tensor:
         """Parts [S, T, E] of the outputs of the expert for all rows."""
@@ -80,13 +75,19 @@ class SparseLayer:
         return parts if gate is None else parts * torch.sigmoid(F.linear(y_TE, gate.weight))
 
 
+def joined(first: Tensor, second: Tensor, like_TE: Tensor) -> Tensor:
+    """Two outputs [T, E], or parts [S, T, E] of them, as parts of their sum."""
+    return torch.cat((first.view(-1, *like_TE.shape), second.view(-1, *like_TE.shape)))
+
+
 def kernel_experts(experts: Experts) -> KernelExperts:
     matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
     gate_up, down = (
-        expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix)
-        for matrix in matrices
+        replace(expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix), bias=bias)
+        for matrix, bias in zip(matrices, experts.biases(slice(None)), strict=True)
     )
-    return KernelExperts(gate_up=gate_up, down=down)
+    limits = {} if experts.limit is None else {"limit": experts.limit, "alpha": experts.alpha}
+    return KernelExperts(gate_up=gate_up, down=down, scales_inputs=experts.scales_inputs, **limits)
 
 
 def expert_weights(stack: ExpertStack) -> ExpertWeights:

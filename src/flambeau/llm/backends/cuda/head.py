@@ -18,14 +18,14 @@ from flambeau.llm.backends.cuda.network import (
     QUANTIZED,
     SPARSE,
     CudaLayers,
-    cuda_layer,
+    can_attend,
+    cuda_layers,
     have_type,
     kernel_linear,
     norm_parameters,
-    unknown_parts,
 )
 from flambeau.llm.backends.cuda.norm import normalize
-from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED
+from flambeau.llm.backends.cuda.parts import HEAD_PARTS
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, Eagle3Layer, HeadBody, MtpHead
@@ -37,12 +37,11 @@ class CudaHead(CudaLayers):
     """A head and its cache as the kernels read them."""
 
     def __init__(self, head: DraftHead, target: Transformer, cache: KVCache) -> None:
-        arch, body = head.arch, head.model
-        layers = [cuda_layer(layer, cache, i, arch) for i, layer in enumerate(body.layers)]
-        super().__init__(layers, arch, head.rotation, layers[0].mlp.norm.gain)
+        arch, body, like = head.arch, head.model, target.model.embed_tokens.weight
+        super().__init__(cuda_layers(body.layers, cache, arch, head.rotation, like), arch, like)
         self.head = head
         self._embedding = head.embedding
-        self._last_norm = None if isinstance(body.norm, nn.Identity) else norm_parameters(body.norm, arch)
+        self._last_norm = None if isinstance(body.norm, nn.Identity) else norm_parameters(body.norm, arch, like)
         shared: nn.Module = tied_head(target.model.embed_tokens) if target.lm_head is None else target.lm_head
         self._last = kernel_linear(shared if head.lm_head is None else head.lm_head)
         self._logit_scale = target.arch.logit_scale if head.lm_head is None else 1.0
@@ -72,10 +71,8 @@ class CudaHead(CudaLayers):
         x_TE, given = self._begin(F.embedding(ids_T, self._embedding), hidden_TE)
         sums: Tensor | None = None
         for layer, counters_CT in zip(self._layers, self._counters(len(x_TE), has_prompts=False), strict=True):
-            if given is None:
-                given = x_TE if layer.norm is None else layer.norm(x_TE, sums)
-            sums = layer.out(self._attend(layer, layer.qkv(given), inputs, None, counters_CT))
-            x_TE, sums = layer.mlp(x_TE, sums, counters_CT[0])
+            given = layer.norm(x_TE, sums) if given is None else given
+            x_TE, sums = self._compute(layer, x_TE, given, inputs, None, counters_CT)
             given = None
         assert sums is not None
         if self._last_norm is None:
@@ -139,10 +136,12 @@ def projection_of(head: Any) -> KernelLinear:
 def unknown_reason(head: DraftHead, target: Transformer, cache: KVCache) -> str | None:
     """Why the kernels cannot compute a head; None: they can."""
     arch = head.arch
-    parts = {*unknown_parts(arch), *(unknown_parts(target.arch) if head.lm_head is None else ())}
+    # A head that is not EAGLE-3's reads what the target's last norm gives.
+    is_apart = head.lm_head is not None and isinstance(head, Eagle3Head)
+    parts = {*arch.extras, *(() if is_apart else target.arch.extras)} - HEAD_PARTS
     if parts:
         return f"the kernels do not know {', '.join(sorted(parts))}"
-    if arch.num_heads // arch.num_kv_heads > MAX_SHARED or not head.rotation.has_tables:
+    if not can_attend(arch, head.rotation):
         return "the kernels do not know its attention"
     if not all(can_compute_experts(module) for module in head.modules() if isinstance(module, Experts)):
         return "the kernels do not know its experts"

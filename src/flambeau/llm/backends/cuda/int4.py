@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from flambeau.llm.backends.cuda.dequantize import widen_pairs
-from flambeau.llm.backends.cuda.launch import store_one_row, store_rows, wait_for_previous
+from flambeau.llm.backends.cuda.launch import activated, store_one_row, store_rows, wait_for_previous
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -30,7 +30,7 @@ def group_sums(  # type: ignore[no-untyped-def]
 def multiply_one_row_int4(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scales_ptr, minimums_ptr, bias_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    GATES: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    GATES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of one row; in a gated layer each is the product of two that are N rows apart."""
     groups: tl.constexpr = BLOCK // GROUP
@@ -65,7 +65,7 @@ def multiply_one_row_int4(  # type: ignore[no-untyped-def]
             other_sums += group_sums(pairs, scales, minimums, first, second, EACH, groups, half_group)
     y = tl.sum(sums, 1)
     other = tl.sum(other_sums, 1)
-    store_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS)
+    store_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -115,19 +115,26 @@ def multiply_rows_int4(  # type: ignore[no-untyped-def]
             sums = tl.dot(other_x, tl.trans(second), sums, input_precision="ieee")
     if WEIGHTS_FIRST:
         sums = tl.trans(sums)
-    store_rows(sums, sums, bias_ptr, y_ptr, n, t, part, T, N, False, HAS_BIAS)
+    store_rows(sums, sums, bias_ptr, y_ptr, n, t, part, T, N, False, HAS_BIAS, "")
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
-def gate_rows(y_ptr, gated_ptr, T, N: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Parts of the sums of a row [S, T, 2N] to products of two that are N apart."""
+def gate_rows(  # type: ignore[no-untyped-def]
+    y_ptr, gated_ptr, T,
+    N: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, GATES: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Activate parts of the sums of a row: [S, T, 2N] to products of two that are N apart, or [S, T, N]."""
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = tl.zeros([BLOCK], tl.float32)
     other = tl.zeros([BLOCK], tl.float32)
+    outputs: tl.constexpr = 2 * N if GATES else N
     for part in tl.static_range(PARTS):
-        at = (part * T + row) * 2 * N + n
+        at = (part * T + row) * outputs + n
         y += tl.load(y_ptr + at, mask=n < N, other=0.0)
-        other += tl.load(y_ptr + at + N, mask=n < N, other=0.0)
-    gated = y / (1.0 + tl.exp(-y)) * other
+        if GATES:
+            other += tl.load(y_ptr + at + N, mask=n < N, other=0.0)
+    gated = activated(y, ACTIVATION)
+    if GATES:
+        gated = gated * other
     tl.store(gated_ptr + row * N + n, gated.to(gated_ptr.dtype.element_ty), mask=n < N)

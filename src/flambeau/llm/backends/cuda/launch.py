@@ -1,4 +1,4 @@
-"""What the Triton kernels share: overlapping launches, and storing the outputs of a linear layer."""
+"""What the Triton kernels share: overlapping launches, activations, and storing the outputs of a linear layer."""
 
 from __future__ import annotations
 
@@ -38,32 +38,53 @@ def wait_for_previous(OVERLAPS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def activated(y, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers after an activation of `Architecture`; "": as they are."""
+    if ACTIVATION == "silu":
+        y = y / (1.0 + tl.exp(-y))
+    elif ACTIVATION == "gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        y = y / (1.0 + tl.exp(-1.5957691216057308 * (y + 0.044715 * y * y * y)))
+    elif ACTIVATION == "relu":
+        y = tl.where(y < 0.0, 0.0, y)  # not a number stays
+    elif ACTIVATION == "relu_squared":
+        y = tl.where(y < 0.0, 0.0, y * y)
+    else:
+        tl.static_assert(ACTIVATION == "")
+    return y
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def store_one_row(  # type: ignore[no-untyped-def]
-    y, other, bias_ptr, y_ptr, n, is_output, N: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr
+    y, other, bias_ptr, y_ptr, n, is_output, N: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Store the outputs n of one row; with GATES, `other` are the values that they gate."""
+    """Store the outputs n of one row after their activation; with GATES, `other` are the values that they gate."""
     if HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
         if GATES:
             other += tl.load(bias_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
+    y = activated(y, ACTIVATION)
     if GATES:
-        y = y / (1.0 + tl.exp(-y)) * other
+        y = y * other
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_rows(  # type: ignore[no-untyped-def]
     sums, other_sums, bias_ptr, y_ptr, n, t, part, T,
-    N: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    N: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Store the outputs n of the rows t, or one part of their sums."""
+    """Store the outputs n of the rows t after their activation, or one part of their sums."""
     is_row, is_column = t < T, n < N
     if HAS_BIAS:
         has_bias = is_column & (part == 0)
         sums += tl.load(bias_ptr + n, mask=has_bias, other=0.0).to(tl.float32)[None, :]
         if GATES:
             other_sums += tl.load(bias_ptr + N + n, mask=has_bias, other=0.0).to(tl.float32)[None, :]
+    sums = activated(sums, ACTIVATION)
     if GATES:
-        sums = sums / (1.0 + tl.exp(-sums)) * other_sums
+        sums = sums * other_sums
     y_at = y_ptr + (part * T + t[:, None]) * N + n[None, :]
     tl.store(y_at, sums.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])

@@ -22,6 +22,7 @@ from flambeau.llm.backends.cuda import few_row_kernel
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
 from flambeau.llm.backends.cuda.int4 import gate_rows, multiply_one_row_int4, multiply_rows_int4
 from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
+from flambeau.llm.models.architecture import Activation
 
 MAX_ROWS = 64
 MAX_WIDENED_ROWS = 4 * MAX_ROWS  # widening integers beforehand takes as long as several launches
@@ -36,7 +37,8 @@ GATE_BLOCK = 1024
 def multiply_one_row(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr,
     N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    GATES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of one row; in a gated layer each is the product of two that are N rows apart."""
     n = tl.program_id(0) * EACH + tl.arange(0, EACH)
@@ -67,15 +69,15 @@ def multiply_one_row(  # type: ignore[no-untyped-def]
         y *= tl.load(scale_ptr + n, mask=is_output, other=0.0).to(tl.float32)
         if GATES:
             other *= tl.load(scale_ptr + N + n, mask=is_output, other=0.0).to(tl.float32)
-    store_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS)
+    store_one_row(y, other, bias_ptr, y_ptr, n, is_output, N, GATES, HAS_BIAS, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def multiply_rows(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, scale_ptr, bias_ptr, y_ptr, T,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, GATES: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
-    FAST: tl.constexpr,
+    PARTS: tl.constexpr, GATES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all rows, or one part of their sums."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -102,7 +104,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
         sums *= tl.load(scale_ptr + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATES:
             other_sums *= tl.load(scale_ptr + N + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    store_rows(sums, other_sums, bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS)
+    store_rows(sums, other_sums, bias_ptr, y_ptr, n, t, part, T, N, GATES, HAS_BIAS, ACTIVATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class KernelLinear:
     weight: Tensor  # [N, K]; 4-bit weights: two in a byte
     bias: Tensor | None = None
     gates: bool = False  # half of the outputs gate the other half
+    activation: Activation | None = None  # of the outputs, or of the gates
     scale: Tensor | None = None  # of each output [N], or of each group
     minimums: Tensor | None = None  # of each group of 4-bit weights
     group_size: int = 0  # of 4-bit weights
@@ -122,6 +125,16 @@ class KernelLinear:
     def width(self) -> int:
         """The number of outputs without gates."""
         return self.weight.shape[0] // (2 if self.gates else 1)
+
+    @property
+    def options(self) -> dict[str, bool | str]:
+        """What the kernels are compiled for."""
+        return {"GATES": self.gates, "ACTIVATION": self.activation or ""}
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the CUDA kernel for a few rows knows the activation."""
+        return self.activation == ("silu" if self.gates else None)
 
     @property
     def size(self) -> int:
@@ -137,9 +150,7 @@ class KernelLinear:
         if not self.weight.dtype.is_floating_point and len(x) <= MAX_WIDENED_ROWS:
             return torch.cat([few_rows(some, self, MAX_ROWS) for some in torch.split(x, MAX_ROWS)], dim=-2)
         y: Tensor = self.layer(x)
-        if not self.gates:
-            return y
-        return gated(y, self.width)
+        return y if self.activation is None else activate(y, self)
 
 
 def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
@@ -147,7 +158,7 @@ def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
     width, size = linear.width, linear.size
     y = torch.empty((1, width), dtype=x.dtype, device=x.device)
     each, block, warps = one_row_shape(size, linear.weight.dtype)
-    options = {"GATES": linear.gates, "HAS_BIAS": linear.bias is not None, "num_warps": warps, **overlap_options(1)}
+    options = {**linear.options, "HAS_BIAS": linear.bias is not None, "num_warps": warps, **overlap_options(1)}
     sizes = {"N": width, "K": size, "EACH": each, "BLOCK": block}
     grid = (triton.cdiv(width, each),)
     if linear.group_size:
@@ -162,7 +173,8 @@ def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
 def few_rows(x: Tensor, linear: KernelLinear, as_for_rows: int = 0) -> Tensor:
     """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; as many parts as for a number of rows."""
     gates, width = linear.gates, linear.width
-    division = few_row_kernel.division(x, linear.layer, width, as_for_rows or len(x), gates=gates)
+    num_rows = as_for_rows or len(x)
+    division = few_row_kernel.division(x, linear.layer, width, num_rows, gates=gates) if linear.has_kernel else None
     if division is not None:
         y = few_row_kernel.multiply(x, linear.layer, linear.kernel_scales, width, division, gates=gates)
         if y is not None:
@@ -171,11 +183,11 @@ def few_rows(x: Tensor, linear: KernelLinear, as_for_rows: int = 0) -> Tensor:
         return few_rows_int4(x, linear)
     width, size, num_rows = linear.width, linear.size, len(x)
     columns, block, stages = few_rows_shape(x.dtype, linear.weight.dtype, gates=linear.gates)
-    parts = 1 if linear.gates else num_parts(width, columns)
+    parts = 1 if linear.activation is not None else num_parts(width, columns)
     y = sums_for(x, width, parts)
     multiply_rows[(triton.cdiv(width, columns), parts)](
         x, linear.weight, linear.scale, linear.bias, y, num_rows,
-        N=width, K=size, ROWS=padded(num_rows), COLUMNS=columns, BLOCK=block, PARTS=parts, GATES=linear.gates,
+        N=width, K=size, ROWS=padded(num_rows), COLUMNS=columns, BLOCK=block, PARTS=parts, **linear.options,
         HAS_SCALE=linear.scale is not None, HAS_BIAS=linear.bias is not None, FAST=is_fast(x.dtype),
         **overlap_options(num_rows), num_warps=4, num_stages=stages,
     )  # fmt: skip
@@ -183,28 +195,30 @@ def few_rows(x: Tensor, linear: KernelLinear, as_for_rows: int = 0) -> Tensor:
 
 
 def few_rows_int4(x: Tensor, linear: KernelLinear) -> Tensor:
-    """As `few_rows`. A second kernel applies gates: sums of both kinds need too many registers."""
+    """As `few_rows`. A second kernel activates: sums of gates and values need too many registers."""
     outputs, size, num_rows = len(linear.weight), linear.size, len(x)
     rows = padded(num_rows)
     columns, block, weights_first = int4_rows_shape(x.dtype, rows)
     parts = num_parts(outputs, INT4_COLUMNS)  # the same for any number of rows: some may be computed separately
-    y = torch.empty(parts, num_rows, outputs, device=x.device) if linear.gates else sums_for(x, outputs, parts)
+    is_sum = linear.activation is None
+    y = sums_for(x, outputs, parts) if is_sum else torch.empty(parts, num_rows, outputs, device=x.device)
     multiply_rows_int4[(triton.cdiv(outputs, columns), parts)](
         x, linear.weight, linear.scale, linear.minimums, linear.bias, y, num_rows,
         N=outputs, K=size, GROUP=linear.group_size, ROWS=rows, COLUMNS=columns,
         GROUPS=max(1, block // linear.group_size), PARTS=parts, HAS_BIAS=linear.bias is not None,
         FAST=is_fast(x.dtype), WEIGHTS_FIRST=weights_first, **overlap_options(num_rows), num_warps=4, num_stages=3,
     )  # fmt: skip
-    if not linear.gates:
-        return y
-    return gated(y, linear.width, x.dtype)
+    return y if is_sum else activate(y, linear, x.dtype)
 
 
-def gated(y: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The first half of the outputs [T, 2N], or of parts [S, T, 2N] of their sums, as gates of the second: [T, N]."""
+def activate(y: Tensor, linear: KernelLinear, dtype: torch.dtype | None = None) -> Tensor:
+    """Outputs [T, N], or parts [S, T, N] of their sums, after the activation; the first half may gate the second."""
     parts, num_rows = y.shape[0] if y.dim() == 3 else 1, y.shape[-2]
+    width = linear.width
     outputs = torch.empty(num_rows, width, dtype=dtype or y.dtype, device=y.device)
-    gate_rows[(triton.cdiv(width, GATE_BLOCK), num_rows)](y, outputs, num_rows, N=width, PARTS=parts, BLOCK=GATE_BLOCK)
+    gate_rows[(triton.cdiv(width, GATE_BLOCK), num_rows)](
+        y, outputs, num_rows, N=width, PARTS=parts, BLOCK=GATE_BLOCK, **linear.options
+    )
     return outputs
 
 

@@ -1,13 +1,15 @@
-"""CudaNetwork: steps of a Llama-shaped network, dense or with experts, by the kernels; tested against EagerBackend.
+"""CudaNetwork: steps of a network, dense or with experts, by the kernels; tested against EagerBackend.
 
-A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds.
+A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds. A
+norm adds what the part before it has given to the residual stream; so a norm after a part is computed together with
+the one before the next part.
 
 Shapes: T tokens of the step · N rows of them · S parts of a sum · E hidden · V vocabulary · C counters of a token
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,77 +17,106 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cuda import few_row_kernel
-from flambeau.llm.backends.cuda.attention import attend_uniform
+from flambeau.llm.backends.cuda import few_row_kernel, latent_attention
+from flambeau.llm.backends.cuda.attention import ScoreParts, attend_uniform
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
-    NormParameters,
     SparseLayer,
     can_compute_experts,
+    joined,
     kernel_experts,
 )
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
+from flambeau.llm.backends.cuda.latent_attention import LatentLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
+from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED, attend_prompts, make_tiles, shape_of
-from flambeau.llm.backends.cuda.rope import rope
+from flambeau.llm.backends.cuda.rope import HeadParts, rope
+from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Activation, Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Transformer, is_unmodified
+from flambeau.llm.models.transformer import PlainMLP, Transformer, is_unmodified
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
 QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack)
-# The parts that Llama does not have and the kernels compute.
-EXTRAS = frozenset(
-    {
-        "attention_scale",
-        "embedding_scale",
-        "gates_shared_expert",
-        "logit_scale",
-        "num_chosen_groups",
-        "num_expert_groups",
-        "residual_scale",
-        "routed_scale",
-        "router",
-        "router_jitter",
-        "shared_expert_size",
-        "wide_qk_norm",
-    }
-)
+LATENT = (LatentAttention, LatentUp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAttention:
+    """Attention of a layer over keys and values, with its cache."""
+
+    module: Attention
+    heads: HeadParts
+    scores: ScoreParts
+    keys: Tensor
+    values: Tensor
+
+    def __call__(
+        self, qkv: Tensor, dtype: torch.dtype, inputs: StepInputs, tiles: Tensor | None, counters_GT: Tensor
+    ) -> Tensor:
+        """The outputs [T, H·D] of projections [T, (H+2G)·D], or of parts; see `attend_new_tokens`."""
+        module, keys, values = self.module, self.keys, self.values
+        window = module.window or 0
+        qkv = with_wide_norms(module, qkv) if module.is_wide and module.q_norm is not None else qkv
+        if tiles is None and inputs.query_len == 1:
+            return attend_new_tokens(
+                qkv,
+                keys,
+                values,
+                inputs.positions_T,
+                inputs.slots_T,
+                inputs.block_tables_SB,
+                module.num_heads,
+                self.heads,
+                self.scores,
+                module.scale,
+                window,
+                dtype,
+                counters_GT,
+            ).flatten(1)
+        q_THD = rope(qkv, keys, values, inputs.positions_T, inputs.slots_T, module.num_heads, self.heads, dtype)
+        cached = keys, values, inputs.positions_T, inputs.block_tables_SB
+        options = module.scale, window, self.scores
+        if tiles is None:
+            return attend_uniform(q_THD, *cached, inputs.query_len, *options).flatten(1)
+        return attend_prompts(q_THD, *cached, tiles, *options).flatten(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLayer:
-    """The tensors of one layer."""
+    """The tensors of one layer, and what happens between its products."""
 
-    attention: Attention
-    norm: NormParameters | None  # before attention; None: some heads have none
-    qk_gains: tuple[Tensor, Tensor] | None
-    qkv: KernelLinear
+    attention: HeadAttention | LatentLayer
+    norm: NormParameters  # before attention
+    qkv: KernelLinear  # queries, keys and values; or latents
     out: KernelLinear
     mlp: DenseLayer | SparseLayer
-    keys: Tensor
-    values: Tensor
+    is_parallel: bool = False  # attention and the feed-forward layer have the same input
 
 
 class CudaLayers:
     """Layers and their cache as the kernels read them."""
 
-    def __init__(self, layers: Sequence[CudaLayer], arch: Architecture, rotation: Rotation, gain: Tensor) -> None:
-        """`gain` is any of a norm: its type and device are those of all."""
+    def __init__(self, layers: Sequence[CudaLayer], arch: Architecture, like: Tensor) -> None:
+        """Numbers have the type and device of `like`."""
         self._layers = layers
-        self._epsilon, self._num_heads, self._num_kv_heads = arch.norm_epsilon, arch.num_heads, arch.num_kv_heads
-        self._tables = rotation.cos, rotation.sin
-        self._device, self._dtype = gain.device, gain.dtype
-        self._tile_size = shape_of(self._dtype)[0] // (arch.num_heads // arch.num_kv_heads)  # tokens
+        self._num_kv_heads = arch.num_kv_heads
+        self._device, self._dtype = like.device, like.dtype
+        shared = arch.num_heads // arch.num_kv_heads
+        rows = shape_of(self._dtype, arch.head_size)[0]
+        self._tile_size = latent_attention.tile_size(arch.num_heads) if arch.latent_size else rows // shared  # tokens
 
     def tiles(self, inputs: StepInputs) -> Tensor:
         """The tiles [M, 3] of the sequences' tokens."""
@@ -105,47 +136,30 @@ class CudaLayers:
         zeros = torch.zeros(len(self._layers), num_counters, width, dtype=torch.int32, device=self._device)
         return zeros.unbind()
 
+    def _compute(
+        self,
+        layer: CudaLayer,
+        x_TE: Tensor,
+        normal_TE: Tensor,
+        inputs: StepInputs,
+        tiles: Tensor | None,
+        counters_CT: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [T, E] and what is to be added to it, [T, E] or parts; `normal_TE` is its norm."""
+        sums = layer.out(self._attend(layer, normal_TE, inputs, tiles, counters_CT))
+        if not layer.is_parallel:
+            return layer.mlp(x_TE, sums, counters_CT[0])
+        given_TE = normal_TE if layer.mlp.norm.gain is None else layer.mlp.norm(x_TE, None)
+        return x_TE, joined(sums, layer.mlp.compute(given_TE), x_TE)
+
     def _attend(
-        self, layer: CudaLayer, qkv: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+        self, layer: CudaLayer, normal_TE: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
     ) -> Tensor:
         """The outputs of attention [T, H·D]."""
-        attention = layer.attention
-        window = attention.window or 0
-        rotation = self._tables if attention.is_rotated else None
-        qkv = with_wide_norms(attention, qkv) if attention.is_wide and attention.q_norm is not None else qkv
-        if tiles is None and inputs.query_len == 1:
-            return attend_new_tokens(
-                qkv,
-                layer.keys,
-                layer.values,
-                inputs.positions_T,
-                inputs.slots_T,
-                inputs.block_tables_SB,
-                rotation,
-                layer.qk_gains,
-                self._epsilon,
-                self._num_heads,
-                attention.scale,
-                window,
-                self._dtype,
-                counters_CT[1:],
-            ).flatten(1)
-        q_THD = rope(
-            qkv,
-            layer.keys,
-            layer.values,
-            inputs.positions_T,
-            inputs.slots_T,
-            rotation,
-            layer.qk_gains,
-            self._epsilon,
-            self._num_heads,
-            self._dtype,
-        )
-        cached = layer.keys, layer.values, inputs.positions_T, inputs.block_tables_SB
-        if tiles is None:
-            return attend_uniform(q_THD, *cached, inputs.query_len, attention.scale, window).flatten(1)
-        return attend_prompts(q_THD, *cached, tiles, attention.scale, window).flatten(1)
+        projected = layer.qkv(normal_TE)
+        if isinstance(layer.attention, LatentLayer):
+            return layer.attention(normal_TE, projected, inputs, tiles)
+        return layer.attention(projected, self._dtype, inputs, tiles, counters_CT[1:])
 
 
 class CudaNetwork(CudaLayers):
@@ -153,14 +167,19 @@ class CudaNetwork(CudaLayers):
 
     def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
-        layers = [cuda_layer(layer, cache, i, arch) for i, layer in enumerate(body.layers)]
-        super().__init__(layers, arch, model.rotation, body.norm.weight)
+        embedding = body.embed_tokens.weight
+        super().__init__(cuda_layers(body.layers, cache, arch, model.rotation, embedding), arch, embedding)
         self._states = states
-        self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=body.embed_tokens.weight.dtype))
-        self._logit_scale = arch.logit_scale
-        self._embedding = body.embed_tokens.weight
+        self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=embedding.dtype))
+        self._embedding = embedding
+        projections = body.project_in, body.project_out
+        self._project_in, self._project_out = (None if each is None else each.weight for each in projections)
+        self._positions = None if body.embed_positions is None else body.embed_positions.weight
+        self._position_offset = arch.position_offset
+        self._first_norm = None if body.embed_norm is None else norm_parameters(body.embed_norm, arch, embedding)
+        self._logit_scale, self._logit_softcap = arch.logit_scale, arch.logit_softcap
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
-        self._last_norm = norm_parameters(body.norm, arch)
+        self._last_norm = last_norm(body, arch, embedding)
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
@@ -169,53 +188,176 @@ class CudaNetwork(CudaLayers):
 
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
-        x_TE = F.embedding(inputs.ids_T, self._embedding)
-        x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
+        x_TE = self._embed(inputs)
         sums: Tensor | None = None
         layers = () if self._states is None else self._states.layers
         inputs_of: dict[int, Tensor] = {}
         counters = self._counters(len(x_TE), has_prompts=tiles is not None)
         for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
-            assert layer.norm is not None
             normal_TE = layer.norm(x_TE, sums)
             if number in layers:
                 inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
-            sums = layer.out(self._attend(layer, layer.qkv(normal_TE), inputs, tiles, counters_CT))
-            x_TE, sums = layer.mlp(x_TE, sums, counters_CT[0])
+            x_TE, sums = self._compute(layer, x_TE, normal_TE, inputs, tiles, counters_CT)
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE
             self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
-        logits = self._head(hidden_TE if rows_N is None else hidden_TE[rows_N])
+        hidden_TE = hidden_TE if rows_N is None else hidden_TE[rows_N]
+        hidden_TE = hidden_TE if self._project_out is None else F.linear(hidden_TE, self._project_out)
+        logits = self._head(hidden_TE)
         logits = logits.sum(0) if logits.dim() == 3 else logits.float()
-        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
+        logits = logits if self._logit_scale == 1.0 else logits * self._logit_scale
+        cap = self._logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _embed(self, inputs: StepInputs) -> Tensor:
+        """What the first layer gets [T, E], as `Transformer.embed`."""
+        x_TE = F.embedding(inputs.ids_T, self._embedding)
+        x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
+        x_TE = x_TE if self._project_in is None else F.linear(x_TE, self._project_in)
+        if self._positions is not None:
+            x_TE = x_TE + F.embedding(inputs.positions_T + self._position_offset, self._positions)
+        return x_TE if self._first_norm is None else self._first_norm(x_TE, None)
 
 
-def cuda_layer(layer: Any, cache: KVCache, number: int, arch: Architecture) -> CudaLayer:
-    """The tensors of a layer and its part of the cache."""
-    attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = attention.q_norm, attention.k_norm
-    has_qk_gains = q_norm is not None and not attention.is_wide
-    mlp_norm = norm_parameters(layer.post_attention_layernorm, arch)
-    has_norm = not isinstance(layer.input_layernorm, nn.Identity)
-    return CudaLayer(
-        attention=attention,
-        norm=norm_parameters(layer.input_layernorm, arch) if has_norm else None,
-        qk_gains=(q_norm.weight, k_norm.weight) if has_qk_gains else None,
-        qkv=kernel_linear(attention.qkv_proj),
-        out=kernel_linear(attention.o_proj),
-        mlp=sparse_layer(mlp_norm, mlp) if isinstance(mlp, SparseMLP) else dense_layer(mlp_norm, mlp),
-        keys=cache.keys[number],
-        values=cache.values[number],
+def cuda_layers(
+    layers: Iterable[Any], cache: KVCache, arch: Architecture, rotation: Rotation, like: Tensor
+) -> list[CudaLayer]:
+    """Layers and their parts of the cache."""
+    every, found = [*layers], []
+    alibi_HP = place_biases(arch, every[0].self_attn.scale, like.device)
+    for number, layer in enumerate(every):
+        attention, mlp = layer.self_attn, layer.mlp
+        norm, mlp_norm = layer_norms(layer, every[number - 1] if number else None, arch, like)
+        found.append(
+            CudaLayer(
+                attention=latent_layer(attention, cache, rotation)
+                if isinstance(attention, LatentAttention)
+                else HeadAttention(
+                    module=attention,
+                    heads=head_parts(attention, arch, rotation, like.device),
+                    scores=ScoreParts(
+                        softcap=attention.softcap or 0.0,
+                        chunk=attention.chunk or 0,
+                        sinks=attention.sinks,
+                        alibi=alibi_HP,
+                    ),
+                    keys=cache.keys[number],
+                    values=cache.values[number],
+                ),
+                norm=norm,
+                qkv=kernel_linear(attention.kv_a_proj_with_mqa if arch.latent_size else attention.qkv_proj),
+                out=kernel_linear(attention.o_proj),
+                mlp=sparse_layer(mlp_norm, mlp)
+                if isinstance(mlp, SparseMLP)
+                else dense_layer(mlp_norm, mlp, arch.activation),
+                is_parallel=arch.is_parallel,
+            )
+        )
+    return found
+
+
+def layer_norms(layer: Any, previous: Any, arch: Architecture, like: Tensor) -> tuple[NormParameters, NormParameters]:
+    """The norms before attention and before the feed-forward layer of a layer; `previous` is the one before it."""
+    places = arch.norm_places
+    if arch.is_parallel:
+        own = layer.post_attention_layernorm if arch.parallel_norms else None
+        return norm_parameters(layer.input_layernorm, arch, like), norm_parameters(own, arch, like)
+    if places == "sum":
+        last = None if previous is None else previous.post_attention_layernorm
+        return (
+            norm_parameters(last, arch, like, replaces=True),
+            norm_parameters(layer.input_layernorm, arch, like, replaces=True),
+        )
+    if places == "before":
+        return (
+            norm_parameters(layer.input_layernorm, arch, like),
+            norm_parameters(layer.post_attention_layernorm, arch, like),
+        )
+    both = places == "both"
+    last = None if previous is None else previous.post_feedforward_layernorm
+    return (
+        norm_parameters(layer.input_layernorm if both else None, arch, like, after=last),
+        norm_parameters(
+            layer.pre_feedforward_layernorm if both else None, arch, like, after=layer.post_attention_layernorm
+        ),
     )
 
 
-def norm_parameters(norm: Any, arch: Architecture) -> NormParameters:
-    return NormParameters(gain=norm.weight, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+def last_norm(body: Any, arch: Architecture, like: Tensor) -> NormParameters:
+    """The norm before the head."""
+    last = body.layers[-1]
+    if arch.norm_places == "sum":
+        return norm_parameters(last.post_attention_layernorm, arch, like, replaces=True)
+    norm = body.norm if arch.has_last_norm else None
+    after = last.post_feedforward_layernorm if arch.norm_places in ("after", "both") and not arch.is_parallel else None
+    return norm_parameters(norm, arch, like, after=after)
 
 
-def dense_layer(norm: NormParameters, mlp: Any) -> DenseLayer:
-    return DenseLayer(norm=norm, gate_up=kernel_linear(mlp.gate_up_proj, gates=True), down=kernel_linear(mlp.down_proj))
+def norm_parameters(
+    norm: nn.Module | None, arch: Architecture, like: Tensor, *, after: nn.Module | None = None, replaces: bool = False
+) -> NormParameters:
+    """A norm for the kernels; None, or an identity: there is none. `after` normalizes what is added."""
+    is_norm = norm is not None and not isinstance(norm, nn.Identity)
+    gain, bias = gains_of(norm, like.device) if is_norm and norm is not None else (None, None)
+    return NormParameters(
+        gain=gain,
+        epsilon=arch.norm_epsilon,
+        residual_scale=arch.residual_scale,
+        bias=bias,
+        after=None if after is None else gains_of(after, like.device),
+        replaces=replaces and is_norm,
+    )
+
+
+def head_parts(attention: Any, arch: Architecture, rotation: Rotation, device: torch.device) -> HeadParts:
+    """What a layer does to queries and keys; norms over all heads are computed before."""
+    own = rotation.local if attention.is_local else rotation
+    assert own is not None
+    gains: Any = None
+    biases: Any = None
+    if attention.q_norm is not None and not attention.is_wide:
+        gains, biases = zip(*(gains_of(norm, device) for norm in (attention.q_norm, attention.k_norm)), strict=True)
+    if attention.normalizes_rotated:  # without weights
+        gains = (torch.ones(arch.head_size, device=device),) * 2
+    return HeadParts(
+        tables=(own.cos, own.sin) if attention.is_rotated else None,
+        rotary_size=attention.rotary_size or 0,
+        gains=gains,
+        biases=None if biases is None or biases[0] is None else biases,
+        is_late=attention.normalizes_late or attention.normalizes_rotated,
+        epsilon=arch.norm_epsilon,
+        clip=attention.clip or 0.0,
+        temperature_length=arch.temperature_length if attention.is_tempered else 0,
+        temperature_scale=arch.temperature_scale,
+        temperature_first=0.0 if arch.tempers_rotated else 1.0,
+    )
+
+
+def latent_layer(attention: LatentAttention, cache: KVCache, rotation: Rotation) -> LatentLayer:
+    names = ("q_a_proj", "q_b_proj") if attention.has_query_latent else ("q_proj",)
+    return LatentLayer(
+        attention=attention,
+        queries=tuple(kernel_linear(getattr(attention, name)) for name in names),
+        tables=(rotation.cos, rotation.sin),
+        keys=cache.keys[attention.layer],
+    )
+
+
+def place_biases(arch: Architecture, scale: float, device: torch.device) -> Tensor | None:
+    """What ALiBi adds to the scores [H, P] of each head for each place."""
+    if arch.alibi is None:
+        return None
+    places_P = torch.arange(arch.max_length, device=device)
+    return alibi_biases(arch.alibi, arch.num_heads, places_P, scale).squeeze(1).contiguous()
+
+
+def dense_layer(norm: NormParameters, mlp: Any, activation: Activation) -> DenseLayer:
+    first = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
+    gates = not isinstance(mlp, PlainMLP)
+    return DenseLayer(
+        norm=norm, gate_up=kernel_linear(first, gates=gates, activation=activation), down=kernel_linear(mlp.down_proj)
+    )
 
 
 def sparse_layer(norm: NormParameters, mlp: SparseMLP) -> SparseLayer:
@@ -241,12 +383,16 @@ def with_wide_norms(attention: Attention, qkv: Tensor) -> Tensor:
     return torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-1)
 
 
-def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
+def kernel_linear(layer: nn.Module, *, gates: bool = False, activation: Activation | None = None) -> KernelLinear:
+    """A linear layer for the kernels; the activation of gates is SiLU unless said otherwise."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
     assert isinstance(weight, Tensor)
+    activation = activation or ("silu" if gates else None)
     has_kernel = few_row_kernel.runs_on(weight.device) and few_row_kernel.kind_of(layer) is not None
     scales = few_row_kernel.kernel_scales(layer, gates) if has_kernel else None
-    linear = KernelLinear(layer=layer, weight=weight, bias=bias, gates=gates, kernel_scales=scales)
+    linear = KernelLinear(
+        layer=layer, weight=weight, bias=bias, gates=gates, activation=activation, kernel_scales=scales
+    )
     if isinstance(layer, (RowScaledLinear, CudaFp8Linear)):
         return replace(linear, scale=layer.scale.flatten())
     if isinstance(layer, CudaInt4Linear):
@@ -254,24 +400,26 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False) -> KernelLinear:
     return linear
 
 
-def unknown_parts(arch: Architecture) -> list[str]:
-    """The parts of a network that the kernels do not compute."""
-    return sorted(set(arch.extras) - EXTRAS)
-
-
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on an NVIDIA GPU; not sharded."""
     arch = model.arch
     if cache.keys[0].device.type != "cuda" or torch.version.hip is not None or unknown_parts(arch):
         return False
-    if arch.num_heads // arch.num_kv_heads > MAX_SHARED or not model.rotation.has_tables:
+    if not can_attend(arch, model.rotation):
         return False
-    dtype, cached = model.model.norm.weight.dtype, cache.keys[0].dtype
+    dtype, cached = model.model.embed_tokens.weight.dtype, cache.keys[0].dtype
     if cached not in (dtype, torch.float8_e4m3fn):
         return False
     if not all(can_compute_experts(module) for module in model.modules() if isinstance(module, Experts)):
         return False
-    return have_type(model, dtype) and all(is_unmodified(module, (*QUANTIZED, *SPARSE)) for module in model.modules())
+    return have_type(model, dtype) and all(
+        is_unmodified(module, (*QUANTIZED, *SPARSE, *LATENT)) for module in model.modules()
+    )
+
+
+def can_attend(arch: Architecture, rotation: Rotation) -> bool:
+    """Whether the kernels support the number of heads, and find cosine and sine in tables."""
+    return rotation.has_tables and (arch.latent_size > 0 or arch.num_heads // arch.num_kv_heads <= MAX_SHARED)
 
 
 def have_type(model: nn.Module, dtype: torch.dtype) -> bool:

@@ -31,6 +31,7 @@ from flambeau.llm.backends.cuda.few_row_kernel import (
     launch_early,
     tied_head,
 )
+from flambeau.llm.backends.cuda.parts import TUNED
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.moe import SparseMLP
@@ -329,11 +330,11 @@ def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
 
 
 def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
-    from flambeau.llm.backends.cuda import feed_forward, network  # with Triton
+    from flambeau.llm.backends.cuda import network, norm  # with Triton
 
     arch = model.arch
-    norm = feed_forward.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
-    return network.sparse_layer(norm, mlp)
+    parameters = norm.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
+    return network.sparse_layer(parameters, mlp)
 
 
 def linear_layers(model: Transformer) -> list[tuple[Any, bool]]:
@@ -361,6 +362,8 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network that `CudaNetwork` supports."""
     arch, device = model.arch, cache.keys[0].device
     if torch.cuda.get_device_capability(device) != CAPABILITY or cache.keys[0].dtype != torch.bfloat16:
+        return False
+    if set(arch.extras) - TUNED:
         return False
     is_wide = arch.qk_norm and any(layer.self_attn.is_wide for layer in model.model.layers)  # type: ignore[union-attr]
     sparse: list[Any] = [layer for layer in model.model.layers if is_sparse(layer)]

@@ -17,21 +17,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.attention import compute_type_of
+from flambeau.llm.backends.cuda.attention import ScoreParts, adjusted, compute_type_of
+
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 # Rows of a tile (its tokens times the heads that share keys and values), places that a program reads at a time, warps
 # and pipeline stages: the best of those measured.
 SHAPE = 64, 64, 4, 3
 WIDE_SHAPE = 64, 32, 4, 2  # the same in float32
+# Larger heads need more registers and shared memory; nobody has measured these.
+MAX_SIZE = 128
+LARGE_SHAPE = 64, 32, 8, 2
+WIDE_LARGE_SHAPE = 64, 16, 8, 2
 MAX_SHARED = 64  # heads that may share keys and values: a tile has at least a token
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["table_stride", "num_tiles", "alibi_stride"])  # type: ignore[untyped-decorator]
 def attend_tile(  # type: ignore[no-untyped-def]
-    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, tiles_ptr, out_ptr,
-    scale, q_stride, table_stride, num_tiles,
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, tiles_ptr, sinks_ptr, alibi_ptr, out_ptr,
+    scale, q_stride, table_stride, num_tiles, alibi_stride,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """The heads of one key-value head of a tile, which holds the sequence, its first token and the end of its tokens.
 
@@ -53,12 +60,18 @@ def attend_tile(  # type: ignore[no-untyped-def]
     if WINDOW > 0:
         start = tl.maximum(earliest + 1 - WINDOW, 0) // PLACES * PLACES
         shared_end = start
+    if CHUNK > 0:
+        start = tl.minimum(earliest, end) // CHUNK * CHUNK // PLACES * PLACES
+        shared_end = start
 
     q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * SIZE + dimension[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & is_dimension[None, :], other=0.0)
     q = q.to(compute_type_of(keys_ptr.dtype.element_ty, q.dtype))
     high = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:
+        high = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+        total += 1.0
     sums = tl.zeros([ROWS, PADDED], tl.float32)
     each = tl.arange(0, PLACES)
     head_at = kv_head * SIZE + dimension
@@ -76,6 +89,9 @@ def attend_tile(  # type: ignore[no-untyped-def]
             k = tl.load(keys_ptr + at, mask=is_dimension[None, :], other=0.0).to(q.dtype)
             v = tl.load(values_ptr + at, mask=is_dimension[None, :], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = adjusted(
+            scores, alibi_ptr, alibi_stride, head[:, None], place[None, :], is_row[:, None], LOG2_E, SOFTCAP, HAS_ALIBI
+        )  # fmt: skip
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(high - higher)
@@ -95,7 +111,13 @@ def attend_tile(  # type: ignore[no-untyped-def]
         is_seen = behind >= 0
         if WINDOW > 0:
             is_seen = is_seen & (behind < WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (place[None, :] >= (position // CHUNK * CHUNK)[:, None])
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = adjusted(
+            scores, alibi_ptr, alibi_stride, head[:, None], place[None, :], is_seen & is_row[:, None],
+            LOG2_E, SOFTCAP, HAS_ALIBI,
+        )  # fmt: skip
         scores = tl.where(is_seen, scores, -1.0e30)
         higher = tl.maximum(high, tl.max(scores, 1))
         weights = tl.where(is_seen, tl.exp2(scores - higher[:, None]), 0.0)
@@ -117,27 +139,32 @@ def attend_prompts(
     tiles_M3: Tensor,
     scale: float,
     window: int,
+    scores: ScoreParts | None = None,
 ) -> Tensor:
     """Attention [T, H, D] of the tokens in tiles over their sequences' keys and values [P, K, G, D].
 
     A window of 0 means none. Tokens that belong to no tile have any output.
     """
-    rows, places, warps, stages = shape_of(q_THD.dtype)
+    rows, places, warps, stages = shape_of(q_THD.dtype, q_THD.shape[2])
+    scores = scores or ScoreParts()
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     size, kv_heads = q.shape[2], keys.shape[2]
     launch: Any = attend_tile
     launch[(kv_heads, len(tiles_M3))](
-        q, keys, values, tables_SB, positions_T, tiles_M3, out,
-        scale * math.log2(math.e), q.stride(0), tables_SB.stride(0), len(tiles_M3),
+        q, keys, values, tables_SB, positions_T, tiles_M3, scores.sinks, scores.alibi, out,
+        scale * math.log2(math.e), q.stride(0), tables_SB.stride(0), len(tiles_M3), scores.alibi_stride,
         WINDOW=window, HEADS=q.shape[1], KV_HEADS=kv_heads, SIZE=size, PADDED=max(16, triton.next_power_of_2(size)),
-        BLOCK_SIZE=keys.shape[1], ROWS=rows, PLACES=places, num_warps=warps, num_stages=stages,
+        BLOCK_SIZE=keys.shape[1], ROWS=rows, PLACES=places, **scores.options,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
-def shape_of(dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """The shape of a program for queries of this type."""
+def shape_of(dtype: torch.dtype, head_size: int) -> tuple[int, int, int, int]:
+    """The shape of a program for queries of this type; all have the same number of rows."""
+    if head_size > MAX_SIZE:
+        return LARGE_SHAPE if dtype.itemsize == 2 else WIDE_LARGE_SHAPE
     return SHAPE if dtype.itemsize == 2 else WIDE_SHAPE
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 from flambeau.llm.models.architecture import RouterKind
 from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.routers import WIDE
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
@@ -34,10 +35,30 @@ class Routed(NamedTuple):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def in_best_groups(  # type: ignore[no-untyped-def]
+    scores, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """Which experts are in the best groups: by the best score of a group or, with PAIRS, the sum of the best two."""
+    each: tl.constexpr = EXPERTS // GROUPS
+    grouped = tl.reshape(scores, [GROUPS, each])
+    best, number = tl.max(grouped, 1, return_indices=True)
+    if PAIRS:
+        is_best = tl.arange(0, each)[None, :] == number[:, None]
+        best += tl.max(tl.where(is_best, -float("inf"), grouped), 1)
+    group = tl.arange(0, GROUPS)
+    is_chosen = tl.zeros([GROUPS], tl.int32)
+    for _ in range(CHOSEN_GROUPS):
+        chosen = tl.argmax(tl.where(is_chosen > 0, -float("inf"), best), 0)
+        is_chosen = tl.where(group == chosen, 1, is_chosen)
+    return tl.reshape(tl.broadcast_to(is_chosen[:, None], [GROUPS, each]), [EXPERTS]) > 0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def choose(  # type: ignore[no-untyped-def]
     logits_ptr, bias_ptr, chosen_ptr, weights_ptr, routed_scale,
     EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr,
+    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALIZES: tl.constexpr,
 ):  # fmt: skip
     """The experts of one row, by the scores that all of its programs have stored."""
     i = tl.arange(0, EXPERTS_PADDED)
@@ -54,6 +75,10 @@ def choose(  # type: ignore[no-untyped-def]
     # Not a number counts as the smallest one: chosen experts are always different.
     is_number = tl.sum((logits != logits).to(tl.int32), 0) == 0
     scores = tl.where(is_number, scores, -1.0e38)
+    if GROUPS > 1:
+        # Beyond the best groups, weights are 0, and sums with a bias less than any other.
+        is_best = in_best_groups(scores, EXPERTS, GROUPS, CHOSEN_GROUPS, SIGMOID)
+        scores = tl.where(is_best, scores, -3.0e38 if HAS_BIAS else 0.0)
     scores = tl.where(is_expert, scores, -float("inf"))
     slots = tl.arange(0, CHOSEN_PADDED)
     chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
@@ -74,11 +99,14 @@ def choose(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def normalize_and_route(  # type: ignore[no-untyped-def]
-    x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, bias_ptr, logits_ptr, counters_ptr, chosen_ptr, weights_ptr,
+    x_ptr, sums_ptr, gain_ptr, kept_ptr, y_ptr, gate_ptr, gate_bias_ptr, bias_ptr, logits_ptr, counters_ptr,
+    chosen_ptr, weights_ptr,
     epsilon, residual_scale, routed_scale, T,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr, CHUNK: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, OVERLAPS: tl.constexpr,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    EACH: tl.constexpr, CHUNK: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, NORMALIZES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
     share, row = tl.program_id(0), tl.program_id(1)
@@ -106,20 +134,35 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         if first > 0:
             gate = tl.load(rows + first * SIZE, mask=is_element[None, :] & is_expert[:, None], other=0.0)
         logits = tl.sum(gate.to(tl.float32) * y[None, :], 1) * root
+        if HAS_GATE_BIAS:
+            logits += tl.load(gate_bias_ptr + experts + first, mask=is_expert, other=0.0).to(tl.float32)
         tl.store(logits_ptr + row * EXPERTS + experts + first, logits, mask=is_expert)
     tl.debug_barrier()
     num_before = tl.atomic_add(counters_ptr + row, 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(0) - 1:
         choose(
             logits_ptr + row * EXPERTS, bias_ptr, chosen_ptr + row * CHOSEN, weights_ptr + row * CHOSEN, routed_scale,
-            EXPERTS, EXPERTS_PADDED, CHOSEN, CHOSEN_PADDED, SIGMOID, HAS_BIAS, NORMALIZES,
+            EXPERTS, EXPERTS_PADDED, CHOSEN, CHOSEN_PADDED, GROUPS, CHOSEN_GROUPS, SIGMOID, HAS_BIAS, NORMALIZES,
         )  # fmt: skip
 
 
 def can_route(mlp: SparseMLP) -> bool:
     """Whether the kernel chooses as the router does."""
-    has_groups = mlp.router.startswith(("grouped", "biased_sigmoid")) and mlp.settings.num_groups > 1
-    return mlp.router in KINDS and not has_groups and mlp.gate.bias is None
+    groups, num_experts = groups_of(mlp)[0], mlp.gate.weight.shape[0]
+    can_group = is_power(groups) and is_power(num_experts) and num_experts > groups
+    return mlp.router in KINDS and (groups == 1 or can_group)
+
+
+def groups_of(mlp: SparseMLP) -> tuple[int, int]:
+    """Of how many groups a router chooses, and how many it chooses first."""
+    settings = mlp.settings
+    has_groups = mlp.router in ("grouped_softmax", "biased_sigmoid")
+    return (settings.num_groups, settings.num_chosen_groups) if has_groups else (1, 1)
+
+
+def is_power(number: int) -> bool:
+    """Of two."""
+    return number & (number - 1) == 0
 
 
 def route(
@@ -135,6 +178,8 @@ def route(
     num_rows, size = x_TE.shape
     num_experts, num_chosen = mlp.gate.weight.shape[0], mlp.settings.num_chosen
     each = experts_of_a_program(num_experts, num_rows)
+    groups, chosen_groups = groups_of(mlp)
+    gate_bias = None if mlp.router in WIDE else mlp.gate.bias
     device = x_TE.device
     kept_TE, y_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
     logits_TN = torch.empty(num_rows, num_experts, device=device)
@@ -142,12 +187,14 @@ def route(
     weights_TA = torch.empty(num_rows, num_chosen, device=device)
     launch: Any = normalize_and_route
     launch[(triton.cdiv(num_experts, each), num_rows)](
-        x_TE, sums, gain_E, kept_TE, y_TE, mlp.gate.weight, mlp.score_bias, logits_TN, counters_T,
+        x_TE, sums, gain_E, kept_TE, y_TE, mlp.gate.weight, gate_bias, mlp.score_bias, logits_TN, counters_T,
         chosen_TA, weights_TA, epsilon, residual_scale, mlp.routed_scale, num_rows,
         SIZE=size, PADDED=triton.next_power_of_2(size), PARTS=0 if sums is None else sums.numel() // x_TE.numel(),
         EXPERTS=num_experts, EXPERTS_PADDED=triton.next_power_of_2(num_experts), CHOSEN=num_chosen,
-        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, CHUNK=min(each, CHUNK),
-        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None, NORMALIZES=mlp.normalizes_experts,
+        CHOSEN_PADDED=triton.next_power_of_2(num_chosen), GROUPS=groups, CHOSEN_GROUPS=chosen_groups,
+        EACH=each, CHUNK=min(each, CHUNK),
+        SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None,
+        HAS_GATE_BIAS=gate_bias is not None, NORMALIZES=mlp.normalizes_experts,
         **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size, each),
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)

@@ -1,8 +1,10 @@
 """Sampling in Triton, so that it is part of a captured step: the same tokens as `sampling.sampler.Sampler`.
 
-One program handles a row. It finds a score that at least k tokens reach from the best tokens of many small groups, and
-keeps the few tokens above it. Top-k, top-p and min-p are then exact thresholds on those. Where too many tokens are left
-the thresholds are searched in the whole row, which takes several times as long.
+Many programs find the best of each of up to LANES groups of tokens, with noise where no threshold applies: the best of
+these is the greedy token, or the one that is drawn. For other settings one program handles a row. It finds a score that
+at least k groups reach, and keeps the few tokens above it, which are in those groups. Top-k, top-p and min-p are then
+exact thresholds on those. Where too many tokens are left the thresholds are searched in the whole row, which takes
+several times as long.
 
 Shares for top-p are summed as integers: the result depends on no order.
 
@@ -20,14 +22,19 @@ from torch import Tensor
 
 from flambeau.llm.backends.cuda.mask_kernel import TokenMasks
 from flambeau.llm.core.outputs import NO_TOKEN
+from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.row_groups import RowSettings
+from flambeau.llm.sampling.sampler import Sampler
+from flambeau.llm.sampling_params import SamplingParams
 
 BLOCK = 4096  # tokens that a program reads at a time
+LANES = 4096  # groups of tokens at most
 CANDIDATES = 4096  # tokens that are ranked at most without reading the whole row again
 TOP_P_CANDIDATES = 1536  # about so many are ranked for top-p without top-k
 NUM_WARPS = 16
+GROUP_WARPS = 8
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 POSITION_STEP = tl.constexpr(rng.POSITION_STEP)
@@ -174,58 +181,94 @@ def best_of(values, tokens, V: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
-def choose_tokens_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr, positions_ptr, keys_ptr, numbers_ptr, count_ptr, scores_ptr, tokens_ptr, chosen_ptr, next_ptr,
-    T, V: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, TOP_P_CANDIDATES: tl.constexpr,
+def group_maxima_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, positions_ptr, keys_ptr, numbers_ptr, maxima_ptr,
+    T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row; `count_ptr`, `scores_ptr` and `tokens_ptr` have room for its candidates, in any order."""
+    """The best of each group of tokens in a part of a row, with noise where all tokens may be drawn; NaN if one is."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    values = tl.load(logits_ptr + row * V + token, mask=token < V, other=float("-inf"))
+    if draws_from_all(numbers_ptr + row, T, V):
+        start_word = tl.load(keys_ptr + row) + (tl.load(positions_ptr + row) + 1) * POSITION_STEP
+        values = tl.div_rn(values, tl.load(numbers_ptr + row)) + gumbel(start_word, token)
+    has_nan = tl.max((values != values).to(tl.int32), 1)
+    maxima = tl.max(tl.where(values == values, values, float("-inf")), 1)
+    maxima = tl.where(has_nan > 0, float("nan"), maxima)
+    tl.store(maxima_ptr + row * NUM_GROUPS + group, maxima, mask=group < NUM_GROUPS)
+
+
+@triton.jit
+def draws_from_all(numbers_ptr, T, V):  # type: ignore[no-untyped-def]
+    """Whether a row is sampled from all tokens: without top-k, top-p and min-p."""
+    temperature, top_k = tl.load(numbers_ptr), tl.load(numbers_ptr + T).to(tl.int32)
+    top_p, log_min_p = tl.load(numbers_ptr + 2 * T), tl.load(numbers_ptr + 3 * T)
+    return (temperature > 0.0) & (top_k >= V) & (top_p >= 1.0) & (log_min_p == float("-inf"))
+
+
+@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
+def choose_tokens_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, maxima_ptr, positions_ptr, keys_ptr, numbers_ptr, counts_ptr, groups_ptr, scores_ptr, tokens_ptr,
+    chosen_ptr, next_ptr, T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, TOP_P_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """The token of one row, from the best of its groups.
+
+    `counts_ptr`, `groups_ptr`, `scores_ptr` and `tokens_ptr` have room for its candidates, in any order.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * V
-    count_ptr += row
+    counts_ptr += row * 2
+    groups_ptr += row * NUM_GROUPS
     scores_ptr += row * CANDIDATES
     tokens_ptr += row * CANDIDATES
-    temperature = tl.load(numbers_ptr + row)
-    top_k = tl.load(numbers_ptr + T + row).to(tl.int32)
-    top_p = tl.load(numbers_ptr + 2 * T + row)
-    log_min_p = tl.load(numbers_ptr + 3 * T + row)
-    lane = tl.arange(0, BLOCK)
-    lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
-    lane_token = tl.full([BLOCK], V, tl.int32)
-    has_nan = tl.zeros([BLOCK], tl.int32)
-    for start in tl.range(0, V, BLOCK):
-        token = start + lane
-        logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-        is_better = logits > lane_best
-        lane_best = tl.where(is_better, logits, lane_best)
-        lane_token = tl.where(is_better, token, lane_token)
-        has_nan |= (logits != logits).to(tl.int32)
-    value, chosen = best_of(lane_best, lane_token, V)
-    if temperature > 0.0:
-        start_word = tl.load(keys_ptr + row) + (tl.load(positions_ptr + row) + 1) * POSITION_STEP
+    numbers_ptr += row
+    temperature = tl.load(numbers_ptr)
+    start_word = tl.load(keys_ptr + row) + (tl.load(positions_ptr + row) + 1) * POSITION_STEP
+    lane = tl.arange(0, LANES)
+    maxima = tl.load(maxima_ptr + row * NUM_GROUPS + lane, mask=lane < NUM_GROUPS, other=float("-inf"))
+    has_nan = tl.max((maxima != maxima).to(tl.int32), 0)
+    maxima = tl.where(maxima == maxima, maxima, float("-inf"))
+    value, group = best_of(maxima, lane, LANES)
+    member = group * GROUP + tl.arange(0, GROUP)
+    values = tl.load(logits_ptr + member, mask=member < V, other=float("-inf"))
+    is_free = draws_from_all(numbers_ptr, T, V)
+    if is_free:
+        values = tl.div_rn(values, temperature) + gumbel(start_word, member)
+    _, chosen = best_of(values, member, V)
+    if (temperature > 0.0) & (is_free == 0):
+        top_k = tl.load(numbers_ptr + T).to(tl.int32)
+        top_p = tl.load(numbers_ptr + 2 * T)
         best = tl.div_rn(value, temperature)
-        lowest = best + log_min_p
+        lowest = best + tl.load(numbers_ptr + 3 * T)
         has_top_k = top_k < V
         is_ranked = has_top_k | (top_p < 1.0)
         is_few = temperature <= 0.0
         if is_ranked:
             wanted = tl.where(has_top_k, top_k, TOP_P_CANDIDATES)
-            bound = tl.div_rn(scores_of(kth_largest(ordered_keys(lane_best), wanted, 16)), temperature)
+            bound = tl.div_rn(scores_of(kth_largest(ordered_keys(maxima), wanted, 16)), temperature)
             bound = tl.where(bound == bound, bound, float("-inf"))  # fewer groups than wanted
-            counts = tl.zeros([BLOCK], tl.int32)
-            tl.store(count_ptr, 0)
+            tl.store(counts_ptr, 0)
+            tl.store(counts_ptr + 1, 0)
             tl.debug_barrier()
-            shares = tl.zeros([BLOCK], tl.int64)
-            for start in tl.range(0, V, BLOCK):
-                token = start + lane
-                logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-                scores = tl.div_rn(logits, temperature)
-                is_in = (scores >= bound) & (token < V)
-                place = tl.atomic_add(count_ptr + tl.zeros([BLOCK], tl.int32), 1, mask=is_in, sem="relaxed")
+            is_in = (tl.div_rn(maxima, temperature) >= bound) & (lane < NUM_GROUPS)
+            place = tl.atomic_add(counts_ptr + tl.zeros([LANES], tl.int32), 1, mask=is_in, sem="relaxed")
+            tl.store(groups_ptr + place, lane, mask=is_in)
+            num_found = tl.sum(is_in.to(tl.int32), 0) * GROUP  # tokens of these groups
+            tl.debug_barrier()
+            counts = tl.zeros([BLOCK], tl.int32)
+            for start in tl.range(0, num_found, BLOCK):
+                found = start + tl.arange(0, BLOCK)
+                is_found = found < num_found
+                token = tl.load(groups_ptr + found // GROUP, mask=is_found, other=V) * GROUP + found % GROUP
+                is_found = is_found & (token < V)
+                scores = tl.div_rn(tl.load(logits_ptr + token, mask=is_found, other=float("-inf")), temperature)
+                is_in = is_found & (scores >= bound)
+                place = tl.atomic_add(counts_ptr + 1 + tl.zeros([BLOCK], tl.int32), 1, mask=is_in, sem="relaxed")
                 tl.store(scores_ptr + place, scores, mask=is_in & (place < CANDIDATES))
                 tl.store(tokens_ptr + place, token, mask=is_in & (place < CANDIDATES))
                 counts += is_in.to(tl.int32)
-                if not has_top_k:
-                    shares += shares_of(scores, best)
             tl.debug_barrier()
             num_candidates = tl.sum(counts, 0)
             is_few = num_candidates <= CANDIDATES
@@ -241,7 +284,9 @@ def choose_tokens_kernel(  # type: ignore[no-untyped-def]
                 if top_p < 1.0:
                     few_shares = tl.where(few_scores >= ranked, shares_of(few_scores, best), 0)
                     few_sum = tl.sum(few_shares, 0)
-                    whole = tl.where(has_top_k, few_sum, tl.sum(shares, 0))
+                    whole = few_sum
+                    if not has_top_k:
+                        whole = row_shares(logits_ptr, temperature, best, LOWEST_KEY, float("-inf"), V, BLOCK)
                     limit = whole.to(tl.float64) * top_p.to(tl.float64)
                     is_few = few_sum.to(tl.float64) >= limit
                     ranked = tl.maximum(ranked, scores_of(nucleus_key(keys, few_shares, limit)))
@@ -252,18 +297,37 @@ def choose_tokens_kernel(  # type: ignore[no-untyped-def]
             if is_ranked:
                 lowest = tl.maximum(lowest, row_threshold(logits_ptr, temperature, best, top_k, top_p, V, BLOCK))
             lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
+            lane_token = tl.full([BLOCK], V, tl.int32)
             for start in tl.range(0, V, BLOCK):
-                token = start + lane
+                token = start + tl.arange(0, BLOCK)
                 logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
                 scores = tl.div_rn(logits, temperature)
-                values = tl.where(scores >= lowest, scores + gumbel(start_word, token), float("-inf"))
-                is_better = values > lane_best
-                lane_best = tl.where(is_better, values, lane_best)
+                noisy = tl.where(scores >= lowest, scores + gumbel(start_word, token), float("-inf"))
+                is_better = noisy > lane_best
+                lane_best = tl.where(is_better, noisy, lane_best)
                 lane_token = tl.where(is_better, token, lane_token)
             value, chosen = best_of(lane_best, lane_token, V)
-    is_finite = (tl.abs(value) < float("inf")) & (tl.max(has_nan, 0) == 0)
+    is_finite = (tl.abs(value) < float("inf")) & (has_nan == 0)
     tl.store(chosen_ptr + row, tl.where(is_finite, chosen, NONE).to(tl.int64))
     tl.store(next_ptr + row, tl.where(is_finite, chosen, 0).to(tl.int64))
+
+
+def is_exact(vocab_size: int, device: torch.device) -> bool:
+    """Whether the kernels choose the sampler's tokens on this device, from random logits."""
+    settings = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_k=min(200, vocab_size)),
+        SamplingParams(temperature=0.8, top_k=min(50, vocab_size), top_p=0.9),
+        SamplingParams(temperature=1.0, top_p=0.8, min_p=0.01),
+    )
+    states = [SamplingState(params, i, [0], 1) for i, params in enumerate(settings)]
+    logits_TV = torch.randn(len(states), vocab_size, generator=torch.Generator().manual_seed(0)).to(device)
+    expected_T = Sampler(vocab_size, device=device).sample(logits_TV.unsqueeze(1), states).view(-1)
+    choice = TokenChoice(len(states), vocab_size, device)
+    choice.set(RowSettings.of(states, vocab_size))
+    choice.run(logits_TV, torch.zeros_like(choice.chosen_T), torch.zeros_like(choice.chosen_T))
+    return choice.chosen_T.tolist() == expected_T.tolist()
 
 
 class TokenChoice:
@@ -274,8 +338,12 @@ class TokenChoice:
         self._masked_numbers = torch.zeros_like(self._numbers)  # those of the choice after the masks
         self._masks = TokenMasks(num_rows, vocab_size, device)
         self._keys_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._block = min(BLOCK, triton.next_power_of_2(vocab_size))
-        self._counts = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._group = triton.next_power_of_2(triton.cdiv(vocab_size, LANES))  # tokens
+        self._num_groups = triton.cdiv(vocab_size, self._group)
+        self._block = max(self._group, min(BLOCK, triton.next_power_of_2(vocab_size)))
+        self._maxima = torch.empty(num_rows, self._num_groups, device=device)
+        self._groups = torch.empty(num_rows, self._num_groups, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
         self._scores = torch.empty(num_rows, CANDIDATES, device=device)
         self._tokens = torch.empty(num_rows, CANDIDATES, dtype=torch.int32, device=device)
         self.chosen_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -313,9 +381,16 @@ class TokenChoice:
 
     def _choose(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor, numbers: Tensor) -> None:
         num_rows, vocab_size = logits_TV.shape
+        num_parts = triton.cdiv(self._num_groups * self._group, self._block)
+        group_maxima_kernel[(num_rows, num_parts)](
+            logits_TV, positions_T, self._keys_T, numbers, self._maxima, num_rows,
+            V=vocab_size, GROUP=self._group, NUM_GROUPS=self._num_groups, BLOCK=self._block,
+            num_warps=GROUP_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
         choose_tokens_kernel[(num_rows,)](
-            logits_TV, positions_T, self._keys_T, numbers, self._counts, self._scores, self._tokens,
-            self.chosen_T, next_T, num_rows,
-            V=vocab_size, BLOCK=self._block, CANDIDATES=CANDIDATES, TOP_P_CANDIDATES=TOP_P_CANDIDATES,
-            num_warps=NUM_WARPS, enable_fp_fusion=False,
+            logits_TV, self._maxima, positions_T, self._keys_T, numbers, self._counts, self._groups, self._scores,
+            self._tokens, self.chosen_T, next_T, num_rows,
+            V=vocab_size, GROUP=self._group, NUM_GROUPS=self._num_groups,
+            LANES=triton.next_power_of_2(self._num_groups), BLOCK=self._block, CANDIDATES=CANDIDATES,
+            TOP_P_CANDIDATES=TOP_P_CANDIDATES, num_warps=NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip

@@ -8,8 +8,10 @@ from torch import nn
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import KINDS
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.quantize.quantizer import quantize
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
@@ -48,6 +50,17 @@ def test_a_network_says_the_same_once_the_kernels_are_there(caplog, changes):
     switched = [record.args for record in caplog.records if record.name == "flambeau.llm.backends.cpu.backend"]
     assert switched == [("the model", "CPU kernels")]
     assert backend.decode_path == "CPU kernels"
+    backend.close()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_last_layer_has_8_bits_beside_integer_weights(tied):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    model = quantize(random_model(head_size=16, tied_embeddings=tied), "int4", group_size=32)
+    backend = CpuBackend(model, room(model, 1))
+    assert backend.wait_until_compiled(timeout_s=250)
+    assert KINDS[backend._network._network.head.kind] == "int8"
     backend.close()
 
 

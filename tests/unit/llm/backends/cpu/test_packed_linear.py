@@ -21,6 +21,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     packed,
     rounded_inputs,
 )
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
@@ -166,6 +167,62 @@ def test_int4_weights_give_what_the_twin_gives_for_rounded_inputs(shape, group_s
         torch.testing.assert_close(fast(x), expected, atol=1e-5, rtol=1e-4)
 
 
+GROUPS = {  # bits of memory for each weight, by layout
+    GroupLayout(8, 32): 8.5,
+    GroupLayout(8, 32, True): 9.0,
+    GroupLayout(6, 16): 7.0,
+    GroupLayout(5, 32): 5.5,
+    GroupLayout(5, 32, True): 6.0,
+    GroupLayout(4, 32): 4.5,
+    GroupLayout(4, 32, True): 5.0,
+    GroupLayout(4, 16): 5.0,
+    GroupLayout(4, 16, True): 6.0,
+}
+
+
+def grouped(layout: GroupLayout, in_features: int = 96, out_features: int = 72) -> GroupedLinear:
+    """Every level, and scales and minimums that bfloat16 represents."""
+    torch.manual_seed(layout.bits)
+    layer = GroupedLinear(in_features, out_features, layout, bias=True)
+    layer.weight.copy_(torch.arange(layer.weight.numel()).view_as(layer.weight) * 37 % (1 << layout.bits))
+    for numbers in (layer.scales, *([] if layer.minimums is None else [layer.minimums])):
+        numbers.copy_((torch.randn(numbers.shape) / (1 << layout.bits)).bfloat16())
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("layout", GROUPS, ids=str)
+def test_integers_in_groups_give_what_the_twin_gives_for_rounded_inputs(layout):
+    layer = grouped(layout)
+    fast = packed(layer)
+    for rows in ROWS:
+        x = torch.randn(rows, 96)
+        torch.testing.assert_close(fast(x), layer(rounded_inputs(x, layout.size)), atol=1e-4, rtol=1e-4)
+    assert torch.equal(fast.dequantize(torch.float32), layer.dequantize(torch.float32))
+    ids = torch.tensor([[71, 0, 15], [16, 31, 32]])
+    assert torch.equal(fast.read_rows(ids), layer.read_rows(ids))
+
+
+@pytest.mark.parametrize(("layout", "bits"), GROUPS.items(), ids=str)
+def test_integers_in_groups_take_few_bits(layout, bits):
+    assert packed(grouped(layout, 128, 64)).panels.nbytes * 8 == bits * 128 * 64
+
+
+def test_int4_weights_around_the_middle_level_need_no_minimums():
+    layer = Int4Linear.from_linear(linear(320, 33), 32)
+    layer.minimums = -8 * layer.scales
+    fast, x = packed(layer), torch.randn(3, 320)
+    assert fast.kind == "int4_scaled"
+    torch.testing.assert_close(fast(x), layer(rounded_inputs(x, 32)), atol=1e-4, rtol=1e-4)
+
+
+def test_large_layers_are_packed_in_portions(monkeypatch):
+    layer = grouped(GroupLayout(6, 16), 96, 150)
+    whole = packed(layer).panels
+    monkeypatch.setattr(packed_linear, "LEVELS_AT_ONCE", 1)
+    assert torch.equal(packed(layer).panels, whole)
+
+
 @pytest.mark.parametrize(("outlier", "allowed"), [(0.0, 0.01), (30.0, 0.02)])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_rounding_inputs_costs_about_a_hundredth_of_the_output(kind, outlier, allowed):
@@ -177,12 +234,13 @@ def test_rounding_inputs_costs_about_a_hundredth_of_the_output(kind, outlier, al
     assert error.norm() / layer(x).norm() < allowed
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4", "int6"])
 def test_a_row_gets_the_same_bits_in_any_batch(kind):
     layer = linear(192, 70)
     if kind == "bfloat16":
         rounded_to(torch.bfloat16, layer)
     layers = {"int8": Int8Linear.from_linear(layer), "int4": Int4Linear.from_linear(layer, 64)}
+    layers["int6"] = grouped(GroupLayout(6, 16), 192, 70)
     layers["bfloat16 network"] = linear(192, 70).bfloat16()
     fast, x = packed(layers.get(kind, layer)), torch.randn(27, 192)
     together = fast(x)
@@ -238,6 +296,7 @@ def test_processors_without_the_newest_instructions_give_the_same(processor, tmp
     subprocess.run([kernel_builds.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
     layer, x = linear(256, 70, bias=True), torch.randn(11, 256)
     layers = [packed(each) for each in (layer, Int8Linear.from_linear(layer), Int4Linear.from_linear(layer, 64))]
+    layers += [packed(grouped(layout, 256, 70)) for layout in GROUPS]
     layers += [packed(linear(256, 70).to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
     expected = [each(x) for each in layers]
     older = ctypes.CDLL(str(library))

@@ -34,6 +34,14 @@ Matrix random_matrix(Kind kind, int64_t width, int64_t size) {
     quantize_rows<8>(weights.data(), width, size, kGroup, panels.data(), 1);
   else if (kind == kInt4)
     quantize_rows<4>(weights.data(), width, size, kGroup, panels.data(), 1);
+  else if (kind == kInt5 || kind == kInt6Scaled)
+    with_integers(kind, [&](auto bits, auto has_minimums) {
+      std::vector<uint8_t> levels(width * size);
+      for (uint8_t& level : levels) level = static_cast<uint8_t>(++drawn * 29 % (1 << bits.value));
+      const std::vector<float> scales(width * size / kGroup, 0.25f / (1 << bits.value)), lowest(scales.size(), -0.125f);
+      pack_integers<bits.value, has_minimums.value>(levels.data(), scales.data(), lowest.data(), width, size, kGroup,
+                                                    panels.data(), 1);
+    });
   else if (kind == kBfloat16Pairs)
     pack(narrow_ones.data(), 2, kind, width, size, panels.data(), 1);
   else
@@ -84,7 +92,7 @@ void run(Kind kind, Kind cache_kind) {
 
 int main() {
   std::printf("%s: %d\n", instructions(), self_test());
-  for (const Kind kind : {kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs})
+  for (const Kind kind : {kFloat32, kBfloat16, kFloat16, kInt8, kInt4, kBfloat16Pairs, kInt5, kInt6Scaled})
     for (const Kind cache_kind : {kFloat32, kBfloat16, kFloat16, kInt8}) {
       std::printf("%d %d", static_cast<int>(kind), static_cast<int>(cache_kind));
       run(kind, cache_kind);

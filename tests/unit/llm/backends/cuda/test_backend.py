@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +127,7 @@ def test_without_triton_one_warning_is_logged(backend, monkeypatch, caplog):
             "dequantize",
             "experts",
             "feed_forward",
+            "latent_attention",
             "router",
         ):
             monkeypatch.delitem(sys.modules, name)
@@ -135,13 +137,39 @@ def test_without_triton_one_warning_is_logged(backend, monkeypatch, caplog):
     assert isinstance(error, ImportError)
 
 
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatch, caplog, is_wrong):
+    assert backend.wait_until_compiled(60)
+    caplog.clear()
+
+    class Kernels(EagerBackend):
+        def __init__(self, model, cache, states=None):
+            super().__init__(model, cache)
+
+        def run(self, inputs):
+            return self.decode(inputs) * (-1 if is_wrong else 1)
+
+    network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
+    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
+    backend.model = random_model(norm_offset=1.0, max_length=200)  # not Llama's
+    backend._build_kernels()
+    assert (backend._network is None) == is_wrong
+    warned = [record.args for record in caplog.records if record.levelname == "WARNING"]
+    reason = "the logits of several sequences differ by 200% of their norm; parts beyond Llama's: norm_offset"
+    assert warned == ([("the model", reason)] if is_wrong else [])
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(300)  # a compiler runs
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", ["kernels", "kernels, with experts", "Inductor"])
+@pytest.mark.parametrize("kind", ["kernels", "kernels, with experts", "kernels, of a family", "Inductor"])
 def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
-    parts = {"kernels, with experts": {"num_experts": 4, "expert_size": 48}, "Inductor": {"norm": "layer"}}
+    parts = {
+        "kernels, with experts": {"num_experts": 4, "expert_size": 48},
+        "kernels, of a family": {"norm": "layer", "norm_bias": True, "is_parallel": True, "rotary_size": 16},
+        "Inductor": {"mlp_scales": (0.5, 2.0)},
+    }
     model = random_model(head_size=32, windows=(None, 6), **parts.get(kind, {})).to("cuda")
     asked = prompts(5)
     on_gpu = {"device": "cuda"}

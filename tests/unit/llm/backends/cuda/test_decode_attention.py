@@ -9,7 +9,9 @@ import torch
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
+from flambeau.llm.backends.cuda.attention import ScoreParts
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
+from flambeau.llm.backends.cuda.rope import HeadParts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, NUM_BLOCKS = 16, 40
@@ -52,6 +54,6 @@ def test_splits_are_merged(positions, num_heads, kv_heads, window):
     slots = tables.gather(1, positions_T[:, None] // BLOCK_SIZE)[:, 0] * BLOCK_SIZE + positions_T % BLOCK_SIZE
     counters = torch.zeros(kv_heads, 4, dtype=torch.int32, device=DEVICE)
     places = positions_T, slots, tables
-    options = None, None, 1e-5, num_heads, 0.2, window, torch.float32
+    options = num_heads, HeadParts(), ScoreParts(), 0.2, window, torch.float32
     found = attend_new_tokens(qkv, keys, values, *places, *options, counters)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -28,12 +28,16 @@ pytestmark = [
         reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
     ),
 ]
+GROUPS = {"num_experts": 16, "num_expert_groups": 4, "num_chosen_groups": 2}
 ROUTERS = {
     "Mixtral": {},
     "not normalized": {"normalizes_experts": False},
     "Llama 4": {"router": "sigmoid", "normalizes_experts": False},
     "GLM 4.5": {"router": "biased_sigmoid", "routed_scale": 2.5},
     "Ernie 4.5": {"router": "biased_softmax"},
+    "gpt-oss": {"expert_bias": True},
+    "DeepSeek V2": {**GROUPS, "router": "grouped_softmax", "normalizes_experts": False},
+    "DeepSeek V3": {**GROUPS, "router": "biased_sigmoid"},
 }
 
 
@@ -45,7 +49,8 @@ def sparse_layer(dtype=DTYPE, **changes):
     mlp = SparseMLP(Architecture(**{**shape, **sizes, "expert_size": 64, **changes})).requires_grad_(False)
     mlp = mlp.to(DEVICE, dtype)
     if mlp.score_bias is not None:
-        mlp.score_bias = torch.nn.Parameter(torch.randn(12, device=DEVICE) / 4, requires_grad=False)
+        bias = torch.randn(len(mlp.gate.weight), device=DEVICE) / 4
+        mlp.score_bias = torch.nn.Parameter(bias, requires_grad=False)
     return mlp
 
 
@@ -105,6 +110,12 @@ def test_rows_that_are_not_numbers_choose_different_experts_and_leave_others_alo
     y = kernel_experts(mlp.experts)(routed.y_TE, routed.chosen_TA, routed.weights_TA).sum(0)
     assert y[1].isnan().all()
     assert y[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(("num_experts", "num_groups"), [(12, 4), (16, 16), (18, 3)])
+def test_groups_that_are_no_powers_of_two_or_have_one_expert_are_chosen_by_plain_pytorch(num_experts, num_groups):
+    parts = {"router": "grouped_softmax", "num_expert_groups": num_groups, "num_chosen_groups": 2}
+    assert not can_route(sparse_layer(num_experts=num_experts, **parts))
 
 
 def test_scores_of_one_row_are_computed_by_one_program_each():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
+from flambeau.llm.models.attention import AttentionOptions
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CudaInt4Linear
 from flambeau.llm.quantize.quantizer import quantize
@@ -122,9 +123,9 @@ def test_attention(case, window):
     inputs, arch = inputs_of(case), model.arch
     qkv = torch.randn((len(inputs.ids_T), arch.num_heads + 2 * arch.num_kv_heads, 24)).to(DEVICE)
     q_k_v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
-    options = {"scale": 24**-0.5, "window": window}
-    expected = PagedAttention(twin, inputs)(1, *q_k_v, **options)
-    found = TritonAttention(cache, inputs)(1, *q_k_v, **options)
+    options = AttentionOptions(24**-0.5, window)
+    expected = PagedAttention(twin, inputs)(1, *q_k_v, options)
+    found = TritonAttention(cache, inputs)(1, *q_k_v, options)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cache.keys[1][1:], twin.keys[1][1:])
 

@@ -57,7 +57,7 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Some rows have more candidates than are ranked at once."""
-    for name, number in {"BLOCK": 256, "CANDIDATES": 512, "TOP_P_CANDIDATES": 128}.items():
+    for name, number in {"BLOCK": 256, "LANES": 256, "CANDIDATES": 512, "TOP_P_CANDIDATES": 128}.items():
         monkeypatch.setattr(sampling_kernel, name, number)
 
 
@@ -159,6 +159,18 @@ def test_settings_with_and_without_masks_take_turns():
             choice.set_masks(np.full((3, 10), -1, np.int32))
             choice.run_masked(logits_TV, positions_T, next_T)
             assert choice.chosen_T.tolist() == expected
+
+
+def test_a_kernel_that_chooses_other_tokens_is_noticed(monkeypatch):
+    assert sampling_kernel.is_exact(300, DEVICE)
+    assert sampling_kernel.is_exact(30, DEVICE)
+    run = sampling_kernel.TokenChoice.run
+
+    def run_with_other_noise(choice, logits_TV, positions_T, next_T):
+        run(choice, logits_TV, positions_T + 1, next_T)
+
+    monkeypatch.setattr(sampling_kernel.TokenChoice, "run", run_with_other_noise)
+    assert not sampling_kernel.is_exact(300, DEVICE)
 
 
 def test_without_settings_the_best_tokens_are_chosen():

@@ -37,7 +37,7 @@ inline void multiply_pair_panel(const uint32_t* x, const uint32_t* panel, int64_
 }
 
 inline void multiply_pairs(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
-                           int64_t size, int64_t width, bool adds, int num_threads) {
+                           int64_t size, int64_t width, int64_t stride, bool adds, int num_threads) {
   static thread_local std::vector<uint32_t> of_thread;
   std::vector<uint32_t>& rounded = of_thread;  // the caller's, also in the other threads
   const int64_t pairs = (size + 1) / 2, words = pairs * 2 * kLine, some = 8;
@@ -50,7 +50,7 @@ inline void multiply_pairs(const float* x, const uint32_t* weights, const float*
   });
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
-    const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};
+    const Columns columns{out + n, bias ? bias + n : nullptr, stride, std::min(kPanel, width - n), adds};
     in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
       multiply_pair_panel<rows.value>(rounded.data(), weights + panel * words, pairs, first, columns);
     });

@@ -51,16 +51,16 @@ inline void multiply_columns(const float* x, const float* weight, float* out, in
   for (; m < num_rows; ++m) multiply_tile<1, columns>(x + m * size, weight, out + m * width, size, width, adds);
 }
 
-// out [M, N] = x [M, K] times weight [N, K]; += with `adds`.
+// out [M, N], the first columns of [M, stride], = x [M, K] times weight [N, K]; += with `adds`.
 inline void multiply(const float* x, const float* weight, float* out, int64_t num_rows, int64_t size,
-                     int64_t width, bool adds, int num_threads) {
+                     int64_t width, int64_t stride, bool adds, int num_threads) {
   const int64_t num_tasks = (width + kColumnsPerTask - 1) / kColumnsPerTask;
   Threads::of_process().share(num_tasks, num_threads, [&](int64_t task) {
     int64_t n = task * kColumnsPerTask;
     const int64_t end = std::min(width, n + kColumnsPerTask);
     for (; n + kColumns <= end; n += kColumns)
-      multiply_columns<kColumns>(x, weight + n * size, out + n, num_rows, size, width, adds);
-    for (; n < end; ++n) multiply_columns<1>(x, weight + n * size, out + n, num_rows, size, width, adds);
+      multiply_columns<kColumns>(x, weight + n * size, out + n, num_rows, size, stride, adds);
+    for (; n < end; ++n) multiply_columns<1>(x, weight + n * size, out + n, num_rows, size, stride, adds);
   });
 }
 

@@ -35,7 +35,7 @@ struct Network {
   int64_t wide_qk_norm;    // one norm over all heads of queries, and one over those of keys
   int64_t late_qk_norm;    // after the rotation
   const Layer* layers;
-  const void* embedding;   // [V, E]
+  const void* embedding;   // [V, E], or null: embedding_rows
   const float* positions;  // [places, E]: embeddings that are added, or null
   Norm embedding_norm, last_norm;
   Matrix head;
@@ -46,6 +46,7 @@ struct Network {
   float embedding_scale, residual_scale, logit_scale, logit_softcap;
   const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
   int64_t num_recorded;
+  Matrix embedding_rows{};  // [V, E] of integers
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
@@ -167,11 +168,14 @@ class Pass {
       return;
     }
     const int64_t at = tokens_.ids[t] * size;
-    switch (net_.embedding_kind) {
-      case kBfloat16: widen(static_cast<const bfloat*>(net_.embedding) + at, to, size); break;
-      case kFloat16: widen(static_cast<const half*>(net_.embedding) + at, to, size); break;
-      default: std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
-    }
+    if (!net_.embedding)
+      net_.embedding_rows.read_row(tokens_.ids[t], to);
+    else if (net_.embedding_kind == kBfloat16)
+      widen(static_cast<const bfloat*>(net_.embedding) + at, to, size);
+    else if (net_.embedding_kind == kFloat16)
+      widen(static_cast<const half*>(net_.embedding) + at, to, size);
+    else
+      std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
     if (net_.positions) {
@@ -337,8 +341,8 @@ class Pass {
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
     if (!tokens_.adapters) return;
     const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size, matrix.width,
-             num_threads_);
+    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size,
+             matrix.num_outputs(), num_threads_);
   }
 
   const Network& net_;

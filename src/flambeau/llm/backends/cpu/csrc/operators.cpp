@@ -45,6 +45,21 @@ void flambeau_pack(const void* weights, int64_t weight_bytes, int64_t kind, int6
   flambeau::pack(weights, weight_bytes, static_cast<flambeau::Kind>(kind), width, size, panels, num_threads);
 }
 
+// Puts levels [width, size] of an integer kind into panels, with the scales and minimums (or null) [width, groups] of
+// their groups.
+void flambeau_pack_levels(const uint8_t* levels, const float* scales, const float* minimums, int64_t kind, int64_t width,
+                          int64_t size, int64_t group, uint32_t* panels, int num_threads) {
+  flambeau::with_integers(kind, [&](auto bits, auto has_minimums) {
+    flambeau::pack_integers<bits.value, has_minimums.value>(levels, scales, minimums, width, size, group, panels,
+                                                            num_threads);
+  });
+}
+
+// The weights [N, size] of some outputs of a matrix of integers.
+void flambeau_read_rows(const flambeau::Matrix* matrix, const int64_t* rows, int64_t num_rows, float* out) {
+  for (int64_t i = 0; i < num_rows; ++i) matrix->read_row(rows[i], out + i * matrix->size);
+}
+
 // 0 if the library works on this processor.
 int flambeau_self_test() { return flambeau::self_test(); }
 

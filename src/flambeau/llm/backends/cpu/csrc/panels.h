@@ -45,17 +45,17 @@ struct Float16 {
   }
 };
 
-// Where the results of a panel go: columns of out [M, width].
+// Where the results of a panel go: columns of out [M, stride].
 struct Columns {
   float* out;
   const float* bias;  // or null
-  int64_t width, count;
+  int64_t stride, count;
   bool adds;
 
   void store(int64_t row, const Floats& low, const Floats& high) const {
     float totals[kPanel];
     write(low, totals), write(high, totals + kLanes);
-    float* to = out + row * width;
+    float* to = out + row * stride;
     if (bias)
       for (int64_t n = 0; n < count; ++n) totals[n] += bias[n];
     if (count == kPanel && !adds) {
@@ -102,11 +102,11 @@ inline void share_panels(int64_t width, int64_t panel_bytes, int num_threads, co
 
 template <typename Weights>
 inline void multiply_floats(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
-                            int64_t size, int64_t width, bool adds, int num_threads) {
+                            int64_t size, int64_t width, int64_t stride, bool adds, int num_threads) {
   const int64_t words = size * Weights::lines * kLine;
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
-    const Columns columns{out + n, bias ? bias + n : nullptr, width, std::min(kPanel, width - n), adds};
+    const Columns columns{out + n, bias ? bias + n : nullptr, stride, std::min(kPanel, width - n), adds};
     in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
       multiply_float_panel<Weights, rows.value>(x, weights + panel * words, size, first, columns);
     });

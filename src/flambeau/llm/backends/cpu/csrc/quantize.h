@@ -215,7 +215,7 @@ inline void quantize_panel(const stored* weights, int64_t count, int64_t size, i
 template <int bits, typename stored>
 inline void quantize_rows(const stored* weights, int64_t width, int64_t size, int64_t group, uint32_t* panels,
                           int num_threads) {
-  const int64_t words = integer_panel_lines(bits, (size + group - 1) / group, group) * kLine;
+  const int64_t words = integer_panel_lines(bits, bits == 4, (size + group - 1) / group, group) * kLine;
   Threads::of_process().share((width + kPanel - 1) / kPanel, num_threads, [&](int64_t panel) {
     const int64_t first = panel * kPanel;
     quantize_panel<bits>(weights + first * size, std::min(kPanel, width - first), size, group, panels + panel * words);

@@ -33,6 +33,25 @@ struct TestMatrix {
       }
     return true;
   }
+
+  // Whether panels of an integer kind, made of all its levels, give the results of plain loops.
+  bool gives_levels(Kind kind) {
+    std::vector<uint8_t> levels(size * width);
+    std::vector<float> scales(size / group * width, 1.0f / 64), minimums(scales.size(), -0.25f), row(size);
+    bool is_same = true;
+    with_integers(kind, [&](auto bits, auto has_minimums) {
+      const float lowest = has_minimums.value ? -0.25f : -static_cast<float>(1 << (bits.value - 1)) / 64;
+      for (int64_t i = 0; i < size * width; ++i) levels[i] = static_cast<uint8_t>(i * 37 % (1 << bits.value));
+      for (int64_t i = 0; i < size * width; ++i) weights[i] = static_cast<float>(levels[i]) / 64 + lowest;
+      pack_integers<bits.value, has_minimums.value>(levels.data(), scales.data(), minimums.data(), width, size, group,
+                                                    panels.data(), 1);
+    });
+    for (int64_t n = 0; n < width; ++n) {
+      matrix(kind).read_row(n, row.data());
+      is_same = is_same && std::equal(row.begin(), row.end(), weights.begin() + n * size);
+    }
+    return is_same && gives(kind, weights, 1e-3f);
+  }
 };
 
 // 0, or the number of the part that fails.
@@ -51,7 +70,10 @@ inline int self_test() {
       uint32_t* line = &test.panels[n / kPanel * (test.size / 2 * kPanel) + k / 2 * kPanel];
       std::memcpy(line + n % kPanel, pair, sizeof pair);
     }
-  return test.gives(kBfloat16Pairs, test.weights, 1e-3f) ? 0 : 3;
+  if (!test.gives(kBfloat16Pairs, test.weights, 1e-3f)) return 3;
+  for (const Kind kind : {kInt4Scaled, kInt5, kInt5Scaled, kInt6Scaled, kInt8Minimums})
+    if (!test.gives_levels(kind)) return 4 + kind;
+  return 0;
 }
 
 }  // namespace flambeau

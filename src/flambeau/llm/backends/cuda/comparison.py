@@ -1,0 +1,111 @@
+"""Whether the kernels give what plain PyTorch gives for a network, in steps of every kind.
+
+The kernels of most parts were tested with Triton's interpreter only. So the first steps of a network with such parts
+are computed twice, in caches of their own, before the kernels may compute any other.
+
+Shapes: T tokens of the step · N rows of them · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.transformer import Transformer
+
+MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
+MAX_WIDE_DIFFERENCE = 0.01  # in float32
+LENGTHS = (70, 9)  # tokens of the prompts; more than a tile, and fewer
+NUM_AFTER = 4  # tokens after them
+
+Counts = dict[int, tuple[int, int]]  # sequence → tokens in the cache, and tokens of the step
+
+
+class Network(Protocol):
+    """What is compared: `CudaNetwork`."""
+
+    def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
+        """The logits [N, V] of the tokens at `rows_N`."""
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """The logits [T, V] of all tokens."""
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """How far logits are off, as a share of their norm."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def find_difference(model: Transformer, cache: KVCache, build: Callable[[KVCache], Network]) -> str | None:
+    """What the network that `build` makes for a cache does differently from the model; None: nothing.
+
+    `cache` is not written: its block size and type are used.
+    """
+    limit = MAX_DIFFERENCE if model.model.embed_tokens.weight.dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
+    keys = cache.keys[0]
+    lengths = [min(length, model.arch.max_length - NUM_AFTER) for length in LENGTHS]
+    num_blocks = 1 + sum(blocks_of(length, cache.block_size) for length in lengths)
+    ours, twin = (
+        KVCache(model.arch, num_blocks, cache.block_size, device=keys.device, dtype=keys.dtype) for _ in range(2)
+    )
+    network, plain = build(ours), EagerBackend(model, twin)
+    with torch.inference_mode():
+        for name, inputs in steps(lengths, cache.block_size, model.arch.vocab_size):
+            rows_N = inputs.query_starts[1:] - 1
+            if inputs.query_len:
+                inputs = inputs.to(keys.device)
+                found, expected = network.run(inputs), plain.decode(inputs)
+            else:
+                found, expected = network.prefill(inputs, rows_N), plain.prefill(inputs, rows_N)
+            off = difference(found, expected)
+            if not off <= limit:  # or not a number
+                return f"the logits of {name} differ by {off:.0%} of their norm"
+    return None
+
+
+def steps(lengths: list[int], block_size: int, vocab_size: int) -> Iterator[tuple[str, StepInputs]]:
+    """Prompts, then tokens after them, of one sequence, of several, and several of each."""
+    kinds: list[tuple[str, Counts]] = [
+        ("prompts", {i: (0, length) for i, length in enumerate(lengths)}),
+        ("several sequences", {i: (length, 1) for i, length in enumerate(lengths)}),
+        ("one sequence", {0: (lengths[0] + 1, 1)}),
+        ("verified tokens", {0: (lengths[0] + 2, 2), 1: (lengths[1] + 1, 2)}),
+    ]
+    for name, counts in kinds:
+        yield name, step(counts, lengths, block_size, vocab_size, is_prompt=name == "prompts")
+
+
+def step(counts: Counts, lengths: list[int], block_size: int, vocab_size: int, *, is_prompt: bool) -> StepInputs:
+    """The inputs of a step with any tokens; sequence 0 has the blocks from 1 on, sequence 1 those after them."""
+    generator = torch.Generator().manual_seed(sum(map(sum, counts.values())))
+    first_blocks = [1, 1 + blocks_of(lengths[0], block_size)]
+    most = max(blocks_of(length, block_size) for length in lengths)
+    positions = [torch.arange(cached, cached + new) for cached, new in counts.values()]
+    slots = [first_blocks[i] * block_size + places for i, places in zip(counts, positions, strict=True)]
+    numbers = torch.tensor([new for _, new in counts.values()])
+    return StepInputs(
+        ids_T=torch.randint(vocab_size, (int(numbers.sum()),), generator=generator),
+        positions_T=torch.cat(positions),
+        slots_T=torch.cat(slots),
+        query_starts=torch.cat((torch.zeros(1, dtype=torch.int64), numbers.cumsum(0))),
+        context_lens_S=torch.tensor([cached + new for cached, new in counts.values()]),
+        # Those of the second sequence may be too many: a table is padded with block 0.
+        block_tables_SB=torch.stack([table(first_blocks[i], blocks_of(lengths[i], block_size), most) for i in counts]),
+        query_len=0 if is_prompt else int(numbers[0]),
+    )
+
+
+def table(first: int, number: int, width: int) -> Tensor:
+    """The blocks of a sequence, and padding."""
+    return torch.cat((torch.arange(first, first + number), torch.zeros(width - number, dtype=torch.int64)))
+
+
+def blocks_of(length: int, block_size: int) -> int:
+    """The blocks of a prompt of this length and the tokens after it."""
+    return -(-(length + NUM_AFTER) // block_size)

@@ -1,0 +1,94 @@
+"""Which parts of a network the GPU's kernels compute, beside Llama's; `Architecture` says what they are."""
+
+from __future__ import annotations
+
+from flambeau.llm.models.architecture import Architecture
+
+# Those that were computed and measured on a GPU.
+TUNED = frozenset(
+    {
+        "attention_scale",
+        "embedding_scale",
+        "gates_shared_expert",
+        "logit_scale",
+        "residual_scale",
+        "routed_scale",
+        "router",
+        "router_jitter",
+        "shared_expert_size",
+        "wide_qk_norm",
+    }
+)
+# Those that are compared with plain PyTorch at the first use on a GPU.
+COMPARED = frozenset(
+    {
+        "activation",
+        "alibi",
+        "attention_softcap",
+        "chunks",
+        "clip_qkv",
+        "embedding_norm",
+        "embedding_size",
+        "expert_bias",
+        "has_gate",
+        "has_last_norm",
+        "has_norm_weight",
+        "has_sinks",
+        "head_bias",
+        "is_parallel",
+        "late_qk_norm",
+        "latent_size",
+        "learned_positions",
+        "local_rope_theta",
+        "logit_softcap",
+        "norm",
+        "norm_bias",
+        "norm_offset",
+        "norm_places",
+        "num_chosen_groups",
+        "num_expert_groups",
+        "paired_rope",
+        "parallel_norms",
+        "position_offset",
+        "query_latent_size",
+        "rotary_size",
+        "rotated_qk_norm",
+        "scales_expert_inputs",
+        "separate_qk_norm",
+        "swiglu_alpha",
+        "swiglu_limit",
+        "temperature_length",
+        "temperature_scale",
+        "tempers_rotated",
+        "unrotated_size",
+        "value_size",
+    }
+)
+HEAD_PARTS = TUNED | {"num_chosen_groups", "num_expert_groups", "rotary_size"}  # of a head that proposes tokens
+TUNED_HEAD_SIZE = 128  # the largest
+
+
+def unknown_parts(arch: Architecture) -> list[str]:
+    """The parts of a network that the kernels do not compute."""
+    unknown = set(arch.extras) - TUNED - COMPARED
+    if arch.norm_places == "sum" and arch.has_last_norm:
+        unknown.add("norm_places")
+    if arch.wide_qk_norm and arch.late_qk_norm:
+        unknown.add("late_qk_norm")
+    if arch.qk_norm and arch.rotated_qk_norm:
+        unknown.add("rotated_qk_norm")
+    if any(arch.windows) and any(arch.chunks):
+        unknown.add("chunks")
+    if arch.num_experts and not arch.has_gate:
+        unknown.add("has_gate")
+    if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:
+        unknown.add("head_size")
+    return sorted(unknown)
+
+
+def compared_parts(arch: Architecture) -> list[str]:
+    """The parts that nobody has measured on a GPU: what the kernels find is compared at the first use."""
+    found = set(arch.extras) - TUNED
+    if arch.head_size > TUNED_HEAD_SIZE:
+        found.add("head_size")
+    return sorted(found)

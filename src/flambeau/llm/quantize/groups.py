@@ -1,0 +1,88 @@
+"""GroupedLinear: integers of 4 to 8 bits in groups, as GGUF files have them; JoinedLinear: layers in several forms.
+
+A weight is `scale · level + minimum`. Without minimums the middle level stands for zero. These are the plain versions:
+the CPU kernels pack and multiply them.
+
+Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.quantize.int4 import GROUP_SIZES
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """How the weights of a layer are stored."""
+
+    bits: int  # of a level
+    size: int  # weights of a group
+    has_minimums: bool = False
+
+    @property
+    def middle(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether an Int4Linear can hold such weights, with or without minimums of their own."""
+        return self.bits == 4 and self.size in GROUP_SIZES
+
+
+class GroupedLinear(nn.Module):
+    """A linear layer with a level of each weight in a byte."""
+
+    def __init__(self, in_features: int, out_features: int, layout: GroupLayout, *, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.layout = in_features, out_features, layout
+        self.dtype = torch.get_default_dtype()  # of what is read from it
+        shape = out_features, in_features // layout.size
+        self.weight: Tensor
+        self.scales: Tensor
+        self.minimums: Tensor | None
+        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.uint8))
+        self.register_buffer("scales", torch.empty(shape, dtype=torch.float32))
+        self.register_buffer("minimums", torch.empty(shape, dtype=torch.float32) if layout.has_minimums else None)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights [O, I]."""
+        return dequantize_levels(self.weight, self.scales, self.minimums, self.layout).to(dtype)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """The weights […, I] of the outputs […]."""
+        minimums = None if self.minimums is None else self.minimums[ids]
+        return dequantize_levels(self.weight[ids], self.scales[ids], minimums, self.layout).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, I] to […, O]."""
+        return F.linear(x, self.dequantize(x.dtype), self.bias)
+
+
+def dequantize_levels(weight: Tensor, scales: Tensor, minimums: Tensor | None, layout: GroupLayout) -> Tensor:
+    """The weights […, I] in float32 from levels […, I], and the scales and minimums […, N] of their groups."""
+    levels = weight.view(*scales.shape, -1).float()
+    if minimums is None:
+        return levels.sub_(layout.middle).mul_(scales.unsqueeze(-1)).flatten(-2)
+    return torch.addcmul(minimums.unsqueeze(-1), levels, scales.unsqueeze(-1)).flatten(-2)
+
+
+class JoinedLinear(nn.Module):
+    """Linear layers of the same inputs, whose outputs follow each other: projections that are stored differently."""
+
+    def __init__(self, parts: Sequence[nn.Module], bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, I] to […, O]."""
+        y = torch.cat([part(x) for part in self.parts], dim=-1)
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,156 @@
+"""Every Triton kernel compiles for a Hopper GPU with the parts and sizes of real networks; no GPU is needed.
+
+Networks are on the meta device: their launches are recorded instead of run, and what was launched is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.transformer import Transformer
+from support.llm_steps import step_inputs
+
+pytest.importorskip("triton", reason="there is no Triton here")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flambeau.llm.backends.cuda import launch
+from flambeau.llm.backends.cuda.network import CudaNetwork
+from flambeau.llm.backends.cuda.parts import unknown_parts
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+]
+TARGET = GPUTarget("cuda", 90, 32)
+MAX_SHARED_BYTES = 227 << 10  # of a block on a Hopper GPU
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv", torch.int8: "i8"}
+TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+LAYER_NORMS = {"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
+NETWORKS = {
+    "Llama": {"num_heads": 32, "num_kv_heads": 8, "head_size": 128},
+    "Gemma 2": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "attention_softcap": 50.0,
+                "logit_softcap": 30.0, "head_size": 256, "num_heads": 8, "num_kv_heads": 4, "windows": (4096,)},
+    "Gemma 3": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "qk_norm": True,
+                "head_size": 256},
+    "OLMo 1": {"norm": "layer", "has_norm_weight": False, "clip_qkv": 8.0},
+    "Exaone 4": {"norm_places": "after", "qk_norm": True},
+    "GLM-4.5": {"rotary_size": 64, "qk_norm": True, "num_heads": 96, "num_kv_heads": 8},
+    "GPT-NeoX": {**LAYER_NORMS, "is_parallel": True, "parallel_norms": True, "has_gate": False, "activation": "gelu",
+                 "rotary_size": 16, "head_size": 64, "num_kv_heads": 32, "num_heads": 32},
+    "Phi-2": {**LAYER_NORMS, "is_parallel": True, "has_gate": False, "activation": "gelu_tanh", "qk_norm": True,
+              "rotary_size": 32, "head_size": 80, "num_kv_heads": 32, "num_heads": 32},
+    "Command R": {"norm": "layer", "is_parallel": True, "separate_qk_norm": True},
+    "BLOOM": {**LAYER_NORMS, "alibi": "plain", "embedding_norm": True, "has_gate": False, "activation": "gelu_tanh",
+              "unrotated_layers": frozenset({0}), "num_kv_heads": 32, "num_heads": 32},
+    "OPT-350M's norms": {**LAYER_NORMS, "norm_places": "sum", "has_last_norm": False, "has_gate": False,
+                         "activation": "relu"},
+    "Nemotron": {"norm": "layer", "norm_bias": True, "norm_offset": 1.0, "has_gate": False,
+                 "activation": "relu_squared", "rotary_size": 64},
+    "Hunyuan": {"qk_norm": True, "late_qk_norm": True},
+    "DeepSeek V3": {"latent_size": 512, "query_latent_size": 1536, "rotary_size": 64, "unrotated_size": 128,
+                    "value_size": 128, "num_kv_heads": 1, "head_size": 576, "num_heads": 128, "paired_rope": True,
+                    "num_experts": 256, "num_experts_per_token": 8, "expert_size": 2048, "num_expert_groups": 8,
+                    "num_chosen_groups": 4, "router": "biased_sigmoid", "shared_expert_size": 2048},
+    "Llama 4": {"chunks": (8192,), "rotated_qk_norm": True, "scales_expert_inputs": True, "router": "sigmoid",
+                "num_experts": 16, "num_experts_per_token": 1, "expert_size": 8192, "shared_expert_size": 8192,
+                "normalizes_experts": False},
+    "Ministral 3": {"temperature_length": 16384, "temperature_scale": 0.1, "tempers_rotated": True},
+    "gpt-oss": {"has_sinks": True, "num_experts": 32, "num_experts_per_token": 4, "expert_size": 2880,
+                "expert_bias": True, "swiglu_limit": 7.0, "hidden_size": 2880, "head_size": 64, "num_heads": 64,
+                "num_kv_heads": 8, "windows": (128,), "qkv_bias": True, "output_bias": True},
+}  # fmt: skip
+STEPS = {
+    "one sequence": {0: (11, [1])},
+    "several": {i: (i, [1]) for i in range(8)},
+    "verified": {0: (4, [1] * 4), 1: (17, [2] * 4)},
+    "prompt": {0: (0, [1] * 7), 1: (5, [2, 3] * 11)},
+}
+compiled: set[tuple[object, ...]] = set()
+
+
+class Launches(list):
+    """What was launched: kernels and their arguments by name."""
+
+    def record(self, kernel, *args, grid, warmup, **kwargs):
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        self.append((kernel, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}, options))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    found = Launches()
+    monkeypatch.setattr(
+        triton.runtime.jit.JITFunction, "run", lambda kernel, *args, **kwargs: found.record(kernel, *args, **kwargs)
+    )
+    monkeypatch.setattr(launch, "can_overlap", lambda: True)
+    return found
+
+
+def random_network(**changes):
+    """A layer of a network with sizes as they are in use, without weights."""
+    shape = {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "num_layers": 1,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "head_size": 128,
+        "intermediate_size": 8192,
+    }
+    with torch.device("meta"):
+        return Transformer(Architecture(**{**shape, **changes})).to(torch.bfloat16)
+
+
+def signature_of(kernel, arguments):
+    """Types, constants and attributes of a launch, as Triton specializes them."""
+    types, constants, attributes = {}, {}, {}
+    for number, parameter in enumerate(kernel.params):
+        value, is_special = arguments[parameter.name], not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and is_special):
+            types[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            types[parameter.name], is_aligned = f"*{TYPES[value.dtype]}", True
+        else:
+            types[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            is_aligned = isinstance(value, int) and value % 16 == 0
+        if is_aligned and is_special:
+            attributes[(number,)] = [["tt.divisibility", 16]]
+    return types, constants, attributes
+
+
+def compile_all(launches):
+    """Compile what was not compiled before."""
+    for kernel, arguments, options in launches:
+        types, constants, attributes = signature_of(kernel, arguments)
+        key = kernel.__name__, str(types), str(constants), str(attributes), str(options)
+        if key not in compiled:
+            compiled.add(key)
+            source = ASTSource(kernel, types, constants, attributes)
+            shared = triton.compile(source, target=TARGET, options=options).metadata.shared
+            assert shared <= MAX_SHARED_BYTES, f"{kernel.__name__} needs {shared} bytes: {constants}"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_kernels_compile(network, launches):
+    model = random_network(**NETWORKS[network])
+    assert not unknown_parts(model.arch)
+    step = CudaNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16))
+    for case, sequences in STEPS.items():
+        inputs = step_inputs(sequences, query_len=0 if case == "prompt" else len(sequences[0][1]))
+        with torch.inference_mode():
+            if case == "prompt":
+                step.prefill(inputs, inputs.query_starts[1:] - 1)
+            else:
+                step.run(inputs.to(torch.device("meta")))
+    assert launches
+    compile_all(launches)

@@ -1,0 +1,67 @@
+"""Networks of every family give the logits of plain PyTorch: on a GPU, or by Triton's interpreter (TRITON_INTERPRET=1).
+
+Their parts and sizes are those of the tiny checkpoints, their weights are random.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flambeau.llm.backends.cuda import comparison
+from flambeau.llm.backends.cuda.parts import compared_parts, unknown_parts
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.transformer import Transformer
+from support.checkpoints import HYBRID_KINDS, KINDS, config_of
+from support.llm_steps import room
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """What the interpreter has patience for."""
+    pytest.importorskip("triton", reason="there is no Triton here")
+    if DEVICE.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)")
+        monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 16)
+        monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
+    monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
+
+
+def random_network(arch):
+    """One whose norms and biases have an effect, too."""
+    torch.manual_seed(0)
+    model = Transformer(arch).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif weight.dim() == 1:
+            torch.nn.init.normal_(weight, std=0.3)
+        else:
+            torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+    return model.to(DEVICE)
+
+
+def test_the_kernels_know_the_parts_of_all_families_without_recurrent_layers():
+    found = {kind: unknown_parts(from_hugging_face(config_of(kind))) for kind in KINDS}
+    assert not {kind: parts for kind, parts in found.items() if parts}
+    hybrid = {kind: unknown_parts(from_hugging_face(config_of(kind))) for kind in HYBRID_KINDS}
+    assert all("recurrence" in parts for parts in hybrid.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_a_family(kind):
+    from flambeau.llm.backends.cuda.network import CudaNetwork
+
+    arch = from_hugging_face(config_of(kind))
+    if not compared_parts(arch):
+        pytest.skip("it has no parts beyond those that test_gpu_kernels.py compares")
+    model = random_network(arch)
+    cache = room(model, 1, device=DEVICE)
+    assert comparison.find_difference(model, cache, lambda ours: CudaNetwork(model, ours)) is None
