@@ -16,7 +16,7 @@ def snippets(file: str, language: str) -> list[str]:
     return [code for kind, code in FENCE.findall((ROOT / file).read_text()) if kind == language]
 
 
-def run(command: str, folder: Path, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
+def run(command: str, folder: Path, timeout: float = 140, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-euo", "pipefail", "-c", command]
     return subprocess.run(
