@@ -182,7 +182,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
                 folder = Path(scratch) / "checkpoint"
                 shape = packed_files.NETWORKS[network]
-                packed_files.write_checkpoint(folder, kind, shape | (SMALL if asked.small and network == "dense" else {}))
+                packed_files.write_checkpoint(
+                    folder, kind, shape | (SMALL if asked.small and network == "dense" else {})
+                )
                 rows.append(row(network, name, measure(folder, dict(kind.engine)), packed_files.SHARD_BYTES))
                 shutil.rmtree(folder)
             print(line_of(rows[-1]), flush=True)

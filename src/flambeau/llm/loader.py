@@ -342,6 +342,8 @@ def load_network(
         keeps_blocks=keeps_blocks,
         keeps_groups=groups,
     )
+    if arrived is not None and device.type == "cpu":
+        trim_heap()  # of what was replaced last
     # 2. Tensor parallelism.
     if ranks is not None:
         add_all_reduce(model)
