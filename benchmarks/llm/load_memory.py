@@ -1,6 +1,6 @@
 """Measures the memory that loading a language model takes, for every kind of checkpoint.
 
-    python benchmarks/llm/load_memory.py [--kinds "fp8 blocks,GPTQ int4"] [--networks dense,experts] [--small]
+    python benchmarks/llm/load_memory.py [--kinds "fp8 blocks;GPTQ int4"] [--networks dense,experts]
 
 For each kind a checkpoint with random weights is made, in shards of 64 MB, and loaded by a new process with
 `Engine.from_pretrained`, which then generates a few tokens. Figures are of the process's own (anonymous) memory beyond
@@ -29,7 +29,6 @@ SAMPLE_S = 0.001
 RESET_PEAK = "5"  # of /proc/PID/clear_refs
 PROMPT = [*range(40, 56)]
 NEW_TOKENS = 4
-SMALL = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
 
 
 # ---- in a new process ----
@@ -158,7 +157,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="", help="separated by semicolons (default: all)")
     parser.add_argument("--networks", default="", help="separated by commas (default: all of a kind)")
-    parser.add_argument("--small", action="store_true", help="networks of a quarter of the size")
     parser.add_argument(
         "--folder", type=Path, help="for checkpoints, which are removed again (default: a temporary one)"
     )
@@ -182,7 +180,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
                 folder = Path(scratch) / "checkpoint"
                 shape = packed_files.NETWORKS[network]
-                packed_files.write_checkpoint(folder, kind, shape | (SMALL if asked.small else {}))
+                packed_files.write_checkpoint(folder, kind, shape)
                 rows.append(row(network, name, measure(folder, dict(kind.engine)), packed_files.SHARD_BYTES))
                 shutil.rmtree(folder)
             print(line_of(rows[-1]), flush=True)

@@ -109,6 +109,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "sliding_window": 128,
         "swiglu_limit": 7.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},  # tables for few places
     },
 }
 

@@ -346,6 +346,8 @@ def load_network(
     )
     if merge is not None:
         merge.finish(model)
+    if arrived is not None and device.type == "cpu":
+        trim_heap()  # of what was replaced last
     # 2. Tensor parallelism.
     if ranks is not None:
         add_all_reduce(model)

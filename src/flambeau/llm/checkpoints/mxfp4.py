@@ -99,14 +99,10 @@ class KeptMxfp4File:
     def read(self, name: str) -> Tensor:
         """The numbers of a stack of experts, or their scales."""
         stack, _, leaf = name.rpartition(".")
-        if leaf == "weight":
-            found = fp4_as_fp8(self._file.read(stack + BLOCKS).flatten(2))
-        else:
-            found = torch.exp2(self._scales[stack].read().float() - EXPONENT_BIAS)
+        found = self._file.read(stack + BLOCKS).flatten(2) if leaf == "weight" else self._scales[stack].read()
         if self._interleaved and stack.endswith(".gate_up_proj"):
-            numbers = found.view(torch.uint8) if leaf == "weight" else found
-            found = torch.cat((numbers[:, ::2], numbers[:, 1::2]), dim=1).view(found.dtype)
-        return found
+            found = torch.cat((found[:, ::2], found[:, 1::2]), dim=1)
+        return fp4_as_fp8(found) if leaf == "weight" else torch.exp2(found.float() - EXPONENT_BIAS)
 
 
 def keep_mxfp4(files: list[WeightFile], arch: Architecture) -> tuple[list[WeightFile], QuantizationSettings | None]:
