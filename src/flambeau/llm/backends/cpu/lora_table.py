@@ -1,7 +1,8 @@
 """LoraTable: the adapters of a network as the structures that the C++ kernels read.
 
-The kernels compute all that adapters do to linear layers. The embeddings of tokens are looked up here; steps with an
-adapter that has its own norms run as plain PyTorch.
+The kernels compute what adapters do to the linear layers of attention, feed-forward layers and experts, and to the last
+layer. The embeddings of tokens are looked up here. Steps with an adapter that changes norms or other layers run as
+plain PyTorch.
 
 Shapes: T tokens of the step · E hidden
 """
@@ -33,6 +34,7 @@ class LoraTable:
     def __init__(self, store: AdapterStore, model: Transformer) -> None:
         self._store, self._adapted = store, with_adapters(model, store)
         self._names = layer_names(model.arch)
+        self._known = set(self._names)
         self._layers: dict[int, list[CLoraLayer]] = {}  # of each adapter
         self._references: dict[int, list[Any]] = {}
         self._numbers: tuple[int, ...] = ()
@@ -41,13 +43,19 @@ class LoraTable:
 
     def can_compute(self, adapters_T: Tensor | None) -> bool:
         """Whether the kernels know all that the adapters of these tokens change."""
-        known = adapters_T is None or not any(
-            self._store.adapters[number].norms for number in set(adapters_T.tolist()) if number
-        )
-        if not known and not self._was_logged:
+        if adapters_T is None or all(self._is_known(number) for number in set(adapters_T.tolist()) if number):
+            return True
+        if not self._was_logged:
             self._was_logged = True
-            log.info("an adapter has norms of its own; steps with it run as plain PyTorch, not on the CPU kernels")
-        return known
+            log.info(
+                "an adapter changes norms, or layers that adapters rarely change; steps with it run as plain PyTorch, "
+                "not on the CPU kernels"
+            )
+        return False
+
+    def _is_known(self, number: int) -> bool:
+        adapter = self._store.adapters[number]
+        return not adapter.norms and adapter.layers.keys() <= self._known
 
     def add_to(self, tokens: CTokens, inputs: StepInputs) -> None:
         """Set the adapters of a step's tokens."""
