@@ -84,7 +84,7 @@ DEEPSEEK = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "n_shared_experts": 2,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
 }
 YARN = {"original_max_position_embeddings": 32}
@@ -306,7 +306,7 @@ KINDS = {
             **LATENT,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "num_hidden_layers": 3,
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
@@ -346,6 +346,7 @@ KINDS = {
         {
             "num_hidden_layers": 4,
             "head_dim": 16,
+            "intermediate_size": 64,
             "intermediate_size_mlp": 40,
             "num_local_experts": 4,
             "num_experts_per_tok": 1,
@@ -360,6 +361,7 @@ KINDS = {
         "Llama4",
         {
             "head_dim": 16,
+            "intermediate_size": 64,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "use_qk_norm": False,
@@ -373,6 +375,8 @@ KINDS = {
         "Phimoe",
         {
             "num_local_experts": 4,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "attention_bias": True,
             "lm_head_bias": True,
             "router_jitter_noise": 0.2,
@@ -383,11 +387,13 @@ KINDS = {
         "Phimoe",
         {
             "num_local_experts": 4,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 10000.0,
-                "short_factor": [1.0, 1.5, 3.0, 6.0],
-                "long_factor": [1.0, 1.5, 3.0, 6.0],
+                "short_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
                 "short_mscale": 1.1,
                 "long_mscale": 1.3,
                 "original_max_position_embeddings": 16,
@@ -404,7 +410,10 @@ KINDS = {
     "falcon-alibi": Kind(
         "Falcon", {"multi_query": False, "alibi": True, "bias": True, "num_attention_heads": 6, "hidden_size": 48}
     ),
-    "opt-350m": Kind("OPT", {"word_embed_proj_dim": 20, "do_layer_norm_before": False, "pad_token_id": None}),
+    "opt-350m": Kind(
+        "OPT",
+        {"word_embed_proj_dim": 20, "num_attention_heads": 2, "do_layer_norm_before": False, "pad_token_id": None},
+    ),
     "opt-without-norms": Kind(
         "OPT",
         {
@@ -449,6 +458,7 @@ QWEN_3_5 = {
         "mrope_interleaved": True,
     },
 }
+HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -462,7 +472,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "num_dense_layers": 1,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "routed_scaling_factor": 1.7,
             "pad_token_id": None,
         },
@@ -487,7 +497,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "linear_num_value_heads": 6,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 40,
             "mlp_only_layers": [1],
         },
@@ -499,7 +509,7 @@ HYBRID_KINDS = {  # with recurrent layers
             **QWEN_3_5,
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 40,
         },
     ),
@@ -534,7 +544,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "layers_block_type": ["mamba", "moe", "attention", "moe"],
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "moe_shared_expert_intermediate_size": 40,
             "n_group": 4,
             "topk_group": 2,
@@ -624,7 +634,10 @@ KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
 
 def tiny_config(kind: str, **changes: Any) -> Any:
     """The configuration of a tiny network."""
-    options = {**OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY), **KINDS_OF_ALL[kind].options, **changes}
+    sizes = OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY)
+    if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
+        sizes = {**sizes, **HYBRID_SIZES}
+    options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     return config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)

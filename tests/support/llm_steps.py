@@ -39,9 +39,12 @@ def random_model(seed: int = 0, **changes: Any) -> Transformer:
 
 def room(model: Transformer, num_sequences: int, *, rubbish: float = 30.0, **options: Any) -> KVCache:
     """A cache with room for so many sequences, each with the blocks of its number; it begins with rubbish."""
-    cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, **options)
+    num_slots = num_sequences if model.arch.recurrence else 0
+    cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, num_slots=num_slots, **options)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_(std=rubbish)
+    for tensor in (tensor for layer in cache.states.layers.values() for tensor in layer):
+        tensor.fill_(torch.nan)  # of sequences that have left
     return cache
 
 
@@ -52,7 +55,11 @@ def blocks_of(sequence: int) -> list[int]:
 
 
 def step_inputs(
-    tokens: dict[int, tuple[int, Sequence[int]]], query_len: int = 0, device: torch.device | str = "cpu"
+    tokens: dict[int, tuple[int, Sequence[int]]],
+    query_len: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    has_states: bool = False,
 ) -> StepInputs:
     """A step of these sequences: how many tokens each has in the cache, and the ids that come next."""
     ids, positions, slots, starts, lengths = [], [], [], [0], []
@@ -73,6 +80,7 @@ def step_inputs(
             context_lens_S=torch.tensor(lengths),
             block_tables_SB=torch.tensor([blocks_of(sequence)[:used] for sequence in tokens]),
             query_len=query_len,
+            state_slots_S=torch.tensor([1 + sequence for sequence in tokens]) if has_states else None,
         )
 
 
@@ -84,13 +92,13 @@ def prompts(num: int, vocab_size: int = 97) -> list[list[int]]:
 
 def greedy(backend: Backend, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """What a model says after each prompt when all are computed together."""
-    device = backend.device
-    inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(prompts)}, device=device)
+    device, has_states = backend.device, bool(backend.model.arch.recurrence)
+    inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(prompts)}, device=device, has_states=has_states)
     last = backend.prefill(inputs, inputs.query_starts[1:] - 1).argmax(-1).tolist()
     said = [[token] for token in last]
     for step in range(num_tokens - 1):
         row = {i: (len(prompt) + step, [said[i][-1]]) for i, prompt in enumerate(prompts)}
-        logits = backend.decode(step_inputs(row, query_len=1, device=device))
+        logits = backend.decode(step_inputs(row, query_len=1, device=device, has_states=has_states))
         for tokens, token in zip(said, logits.argmax(-1).tolist(), strict=True):
             tokens.append(token)
     return said

@@ -101,9 +101,9 @@ def to_words(values: Tensor, bits: int) -> Tensor:
     return words.sum(-1).to(torch.int32)  # wraps: the highest bit is the sign
 
 
-def check_equal(packed: Path, plain: Path) -> Transformer:
+def check_equal(packed: Path, plain: Path, **options: Any) -> Transformer:
     """The network of the packed folder, which must compute what that of the plain one does."""
-    model = load_model(packed, dtype=torch.float32)
+    model = load_model(packed, dtype=torch.float32, **options)
     expected = logits_of(load_model(plain, dtype=torch.float32))
     torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
     return model

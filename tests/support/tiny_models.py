@@ -57,7 +57,7 @@ def tiny_hybrid(kind: str, **changes: Any) -> Transformer:
     recurrence = Recurrence(
         **{"kind": name, "is_beside_attention": kind == "joint", "layers": frozenset({0, 2}), **shape, **changes}
     )
-    return tiny_model(replace(ARCH, recurrence=recurrence))
+    return tiny_model(replace(ARCH, head_size=16, recurrence=recurrence))
 
 
 def tiny_draft(model: Transformer, *, change: float = 0.02, seed: int = 1) -> Transformer:

@@ -18,19 +18,35 @@ from torch import nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import check_merge, merge_on_load
-from flambeau.llm.backends.cpu.attention import HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
-from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, has_integer_weights, unknown_parts
-from flambeau.llm.backends.cpu.packed_experts import GroupPacker, pack_experts_of
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, ROUTER, pack_floats, pack_layers, quantized_for_kernels
+from flambeau.llm.backends.cpu.network import (
+    PACKED_FLOAT32_BYTES,
+    QUANTIZED_LAYERS,
+    has_integer_weights,
+    has_known_heads,
+    unknown_parts,
+)
+from flambeau.llm.backends.cpu.packed_experts import has_whole_panels, is_known, pack_experts_of, packed_stack
+from flambeau.llm.backends.cpu.packed_linear import (
+    INT8_GROUP,
+    ROUTER,
+    TRIM_BYTES,
+    pack_floats,
+    pack_layers,
+    pack_quantized,
+    packed,
+    quantized_for_kernels,
+)
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import (
+    embedding,
     load_model,
     open_files,
     read_architecture,
@@ -63,6 +79,7 @@ from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.kv_store.rank_store import StoreFollower
+from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
@@ -71,8 +88,15 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import MakeLayer, build, grouped_layer, quantize_on_load, quantized_layer
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.quantizer import (
+    ExpertStack,
+    MakeLayer,
+    build,
+    grouped_layer,
+    quantize_on_load,
+    quantized_layer,
+)
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -288,8 +312,8 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    groups = keeps_groups(config, device, ranks)
-    arch = read_architecture(path, keeps_groups=groups)
+    keeps_blocks, groups = can_keep_blocks(config, device, ranks), keeps_groups(config, device, ranks)
+    arch = read_architecture(path, keeps_blocks=keeps_blocks, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -302,10 +326,9 @@ def load_network(
     make_layer = layer_maker(config, device, ranks)
     arrived = quantize_on_load(config.quantization, arch, make_layer)
     keeps_types = make_layer is quantized_for_kernels
-    if arrived is None and packs_on_load(path, config, arch, device, ranks):
-        arrived, keeps_types = packer(path, dtype), True
-    if arrived is None and groups and kernels.load(builds=False):
-        arrived = GroupPacker()
+    if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
+        arrived = packer(path, arch, dtype)
+        keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
     if config.merge_lora:
         check_merge(config.lora_adapters)
         arrived = merge_on_load(Path(*config.lora_adapters.values()), target, arrived)
@@ -317,6 +340,7 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
+        keeps_blocks=keeps_blocks,
         keeps_groups=groups,
     )
     # 2. Tensor parallelism.
@@ -377,6 +401,11 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
     return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
 
 
+def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether fp8 weights with a scale for each block stay as they are: on a CPU, if nothing is to be made of them."""
+    return device.type == "cpu" and ranks is None and config.quantization in (None, "fp8") and not config.merge_lora
+
+
 def keeps_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
     """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
     is_plain = config.quantization is None and not config.merge_lora and ranks is None
@@ -384,28 +413,65 @@ def keeps_groups(config: EngineConfig, device: torch.device, ranks: TensorParall
 
 
 def packs_on_load(
-    path: Path, config: EngineConfig, arch: Architecture, device: torch.device, ranks: TensorParallelGroup | None
+    path: Path,
+    config: EngineConfig,
+    arch: Architecture,
+    device: torch.device,
+    ranks: TensorParallelGroup | None,
+    dtype: torch.dtype,
 ) -> bool:
     """Whether layers are packed for the CPU kernels before the first step.
 
-    That of a large network would come late: plain PyTorch computes while it is packed.
+    That of a large network would come late: plain PyTorch computes while it is packed, with weights that are mapped
+    from the files. Weights that are quantized, or narrower than the network's, would have to be copied anyway.
     """
-    if device.type != "cpu" or not config.compile or ranks is not None or unknown_parts(arch):
+    if device.type != "cpu" or not config.compile or ranks is not None:
         return False
-    if arch.head_size not in HEAD_SIZES or read_quantization(arch.source) is not None:
+    if read_quantization(arch.source) is not None:
+        return kernels.load(builds=False)
+    if not has_whole_step(arch):
         return False
-    return weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES and kernels.load(builds=False)
+    files = open_files(path)
+    is_copied = dtype == torch.float32 and embedding(files, arch.renames).dtype in (torch.bfloat16, torch.float16)
+    return (is_copied or weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES) and kernels.load(builds=False)
 
 
-def packer(path: Path, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
-    """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded."""
+def has_whole_step(arch: Architecture) -> bool:
+    """Whether the CPU kernels compute whole steps of such a network."""
+    return not unknown_parts(arch) and has_known_heads(arch)
+
+
+def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
+    """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded.
+
+    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one.
+    """
     packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
+    quantization, is_whole = read_quantization(arch.source), has_whole_step(arch)
+    has_integers = quantization is not None and quantization.kind in ("int8", "int4")
+    packs_experts = is_whole and has_whole_panels(arch)
+    freed_bytes = 0
 
     def arrived(name: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, Experts):
+        nonlocal freed_bytes
+        freed_bytes += sum(tensor.nbytes for tensor in module.state_dict().values())
+        if freed_bytes > TRIM_BYTES:  # of modules before this one
+            freed_bytes = 0
+            trim_heap()
+        return packed_module(name, module)
+
+    def packed_module(name: str, module: nn.Module) -> nn.Module | None:
+        has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
+        if packs_experts and isinstance(module, Experts) and not has_stacks:
             pack_experts_of(module, packs_float32=packs_float32)
-        if type(module) is not nn.Linear or name.endswith(ROUTER):
+        if isinstance(module, ExpertStack) and (packs_experts or (module.layout is not None and is_known(module))):
+            return packed_stack(module, packs_float32=packs_float32)
+        if type(module) in QUANTIZED_LAYERS:
+            return packed(module)
+        if type(module) is not nn.Linear or name.endswith(ROUTER) or not (is_whole or name == "lm_head"):
             return None
+        if is_whole and has_integers and name == "lm_head":
+            return pack_quantized(module.weight, "int8", INT8_GROUP, module.bias)
         return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
 
     return arrived
@@ -417,7 +483,7 @@ def weight_file_bytes(path: Path) -> int:
 
 def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
-    kinds = (Int8Linear, Int4Linear, GroupedLinear)
+    kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)

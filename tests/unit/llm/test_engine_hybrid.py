@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
 import torch
 
-from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.core import state_slots
 from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.parallel import local_architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
@@ -52,20 +56,37 @@ def expected(model) -> list[list[int]]:
     return [without_cache(model, prompt) for prompt in some_prompts()]
 
 
-def test_a_batch_is_each_alone(model, expected):
-    assert ids_of(tiny_engine(model).generate(some_prompts(), GREEDY)) == expected
-    alone = tiny_engine(model)
+class KernelBackend(CpuBackend):
+    """The C++ kernels from the first step on, with weights of their own."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        super().__init__(copy.deepcopy(model), cache)
+        assert self.wait_until_compiled(timeout_s=250)
+        if kernels.library is None:
+            pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+        assert self.decode_path == "CPU kernels"
+
+
+backends = pytest.mark.parametrize("kind", [EagerBackend, KernelBackend])
+
+
+@backends
+def test_a_batch_is_each_alone(model, expected, kind):
+    assert ids_of(tiny_engine(model, kind=kind).generate(some_prompts(), GREEDY)) == expected
+    alone = tiny_engine(model, kind=kind)
     assert [ids_of(alone.generate([prompt], GREEDY))[0] for prompt in some_prompts()] == expected
 
 
+@backends
 @pytest.mark.parametrize("max_step_tokens", [5, 64])
-def test_a_prompt_in_chunks_beside_others_that_decode_is_the_whole_prompt(model, expected, max_step_tokens):
-    engine = tiny_engine(model, max_step_tokens=max_step_tokens)
+def test_a_prompt_in_chunks_beside_others_that_decode_is_the_whole_prompt(model, expected, max_step_tokens, kind):
+    engine = tiny_engine(model, max_step_tokens=max_step_tokens, kind=kind)
     assert ids_of(engine.generate(some_prompts(), GREEDY)) == expected
 
 
-def test_preempted_is_undisturbed(model, expected):
-    engine = tiny_engine(model, num_blocks=53)
+@backends
+def test_preempted_is_undisturbed(model, expected, kind):
+    engine = tiny_engine(model, num_blocks=53, kind=kind)
     assert ids_of(engine.generate(some_prompts(), GREEDY)) == expected
     assert engine.state.num_preempted > 0
     assert engine.state.num_blocks_used == 0
@@ -144,8 +165,9 @@ def random_ids(number: int, seed: int) -> list[int]:
     return [rng.randrange(ARCH.vocab_size) for _ in range(number)]
 
 
-def test_the_next_turn_of_a_conversation_goes_on_from_a_snapshot(model):
-    engine, prompt = tiny_engine(model), random_ids(150, 1)
+@backends
+def test_the_next_turn_of_a_conversation_goes_on_from_a_snapshot(model, kind):
+    engine, prompt = tiny_engine(model, kind=kind), random_ids(150, 1)
     first = engine.generate([prompt], GREEDY)[0]
     assert first.token_ids == without_cache(model, prompt)
     longer = [*prompt, *first.token_ids, *random_ids(20, 2)]

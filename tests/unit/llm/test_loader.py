@@ -17,11 +17,14 @@ from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import cache_dtype, load_engine, load_network
+from flambeau.llm.models.transformer import tied_logits
 from flambeau.llm.quantize.quantizer import ExpertStack
 from support.checkpoints import reference
 from support.llm_steps import step_inputs
-from support.packed_checkpoints import write_packed
+from support.packed_checkpoints import PACKABLE, write_packed
+from support.tiny_models import tiny_model
 from unit.llm.checkpoints.test_compressed_tensors import packed as packed_groups
+from unit.llm.checkpoints.test_fp8 import blocks as fp8_blocks
 
 INT4_GROUPS = {
     "quant_method": "compressed-tensors",
@@ -161,4 +164,39 @@ def test_linear_layers_keep_the_type_of_the_file_until_they_are_replaced():
 
     model = load_model(MODEL, dtype=torch.float32, arrived=replace_some, keeps_types=True)
     assert set(arrived) == {torch.bfloat16}
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    types = {parameter.dtype for name, parameter in model.named_parameters() if "embed_tokens" not in name}
+    assert types == {torch.float32}
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16  # they are looked up, and then widened
+    ids, places = torch.tensor([5, 6, 7]), torch.arange(3)
+    plain = load_model(MODEL, dtype=torch.float32)
+    assert torch.equal(model.embed(ids, places), plain.embed(ids, places))
+
+
+def test_narrow_embeddings_give_the_logits_of_wide_ones():
+    weight, hidden = torch.randn(5000, 16).bfloat16(), torch.randn(3, 16)
+    torch.testing.assert_close(tied_logits(hidden, weight), hidden @ weight.float().t())
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_blocks_of_fp8_run_on_the_cpu_kernels_as_they_are_or_are_quantized_anew(tmp_path, kind, quantization):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
+    model = None if kind == "dense" else tiny_model(replace(PACKABLE, num_experts=4, expert_size=128))
+    packed, plain = write_packed(tmp_path, lambda weight: fp8_blocks(weight, (48, 64)), declared, model=model)
+    cpu, config = torch.device("cpu"), EngineConfig(device="cpu", num_blocks=8, block_size=4, quantization=quantization)
+    expected = load_network(plain, replace(config, compile=False, quantization=None), cpu, None).backend
+    backends = [load_network(packed, replace(config, compile=each), cpu, None).backend for each in (True, False)]
+    inputs = step_inputs({0: (0, [3, 1, 4, 1, 5])})
+    wanted = expected.prefill(inputs, torch.tensor([2, 4]))
+    for backend in backends:
+        logits = backend.prefill(inputs, torch.tensor([2, 4]))
+        if quantization is None:
+            torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+        assert (logits - wanted).norm() / wanted.norm() < 0.05
+    kinds = {layer.kind for layer in backends[0].model.modules() if isinstance(layer, PackedLinear)}
+    assert ("int8" if quantization else "fp8") in kinds
+    assert backends[0].decode_path == "CPU kernels" or quantization
+    for backend in (*backends, expected):
+        backend.close()

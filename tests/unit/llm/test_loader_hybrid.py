@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache
@@ -18,7 +21,7 @@ from support.adapters import layer_shapes, merge, write_adapter
 from support.checkpoints import reference
 from support.language_models import write_language_model
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
-from support.tiny_models import tiny_hybrid
+from support.tiny_models import tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
 pytestmark = pytest.mark.timeout(300)  # a compiler may run, on a busy machine
@@ -60,11 +63,14 @@ def test_a_quantized_engine_gives_a_batch_what_it_gives_each_alone(folder, kind)
     engine.close()
 
 
-def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refused(folder, tmp_path):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refused(folder, tmp_path, compiles):
     shapes = layer_shapes(folder, ("q_proj", "v_proj", "w1", "w2"))
     adapter = write_adapter(tmp_path / "good", shapes)
     recurrent = write_adapter(tmp_path / "bad", layer_shapes(folder, ("in_proj",)))
-    engine = load_engine(folder, device="cpu", max_num_seqs=4, lora_adapters={"good": str(adapter)}, compile=False)
+    adapters = {"good": str(adapter)}
+    engine = load_engine(folder, device="cpu", max_num_seqs=4, lora_adapters=adapters, compile=compiles)
+    engine._backend.wait_until_compiled(timeout_s=250)
     network = merge(reference("lfm-2", vocab_size=VOCAB_SIZE), adapter)
     found = engine.generate(PROMPTS[:1], GREEDY, adapter="good")[0].token_ids
     assert found == greedy_tokens(network, engine.tokenizer.encode(PROMPTS[0]))
@@ -83,14 +89,24 @@ def test_prefixes_cannot_be_kept(folder):
         load_engine(folder, device="cpu", kv_host_memory_mb=64)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler's own
-@pytest.mark.parametrize("kind", ["mamba2", "delta_net"])
-def test_steps_that_inductor_compiled_leave_the_same_states(monkeypatch, kind):
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        pytest.param("delta_net", "Inductor", marks=pytest.mark.slow),
+        *((kind, "CPU kernels") for kind in ("mamba", "mamba2", "short_conv", "delta_net")),
+    ],
+)
+def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
     model = tiny_hybrid(kind)
+    if path == "Inductor":
+        model = tiny_model(replace(model.arch, head_size=12))  # of which the kernels know nothing
+    elif not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3) for _ in range(2)]
-    plain, compiled = EagerBackend(model, caches[0]), CpuBackend(model, caches[1], steps_before_compiling=0)
+    plain = EagerBackend(copy.deepcopy(model), caches[0])
+    compiled = CpuBackend(model, caches[1], steps_before_compiling=0)
     prompt = with_slots(step_inputs({0: (0, [1, 2, 3]), 1: (0, [4, 5]), 2: (0, [6])}))
     steps = [with_slots(step_inputs({i: (3 - i + n, [7 * n + i]) for i in range(3)}, query_len=1)) for n in range(5)]
     for backend in (plain, compiled):
@@ -98,7 +114,7 @@ def test_steps_that_inductor_compiled_leave_the_same_states(monkeypatch, kind):
     found = [compiled.decode(step) for step in steps[:1]]
     assert compiled.wait_until_compiled(timeout_s=280)
     found += [compiled.decode(step) for step in steps[1:]]
-    assert compiled.decode_path == "Inductor"
+    assert compiled.decode_path == path
     for logits, step in zip(found, steps, strict=True):
         torch.testing.assert_close(logits, plain.decode(step), atol=1e-4, rtol=1e-4)
     for one, other in zip(*(cache.states.layers.values() for cache in caches), strict=True):

@@ -21,7 +21,7 @@ import logging
 import re
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
-from flambeau.llm.checkpoints.mxfp4 import read_mxfp4
+from flambeau.llm.checkpoints.mxfp4 import keep_mxfp4, read_mxfp4
 from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights
-from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_packed, unpack_weights
+from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_mxfp4, is_packed, unpack_weights
 from flambeau.llm.checkpoints.staged_copies import StagedCopies
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
 from flambeau.llm.errors import CheckpointError, InvalidConfig
@@ -47,9 +47,11 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
+from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
+from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ logger = logging.getLogger(__name__)
 TENSORS_AHEAD = 16  # of the one that the loader waits for, while threads copy to a GPU
 RELEASE_BYTES = 1 << 28  # read between two releases of mapped files …
 SMALL_BYTES = 1 << 30  # … which take a moment, and of smaller checkpoints come after the last tensor
+
+NARROW = ({torch.bfloat16}, {torch.float16})
 
 Build = Callable[[Architecture], Transformer]
 Arrived = Callable[[str, nn.Module], nn.Module | None]
@@ -73,19 +77,24 @@ def load_model(
     arrived: Arrived | None = None,
     arch: Architecture | None = None,
     keeps_types: bool = False,
+    keeps_blocks: bool = False,
     keeps_groups: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
-    `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers arrive in the
-    type of the files if the network's represents it exactly; those that `arrived` does not replace are converted.
-    `keeps_groups` is for the CPU kernels: see `unpack_weights`.
+    `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers and experts
+    arrive in the type of the files if the network's represents it exactly; those that `arrived` does not replace are
+    converted, and embeddings stay. `keeps_blocks` and `keeps_groups` are for a CPU: see `unpack_weights`.
     """
     path = Path(path)
-    files = given = read_mxfp4(open_files(path))
+    files = open_files(path)
     arch = arch or read_declared(path, files)
+    if keeps_blocks and is_mxfp4(arch):
+        files, settings = keep_mxfp4(files, arch)
+        arch = as_unpacked(arch, settings)
+    files = given = read_mxfp4(files)
     if is_packed(arch):
-        unpacked = unpack_weights(files, arch, keeps_groups=keeps_groups)
+        unpacked = unpack_weights(files, arch, keeps_blocks=keeps_blocks, keeps_groups=keeps_groups)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         if unpacked.message:
             logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
@@ -115,12 +124,15 @@ def load_model(
     return model
 
 
-def read_architecture(path: Path, *, keeps_groups: bool = False) -> Architecture:
+def read_architecture(path: Path, *, keeps_blocks: bool = False, keeps_groups: bool = False) -> Architecture:
     """The architecture of a checkpoint, and the quantization that its network will have."""
     arch = read_declared(path)
+    if keeps_blocks and is_mxfp4(arch):
+        return as_unpacked(arch, keep_mxfp4(open_files(path), arch)[1])
     if not is_packed(arch):
         return arch
-    return as_unpacked(arch, unpack_weights(open_files(path), arch, keeps_groups=keeps_groups).settings)
+    unpacked = unpack_weights(open_files(path), arch, keeps_blocks=keeps_blocks, keeps_groups=keeps_groups)
+    return as_unpacked(arch, unpacked.settings)
 
 
 def open_files(path: Path) -> list[WeightFile]:
@@ -174,19 +186,36 @@ def check_kind(folder: Path) -> None:
 
 
 def keep_types(model: nn.Module, placements: list[Placement]) -> None:
-    """Give empty linear layers of float32 the type of their tensors, if all have the same of 16 bits."""
-    owners = {placement.owner: model.get_submodule(placement.owner) for placement in placements}
-    stored = {placement.stored.dtype for placement in placements if type(owners[placement.owner]) is nn.Linear}
-    for layer in owners.values():
-        is_wider = type(layer) is nn.Linear and layer.weight.dtype == torch.float32
-        if is_wider and stored in ({torch.bfloat16}, {torch.float16}):
-            layer.to(dtype=next(iter(stored)))
+    """Give empty linear layers, experts and embeddings of float32 the type of their tensors, if that has 16 bits."""
+    stored: defaultdict[str, set[torch.dtype]] = defaultdict(set)
+    for placement in placements:
+        stored[placement.owner].add(placement.stored.dtype)
+    for name, types in stored.items():
+        layer = model.get_submodule(name)
+        is_wide = all(parameter.dtype == torch.float32 for parameter in layer.parameters(recurse=False))
+        if isinstance(layer, nn.Linear | nn.Embedding | Experts) and is_wide and types in NARROW:
+            convert_parameters(layer, next(iter(types)))
 
 
 def arrived_or_converted(arrived: Arrived, dtype: torch.dtype, name: str, module: nn.Module) -> nn.Module | None:
-    """What `arrived` returns; a linear layer that stays gets the network's type."""
+    """What `arrived` returns; what stays gets the network's type, and embeddings give it."""
     other = arrived(name, module)
-    return module.to(dtype) if other is None and type(module) is nn.Linear else other
+    if other is not None:
+        return other
+    if isinstance(module, nn.Linear | Experts):
+        convert_parameters(module, dtype)
+        for stack in module.children():
+            if isinstance(stack, ExpertStack):
+                stack.dtype = dtype
+    elif isinstance(module, nn.Embedding) and module.weight.dtype != dtype:
+        return NarrowEmbedding(module.weight, dtype)
+    return None
+
+
+def convert_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a module's own parameters; quantized weights of experts, which may be fp8, are not its own."""
+    for name, parameter in [*module.named_parameters(recurse=False)]:
+        setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
 
 
 def fill(

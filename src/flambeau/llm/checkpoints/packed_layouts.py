@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES
+from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES, fp4_as_fp8
 from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
+from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
+from flambeau.llm.quantize.row_scaled import FP8
 
 ReadTensor = Callable[[], Tensor]
 
@@ -137,13 +139,22 @@ def scaled_layer(
         return value.mul_(in_blocks(read_scale(), size, value.shape))
 
     lazy = LazyTensor(weight.shape, torch.float32, whole)
-    if size[1] != columns or blocks[0] not in (1, rows) or zero is not None or weight.dtype == torch.float8_e5m2:
+    if zero is not None or weight.dtype == torch.float8_e5m2:
         return PackedLayer(weight=lazy)
-    own = {
-        "weight": LazyTensor(weight.shape, weight.dtype, weight.read),
-        "scale": LazyTensor(torch.Size((rows,)), torch.float32, lambda: read_scale().flatten().expand(rows)),
-    }
-    return PackedLayer(weight=lazy, layout=("int8" if weight.dtype == torch.int8 else "fp8", 0), own=own)
+
+    def row_scales() -> Tensor:
+        """Those of the blocks of each row."""
+        return in_blocks(read_scale(), (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
+
+    numbers = LazyTensor(weight.shape, weight.dtype, weight.read)
+    if size[1] == columns:
+        of_rows = LazyTensor(torch.Size((rows,)), torch.float32, lambda: row_scales().flatten())
+        kind: Quantization = "int8" if weight.dtype == torch.int8 else "fp8"
+        return PackedLayer(weight=lazy, layout=(kind, 0), own={"weight": numbers, "scale": of_rows})
+    if weight.dtype == torch.int8 or columns % size[1]:
+        return PackedLayer(weight=lazy)
+    of_blocks = LazyTensor(torch.Size((rows, blocks[1])), torch.float32, row_scales)
+    return PackedLayer(weight=lazy, layout=("fp8", size[1]), own={"weight": numbers, "scale": of_blocks})
 
 
 Sizes = tuple[int, int]
@@ -189,7 +200,10 @@ def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:
 
 
 def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> PackedLayer:
-    """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups."""
+    """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups.
+
+    Our layout of it is fp8, which represents the numbers; the CPU kernels store them in 4 bits again.
+    """
     shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
 
     def weight() -> Tensor:
@@ -198,7 +212,12 @@ def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> Packe
         numbers = table[torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()]
         return (numbers.view(len(pairs), num_groups, -1) * scale().float().unsqueeze(2)).flatten(1)
 
-    return PackedLayer(weight=LazyTensor(shape, torch.float32, weight))
+    own = {
+        "weight": LazyTensor(shape, FP8, lambda: fp4_as_fp8(packed.read())),
+        "scale": LazyTensor(torch.Size((shape[0], num_groups)), torch.float32, lambda: scale().float()),
+    }
+    whole = LazyTensor(shape, torch.float32, weight)
+    return PackedLayer(weight=whole, layout=("fp8", shape[1] // num_groups), own=own)
 
 
 # ---- errors ----

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -100,8 +100,13 @@ class UnpackedFile:
         return self._lazy[name].read()
 
 
-def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerFormat) -> UnpackedFiles:
-    """The files with their quantized layers in a form that the network can take."""
+def unpack(
+    files: list[WeightFile], arch: Architecture, layer_format: LayerFormat, *, keeps_blocks: bool = False
+) -> UnpackedFiles:
+    """The files with their quantized layers in a form that the network can take.
+
+    Without `keeps_blocks`, fp8 with several scales for a row is dequantized.
+    """
     tensors = {stored.name: stored for file in files for stored in file}
     marked = marked_layers(tensors, layer_format.markers)
     if not marked:
@@ -110,7 +115,7 @@ def unpack(files: list[WeightFile], arch: Architecture, layer_format: LayerForma
             f"{' or '.join(layer_format.markers)}; download the checkpoint again, or remove quantization_config"
         )
     layers = {name: as_stored(arch, name, read_layer(name, tensors, layer_format)) for name in marked}
-    settings, kept = choose_layout(arch, layers)
+    settings, kept = choose_layout(arch, layers, keeps_blocks=keeps_blocks)
     replaced: dict[str, Mapping[str, LazyTensor]] = {}
     for name, layer in layers.items():
         leaves = layer.own if name in kept else {"weight": layer.weight}
@@ -142,19 +147,19 @@ def as_stored(arch: Architecture, name: str, layer: PackedLayer) -> PackedLayer:
 
 
 def choose_layout(
-    arch: Architecture, layers: Mapping[str, PackedLayer]
+    arch: Architecture, layers: Mapping[str, PackedLayer], *, keeps_blocks: bool = False
 ) -> tuple[QuantizationSettings | None, frozenset[str]]:
     """The settings of a network for these layers, and the layers that stay quantized in it."""
     if is_rearranged(arch, layers):
         return None, frozenset()
     sizes: Counter[Layout] = Counter()
     for layer in layers.values():
-        if layer.layout is not None:
+        if layer.layout is not None and (keeps_blocks or not has_blocks(layer.layout)):
             sizes[layer.layout] += layer.weight.shape.numel()
     if not sizes:
         return None, frozenset()
     (kind, group_size), _ = sizes.most_common(1)[0]
-    settings = QuantizationSettings(kind=kind, group_size=group_size or 64, lm_head=True, wide_scales=True)
+    settings = settings_for((kind, group_size))
     canonical = {canonical_name(f"{name}.weight", arch.renames): name for name in layers}
     modules: set[str] = set()
     kept: set[str] = set()
@@ -167,14 +172,21 @@ def choose_layout(
                 kept |= found
     if not modules:
         return None, frozenset()
-    settings = QuantizationSettings(
-        kind=kind,
-        group_size=group_size or 64,
-        lm_head="lm_head" in modules,
-        layers=frozenset(modules),
-        wide_scales=True,
-    )
+    settings = replace(settings, lm_head="lm_head" in modules, layers=frozenset(modules))
     return settings, frozenset(kept)
+
+
+def has_blocks(layout: Layout) -> bool:
+    """Whether a row of fp8 has several scales."""
+    return layout[0] == "fp8" and layout[1] > 0
+
+
+def settings_for(layout: Layout) -> QuantizationSettings:
+    """The settings of a network whose layers all have this layout."""
+    kind, size = layout
+    if has_blocks(layout):
+        return QuantizationSettings(kind=kind, block_size=size, lm_head=True)
+    return QuantizationSettings(kind=kind, group_size=size or 64, lm_head=True, wide_scales=True)
 
 
 def is_rearranged(arch: Architecture, layers: Iterable[str]) -> bool:
@@ -317,6 +329,7 @@ def describe(
     parts = []
     if settings is not None:
         group = f" in groups of {settings.group_size}" if settings.kind == "int4" else ""
+        group = f" in blocks of {settings.block_size} inputs" if settings.block_size else group
         parts.append(f"{len(kept)} layers stay {settings.kind}{group}")
     if num_other:
         size_gb = sum(layer.weight.shape.numel() for name, layer in layers.items() if name not in kept) * 2 / 1e9

@@ -30,21 +30,29 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
 GGUF = "gguf"  # of files that say it themselves
 
 
-def unpack_weights(files: list[WeightFile], arch: Architecture, *, keeps_groups: bool = False) -> UnpackedFiles:
+def unpack_weights(
+    files: list[WeightFile], arch: Architecture, *, keeps_blocks: bool = False, keeps_groups: bool = False
+) -> UnpackedFiles:
     """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
 
-    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply.
+    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply. With
+    `keeps_blocks`, fp8 weights with several scales for a row do.
     """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:
         return unpack_gguf(files, arch, keeps_groups=keeps_groups)
     make = METHODS.get(declared.get("quant_method", ""))
-    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared))
+    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared), keeps_blocks=keeps_blocks)
 
 
 def is_packed(arch: Architecture) -> bool:
     """Whether the weights were quantized elsewhere."""
     return (arch.source.get("quantization_config") or {}).get("quant_method") in (*METHODS, GGUF)
+
+
+def is_mxfp4(arch: Architecture) -> bool:
+    """Whether experts may be in MXFP4, as those of gpt-oss are."""
+    return (arch.source.get("quantization_config") or {}).get("quant_method") == "mxfp4"
 
 
 def has_packed_layers(files: list[WeightFile], arch: Architecture) -> bool:

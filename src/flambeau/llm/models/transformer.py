@@ -217,6 +217,28 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 
 
+class NarrowEmbedding(nn.Embedding):
+    """Embeddings in the type of their file, for a network whose type represents it exactly."""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], _weight=weight.detach(), _freeze=True)
+        self.dtype = dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[…] to […, E], in the type of the network."""
+        return super().forward(ids).to(self.dtype)
+
+
+ROWS_AT_ONCE = 4096  # of embeddings that are widened
+
+
+def tied_logits(hidden: Tensor, weight_VE: Tensor) -> Tensor:
+    """Hidden states […, E] to […, V] by embeddings, which may be narrower: some of them are widened at a time."""
+    if weight_VE.dtype == hidden.dtype:
+        return F.linear(hidden, weight_VE)
+    return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in torch.split(weight_VE, ROWS_AT_ONCE)], dim=-1)
+
+
 class RowEmbedding(nn.Module):
     """Embeddings as a linear layer whose outputs are the tokens: it computes the logits where these are tied."""
 
@@ -319,7 +341,7 @@ class Transformer(nn.Module):
         if self.lm_head is None and isinstance(self.model.embed_tokens, RowEmbedding):
             logits = self.model.embed_tokens.rows(hidden).float()
         elif self.lm_head is None:
-            logits = F.linear(hidden, self.model.embed_tokens.weight).float()
+            logits = tied_logits(hidden, self.model.embed_tokens.weight).float()
         else:
             logits = self.lm_head(hidden).float()
         if self.arch.logit_scale != 1.0:

@@ -155,7 +155,8 @@ def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedL
         return Int4Linear(size_in, size_out, group_size=group_size, bias=bias, scale_dtype=scale_dtype)
     if settings.kind == "int8":
         return Int8Linear(size_in, size_out, bias=bias, scale_dtype=scale_dtype)
-    return Fp8Linear(size_in, size_out, bias=bias)
+    num_groups = size_in // settings.block_size if settings.block_size else None
+    return Fp8Linear(size_in, size_out, bias=bias, num_groups=num_groups)
 
 
 class ExpertStack(nn.Module):

@@ -1,6 +1,6 @@
 """Linear layers with 8-bit weights and one scale per output: int8, and floating point (fp8, e4m3).
 
-int8 may have a scale for each group of a row instead, which only the CPU kernels compute fast.
+There may be a scale for each group of a row instead, which only the CPU kernels compute fast.
 
 Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row
 """
@@ -22,14 +22,21 @@ class RowScaledLinear(nn.Module):
     quantize_rows: ClassVar[staticmethod[[Tensor], tuple[Tensor, Tensor]]]  # → weights [O, I], scales [O]
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = False, scale_dtype: torch.dtype | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        scale_dtype: torch.dtype | None = None,
+        num_groups: int | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight: Tensor
         self.scale: Tensor
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.weight_dtype))
-        self.register_buffer("scale", torch.empty(out_features, dtype=scale_dtype or self.scale_dtype))
+        scales = (out_features,) if num_groups is None else (out_features, num_groups)
+        self.register_buffer("scale", torch.empty(scales, dtype=scale_dtype or self.scale_dtype))
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     @classmethod

@@ -25,6 +25,7 @@ class QuantizationSettings:
 
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale
+    block_size: int = 0  # fp8: weights of a row that share a scale; 0: all
     lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
     layers: frozenset[str] | None = None  # the only layers that are quantized, by name; None: all that can be
     wide_scales: bool = False  # integers: scales in float32 instead of bfloat16, for files that were made elsewhere
@@ -48,6 +49,7 @@ class QuantizationSettings:
         settings = {"quant_method": METHOD, "kind": self.kind, "lm_head": self.lm_head}
         settings |= {"layers": sorted(self.layers)} if self.layers is not None else {}
         settings |= {"wide_scales": True} if self.wide_scales else {}
+        settings |= {"block_size": self.block_size} if self.block_size else {}
         if self.groups:
             settings["groups"] = {name: [*map(to_list, parts)] for name, parts in self.groups.items()}
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
@@ -78,6 +80,7 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
         return QuantizationSettings(
             kind=declared["kind"],
             group_size=declared.get("group_size", 64),
+            block_size=declared.get("block_size", 0),
             lm_head=bool(declared.get("lm_head", False)),
             layers=frozenset(declared["layers"]) if "layers" in declared else None,
             wide_scales=bool(declared.get("wide_scales", False)),

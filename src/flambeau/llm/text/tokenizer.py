@@ -32,9 +32,11 @@ from flambeau.llm.text.infill import find_infill
 from flambeau.llm.text.tokenizer_files import (
     Strips,
     added_tokens,
+    declared_tokens,
     end_ids,
     find_file,
     named_tokens,
+    older_names,
     read_json,
     read_templates,
 )
@@ -260,10 +262,11 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     file = find_file(Path(path))
     folder = file.parent
     settings = read_json(folder / "tokenizer_config.json")
-    tokens = named_tokens(read_json(folder / "special_tokens_map.json")) | named_tokens(settings)
+    settings |= older_names(folder, settings)
+    tokens = named_tokens(settings)
     vocabulary: Vocabulary
     if file.suffix == ".json":
-        vocabulary = TokenizersVocabulary(open_tokenizers(file), tokens)
+        vocabulary = TokenizersVocabulary(open_tokenizers(file), tokens, declared_tokens(folder, settings))
     else:
         vocabulary = SentencePieceVocabulary(
             open_sentencepiece(file.read_bytes(), str(file)),

@@ -11,6 +11,8 @@ from typing import Any
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.json_files import read_object
 
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
@@ -95,6 +97,66 @@ def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, AddedTo
         raise TokenizerError(f"added_tokens_decoder in {folder / 'tokenizer_config.json'} {text}") from None
     others = read_json(folder / "added_tokens.json")
     return {text: AddedToken(i) for text, i in others.items() if isinstance(i, int)} | tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredToken:
+    """What files beside a tokenizer.json say of a token."""
+
+    text: str
+    flags: Mapping[str, bool] | None = None  # names of AddedToken's arguments; None: those of the tokenizer's own file
+    is_special: bool = False  # whatever the flags are
+
+
+def older_names(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of tokens in special_tokens_map.json, which come first unless tokenizer_config.json has all tokens."""
+    return {} if "added_tokens_decoder" in settings else read_json(folder / "special_tokens_map.json")
+
+
+def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> list[DeclaredToken]:
+    """The tokens that transformers adds to those of a tokenizer.json or changes, in the order of their new ids."""
+    names = named_values(settings)
+    special = {content_of(value) for value in names}
+    described = settings.get("added_tokens_decoder")
+    if described is None:
+        older = read_json(folder / "added_tokens.json")
+        described = {i: {"content": text, "normalized": text not in special} for text, i in older.items()}
+    try:
+        ordered = [token for _, token in sorted((int(i), token) for i, token in described.items())]
+        found = [
+            DeclaredToken(text=str(token["content"]), flags=flags_of(token), is_special=token["content"] in special)
+            for token in ordered
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        text = "must have tokens by their ids, each with its content; copy it again from the model's source"
+        raise TokenizerError(f"added_tokens_decoder in {folder / 'tokenizer_config.json'} {text}") from None
+    known = {token.text for token in found}
+    found += [
+        DeclaredToken(text=content_of(value), flags=flags_of(value), is_special=True)
+        for value in names
+        if content_of(value) not in known
+    ]
+    lists = (settings.get(key) for key in ("extra_special_tokens", "additional_special_tokens"))
+    more = [content_of(value) for value in next((one for one in lists if one and isinstance(one, list)), ())]
+    return found + [DeclaredToken(text=text) for text in more if text and text not in known | special]
+
+
+def named_values(settings: Mapping[str, Any]) -> list[Any]:
+    """The tokens that have a name of their own, in the order in which transformers adds them."""
+    ours = {key: value for key, value in settings.items() if key.endswith("_token") and content_of(value)}
+    extra = settings.get("extra_special_tokens")
+    ours |= extra if isinstance(extra, Mapping) else {}
+    return [*(ours[name] for name in NAMES if name in ours), *(ours[name] for name in ours if name not in NAMES)]
+
+
+def content_of(value: Any) -> str:
+    """The text of a token that is given as such or as an object; empty for other values."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else ""
+
+
+def flags_of(value: Any) -> Mapping[str, bool] | None:
+    return {name: bool(value[name]) for name in FLAGS if name in value} if isinstance(value, Mapping) else None
 
 
 def end_ids(folder: Path) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.text.detokenizer import EACH_BYTE, LeadingSpaces
-from flambeau.llm.text.tokenizer_files import AddedToken, Strips
+from flambeau.llm.text.tokenizer_files import FLAGS, AddedToken, DeclaredToken, Strips
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 LONG_TEXT = 2000  # characters: about a millisecond
@@ -204,12 +204,16 @@ class TokenizersVocabulary:
 
     finds_special = True
 
-    def __init__(self, tokenizer: Any, tokens: Mapping[str, str]) -> None:
+    def __init__(self, tokenizer: Any, tokens: Mapping[str, str], declared: Sequence[DeclaredToken] = ()) -> None:
         self._tokenizer = t = tokenizer
         self._plain = SharedSetting(self._set_plain)
+        before = {token.content for token in t.get_added_tokens_decoder().values() if token.special}
+        add_declared(t, declared)
         self._added = {i: str(token.content) for i, token in t.get_added_tokens_decoder().items()}
         self.special_ids: Mapping[str, int] = {
-            token.content: i for i, token in t.get_added_tokens_decoder().items() if token.special
+            token.content: i
+            for i, token in t.get_added_tokens_decoder().items()
+            if token.special or token.content in before  # which the library does not forget
         }
         self._special = frozenset(self.special_ids.values())
         self.named_ids: Mapping[str, int] = self.special_ids  # other added tokens are found in any text
@@ -278,6 +282,26 @@ class TokenizersVocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def add_declared(tokenizer: Any, declared: Sequence[DeclaredToken]) -> None:
+    """Add and change tokens of a tokenizer as transformers does; new ones get the next ids."""
+    from tokenizers import AddedToken as LibraryToken
+
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    changed = []
+    for token in declared:
+        own = known.get(token.text)
+        if token.flags is None and own is not None and (own.special or not token.is_special):
+            continue
+        flags: dict[str, bool] = {"special": True} if token.flags is None else dict(token.flags)
+        if token.flags is None and own is not None:
+            flags = {name: getattr(own, name) for name in FLAGS}
+        flags["special"] = flags.get("special", False) or token.is_special
+        flags.setdefault("normalized", not flags["special"])
+        changed.append(LibraryToken(token.text, **flags))
+    if changed:
+        tokenizer.add_tokens(changed)
 
 
 def open_tokenizers(path: Path) -> Any:

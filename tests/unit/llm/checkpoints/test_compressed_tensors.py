@@ -8,6 +8,8 @@ import logging
 import pytest
 import torch
 
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.packed_linear import packed as packed_for_kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -145,11 +147,14 @@ def test_groups_of_fp8_with_exponents_are_dequantized(tmp_path):
         parts = {"weight": numbers.flatten(1), "weight_scale": stored}
         return parts, (numbers.float() * scale).flatten(1)
 
-    check_equal(*write_packed(tmp_path, pack, config("mxfp8-quantized", {**FP8, "group_size": 32})))
+    folders = write_packed(tmp_path, pack, config("mxfp8-quantized", {**FP8, "group_size": 32}))
+    check_equal(*folders)
+    assert check_equal(*folders, keeps_blocks=True).model.layers[0].mlp.down_proj.scale.shape == (128, 8)
 
 
+@pytest.mark.parametrize("keeps_blocks", [True, False])
 @pytest.mark.parametrize("form", ["nvfp4-pack-quantized", "mxfp4-pack-quantized"])
-def test_4_bit_floating_point_is_dequantized(tmp_path, form):
+def test_4_bit_floating_point_is_dequantized_or_stays_as_fp8(tmp_path, form, keeps_blocks):
     def pack(weight):
         size = 16 if form.startswith("nv") else 32
         groups = weight.unflatten(1, (-1, size))
@@ -166,7 +171,11 @@ def test_4_bit_floating_point_is_dequantized(tmp_path, form):
         return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": stored, **more}, plain
 
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 16, "strategy": "tensor_group"}
-    check_equal(*write_packed(tmp_path, pack, config(form, weights)))
+    model = check_equal(*write_packed(tmp_path, pack, config(form, weights)), keeps_blocks=keeps_blocks)
+    layer = model.model.layers[0].mlp.down_proj
+    assert isinstance(layer, Fp8Linear) == keeps_blocks
+    if keeps_blocks and kernels.load():
+        assert packed_for_kernels(layer).kind == ("fp4_wide" if form.startswith("nv") else "fp4")
 
 
 def test_the_older_key_of_the_configuration_is_read(tmp_path):

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.row_scaled import Fp8Linear
-from support.packed_checkpoints import check_equal, write_packed
+from flambeau.llm.quantize.settings import read_quantization
+from support.packed_checkpoints import PACKABLE, check_equal, write_packed
+from support.tiny_models import tiny_model
 
 FP8 = torch.float8_e4m3fn
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
 def blocks(weight, size=48, leaf="weight_scale_inv"):
-    """Blocks of size x size; the last ones are cut off."""
-    scale = torch.empty(-(-weight.shape[0] // size), -(-weight.shape[1] // size))
+    """Blocks of so many rows and columns; the last ones are cut off."""
+    high, wide = (size, size) if isinstance(size, int) else size
+    scale = torch.empty(-(-weight.shape[0] // high), -(-weight.shape[1] // wide))
     plain, stored = torch.empty_like(weight), torch.empty_like(weight, dtype=FP8)
     for i in range(len(scale)):
         for j in range(scale.shape[1]):
-            at = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+            at = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
             scale[i, j] = weight[at].abs().max() / 448
             stored[at] = (weight[at] / scale[i, j]).to(FP8)
             plain[at] = stored[at].float() * scale[i, j]
@@ -39,6 +43,19 @@ def test_blocks_of_deepseek_are_dequantized(tmp_path):
     declared = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [48, 48]}
     model = check_equal(*write_packed(tmp_path, blocks, declared))
     assert isinstance(model.model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_blocks_stay_fp8_in_a_network_that_may_have_them(tmp_path, kind):
+    declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
+    model = None if kind == "dense" else tiny_model(replace(PACKABLE, num_experts=4, expert_size=128))
+    folders = write_packed(tmp_path, lambda weight: blocks(weight, (48, 64)), declared, model=model)
+    model = check_equal(*folders, keeps_blocks=True)
+    linear = model.model.layers[0].self_attn.qkv_proj
+    assert isinstance(linear, Fp8Linear)
+    assert linear.scale.shape == (len(linear.weight), 2)
+    assert read_quantization(read_architecture(folders[0], keeps_blocks=True).source).block_size == 64
+    assert read_quantization(read_architecture(folders[0]).source) is None  # dequantized
 
 
 def test_scales_that_are_powers_of_two_are_read(tmp_path):

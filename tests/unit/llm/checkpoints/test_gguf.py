@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.packed_experts import GroupPacker
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -19,7 +18,7 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.loader import keeps_groups as loader_keeps_groups
-from flambeau.llm.loader import load_engine, load_network
+from flambeau.llm.loader import load_engine, load_network, packer
 from flambeau.llm.models.transformer import RowEmbedding
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -294,7 +293,8 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     plain = load_model(path, dtype=torch.float32, keeps_groups=True)
-    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=GroupPacker())
+    arrived = packer(path, read_architecture(path, keeps_groups=True), torch.float32)
+    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=arrived)
     found = network_of(path, kv_cache_dtype="float32")
     assert found.decode_path == "CPU kernels"
     assert matrices_of(found.model) == []

@@ -18,7 +18,7 @@ from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
-from support.checkpoints import reference
+from support.checkpoints import HYBRID_KINDS, reference, tiny_config
 from support.gguf_files import by_pairs, write_gguf
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12, 77, 31, 8, 64]])
@@ -40,7 +40,7 @@ DEEPSEEK = {
     "expert_group_count": 4,
     "expert_group_used_count": 2,
     "leading_dense_block_count": 1,
-    "expert_feed_forward_length": 24,
+    "expert_feed_forward_length": 32,
     "expert_shared_count": 2,
     "expert_weights_scale": 1.7,
 }
@@ -175,7 +175,7 @@ KINDS = {
             "expert_used_count": 3,
             "expert_group_count": 1,
             "expert_group_used_count": 1,
-            "expert_feed_forward_length": 24,
+            "expert_feed_forward_length": 32,
             "leading_dense_block_count": 1,
             "expert_shared_count": 2,
             "expert_weights_scale": 1.7,
@@ -190,7 +190,7 @@ KINDS = {
             "expert_used_count": 1,
             "interleave_moe_layer_step": 2,
             "feed_forward_length": 40,
-            "expert_feed_forward_length": 56,
+            "expert_feed_forward_length": 64,
         },
     ),
     "minimax-m2": (
@@ -324,6 +324,12 @@ KINDS = {
     "qwen-3.5-moe": ("qwen35moe", {**DELTA_NET, **DELTA_NET_EXPERTS, **SECTIONS}),
 }
 ONE_GROUP = {"mamba_n_groups": 1}
+SIZES = {  # of networks with recurrent layers, as the headers below have them
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 56,
+    "moe_intermediate_size": 24,
+}
 BASES = {"granite-4-attention": "granite-4-dense"}  # kinds that differ from others by their options
 OPTIONS = {  # of the network, where GGUF files cannot say otherwise
     "gpt-oss": {"swiglu_limit": 7.0},
@@ -342,6 +348,8 @@ OPTIONS = {  # of the network, where GGUF files cannot say otherwise
     "phi-moe": {"router_jitter_noise": 0.01, "sliding_window": None},
     "phi-moe-long": {
         "router_jitter_noise": 0.01,
+        "num_attention_heads": 4,
+        "intermediate_size": 56,
         "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 1e4,
@@ -581,9 +589,17 @@ def stacked(name, tensor, architecture, *, has_experts):
     return {f"{start}.gate_proj.{kind}": gate, f"{start}.up_proj.{kind}": up}
 
 
+def options_of(kind):
+    """Those of the network, with the sizes that the header has."""
+    config = tiny_config(BASES.get(kind, kind))
+    has_sizes = BASES.get(kind, kind) in HYBRID_KINDS and config.model_type not in ("mamba", "falcon_mamba", "mamba2")
+    sizes = {name: size for name, size in SIZES.items() if hasattr(config, name)} if has_sizes else {}
+    return sizes | OPTIONS.get(kind, {})
+
+
 def write(tmp_path, kind, quantized="F32", **changes):
     architecture, values = KINDS[kind]
-    model = reference(BASES.get(kind, kind), **OPTIONS.get(kind, {}) | changes)
+    model = reference(BASES.get(kind, kind), **options_of(kind) | changes)
     if "n_groups" in changes:
         values = values | {"ssm.group_count": changes["n_groups"]}
     tensors = tensors_of(model, tmp_path / "folder", architecture)
@@ -684,7 +700,7 @@ def test_keys_and_values_of_latents_belong_together(tmp_path):
 def test_queries_keys_and_values_may_be_in_one_tensor(tmp_path, kind):
     """As the converter writes them with --fuse-qkv; in some architectures, rows of queries and keys are rearranged."""
     architecture, values = KINDS[kind]
-    model = reference(kind, **OPTIONS.get(kind, {}))
+    model = reference(kind, **options_of(kind))
     tensors = tensors_of(model, tmp_path / "folder", architecture)
     for name in [name for name in tensors if name.endswith(".q_proj.weight")]:
         parts = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
@@ -697,7 +713,7 @@ def test_queries_keys_and_values_may_be_in_one_tensor(tmp_path, kind):
 
 
 def test_joint_projections_of_older_files_are_read(tmp_path):
-    model = reference("qwen-3-next", **OPTIONS["qwen-3-next"])
+    model = reference("qwen-3-next", **options_of("qwen-3-next"))
     architecture, values = KINDS["qwen-3-next"]
     tensors = tensors_of(model, tmp_path / "folder", architecture)
     tensors = {

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.quantized import save_quantized
@@ -51,14 +53,24 @@ def reference_logits(reference: Any, ids: list[int]) -> Tensor:
         return reference(torch.tensor([ids])).logits[0].float()
 
 
-def backend_for(model: Transformer, num_sequences: int) -> EagerBackend:
+def backend_for(model: Transformer, num_sequences: int, kind: str = "plain") -> EagerBackend | KernelSteps:
     """Its caches begin with rubbish."""
     cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, num_slots=num_sequences)
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(50.0)
     for tensor in (tensor for layer in cache.states.layers.values() for tensor in layer):
         tensor.fill_(torch.nan)
-    return EagerBackend(model, cache)
+    return EagerBackend(model, cache) if kind == "plain" else KernelSteps(model, cache)
+
+
+class KernelSteps:
+    """Steps of the C++ kernels."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        if not kernels.load():
+            pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+        assert can_compute(model, cache), model.arch.extras
+        self.prefill = CpuNetwork(model, cache).run
 
 
 def inputs_of(tokens: dict[int, tuple[int, list[int]]], query_len: int = 0):
@@ -77,11 +89,12 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
     torch.testing.assert_close(whole, reference_logits(reference, ids), **TOLERANCE)
 
 
+@pytest.mark.parametrize("backend_kind", ["plain", "kernels"])
 @pytest.mark.parametrize("kind", HYBRID_KINDS)
-def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind):
+def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind, backend_kind):
     model, reference = checkpoint(kind)
     ids = {i: some_ids(LENGTH, seed=i) for i in range(3)}
-    backend, found = backend_for(model, 3), {i: [] for i in ids}
+    backend, found = backend_for(model, 3, backend_kind), {i: [] for i in ids}
     done = dict.fromkeys(ids, 0)
     for lengths in ({0: 5, 1: 12}, {0: 1, 1: 19, 2: 11}, {0: 25, 2: 1}, {2: 19}):
         step = {i: (done[i], ids[i][done[i] : done[i] + length]) for i, length in lengths.items()}

@@ -13,18 +13,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
+from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.eager import PagedAttention, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor import parallel
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.loader import load_network
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
+from support.llm_steps import step_inputs
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
 TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
@@ -64,11 +70,20 @@ def cache_for(model: Transformer) -> KVCache:
 def step(
     model: Transformer, cache: KVCache, num_cached: int, ids: list[int], query_len: int = 0, forward: Any = None
 ) -> Tensor:
-    """The logits of the next tokens of one sequence, whose blocks lie in memory from back to front."""
+    """The logits of the next tokens of one sequence."""
+    inputs = next_tokens(num_cached, ids, query_len)
+    with torch.no_grad(), model.rotation.for_length(LENGTH):
+        return model.logits(
+            (model if forward is None else forward)(inputs.ids_T, inputs.positions_T, PagedAttention(cache, inputs))
+        )
+
+
+def next_tokens(num_cached: int, ids: list[int], query_len: int = 0) -> StepInputs:
+    """The next tokens of one sequence, whose blocks lie in memory from back to front."""
     end = num_cached + len(ids)
     blocks = list(range(NUM_BLOCKS, 0, -1))
     places = range(num_cached, end)
-    inputs = StepInputs(
+    return StepInputs(
         ids_T=torch.tensor(ids),
         positions_T=torch.tensor(places),
         slots_T=torch.tensor([blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in places]),
@@ -77,10 +92,6 @@ def step(
         block_tables_SB=torch.tensor([blocks[: -(-end // BLOCK_SIZE)]]),
         query_len=query_len,
     )
-    with torch.no_grad(), model.rotation.for_length(LENGTH):
-        return model.logits(
-            (model if forward is None else forward)(inputs.ids_T, inputs.positions_T, PagedAttention(cache, inputs))
-        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,6 +104,28 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
     cache = cache_for(model)
     chunks = [step(model, cache, start, ids[start : start + 20]) for start in range(0, LENGTH, 20)]
     torch.testing.assert_close(torch.cat(chunks), expected, **TOLERANCE)
+
+
+# Parts that few families have; those of others are compared with the plain network in test_network.py.
+KERNEL_KINDS = [
+    *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options),
+    *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
+]
+
+
+@pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
+@pytest.mark.parametrize("kind", KERNEL_KINDS)
+def test_the_cpu_kernels_give_the_logits_of_transformers(checkpoint, kind):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    model, reference = checkpoint(kind)
+    cache, ids = cache_for(model), some_ids()
+    assert can_compute(model, cache), model.arch.extras
+    network = CpuNetwork(model, cache)
+    with torch.inference_mode(), model.rotation.for_length(LENGTH):
+        found = [network.run(next_tokens(start, ids[start : start + 20])) for start in range(0, 40, 20)]
+        found += [network.run(next_tokens(place, ids[place : place + 1], query_len=1)) for place in range(40, LENGTH)]
+    torch.testing.assert_close(torch.cat(found), reference_logits(reference, ids), **TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -355,7 +388,7 @@ def test_deepseek_in_blocks_of_fp8_is_dequantized(tmp_path):
             continue
         stack, expert, projection = re.fullmatch(r"(.*experts)\.(\d+)\.(\w+)\.weight", name).groups()
         fused = reference.get_parameter(f"{stack}.{'down_proj' if projection == 'down_proj' else 'gate_up_proj'}")
-        rows = {"gate_proj": slice(0, 24), "up_proj": slice(24, 48), "down_proj": slice(None)}[projection]
+        rows = {"gate_proj": slice(0, 32), "up_proj": slice(32, 64), "down_proj": slice(None)}[projection]
         fused[int(expert), rows] = plain
     save_file(tensors, tmp_path / "model.safetensors")
     file = tmp_path / "config.json"
@@ -365,7 +398,8 @@ def test_deepseek_in_blocks_of_fp8_is_dequantized(tmp_path):
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 
-def test_weights_in_mxfp4_are_dequantized_with_a_warning(tmp_path, caplog):
+def write_mxfp4(tmp_path):
+    """A checkpoint of gpt-oss with experts in MXFP4, and the network of transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     reference = write_checkpoint(tmp_path, "gpt-oss")
@@ -381,10 +415,33 @@ def test_weights_in_mxfp4_are_dequantized_with_a_warning(tmp_path, caplog):
     file = tmp_path / "config.json"
     method = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    return reference
+
+
+def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8(tmp_path, caplog):
+    reference = write_mxfp4(tmp_path)
     model = load_model(tmp_path)
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
     assert own_levels(caplog) == ["WARNING"]
     assert "MXFP4" in caplog.text
+    kept = load_model(tmp_path, dtype=torch.float32, keeps_blocks=True)
+    assert kept.model.layers[0].mlp.experts.down_proj.weight.dtype == torch.float8_e4m3fn
+    torch.testing.assert_close(whole_logits(kept, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+
+
+def test_weights_in_mxfp4_stay_in_4_bits_on_the_cpu_kernels(tmp_path):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    reference = write_mxfp4(tmp_path)
+    config = EngineConfig(device="cpu", num_blocks=16, block_size=4)
+    backend = load_network(tmp_path, config, torch.device("cpu"), None).backend
+    assert backend.decode_path == "CPU kernels"
+    stacks = [module for module in backend.model.modules() if isinstance(module, PackedStack)]
+    assert {stack.rows.kind for stack in stacks} == {"fp4"}
+    ids = some_ids(30)
+    logits = backend.prefill(step_inputs({0: (0, ids)}), torch.arange(len(ids)))
+    torch.testing.assert_close(logits, reference_logits(reference, ids), **TOLERANCE)
+    backend.close()
 
 
 REMOVED = object()

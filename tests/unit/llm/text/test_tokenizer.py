@@ -273,11 +273,44 @@ class TestFiles:
         assert (tokenizer.special_id("<call>"), tokenizer.special_id("<end>")) == (None, 1001)
 
     @pytest.mark.parametrize("added", [[1], {"3": 4}, {"x": {"content": "a"}}, {"3": {}}])
-    def test_added_tokens_that_cannot_be_read_are_refused(self, tmp_path, added):
+    @pytest.mark.parametrize("kind", ["pieces", "json"])
+    def test_added_tokens_that_cannot_be_read_are_refused(self, tmp_path, added, kind):
         write_sentencepiece(tmp_path)
+        if kind == "json":
+            write_json_tokenizer(tmp_path, byte_level_json())
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
         with pytest.raises(TokenizerError, match=r"added_tokens_decoder in .*tokenizer_config\.json must have tokens"):
             load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"eos_token": "<tool call>", "pad_token": "<|pad|>"},
+            {"image_token": "<tool call>", "additional_special_tokens": ["<|new|>"]},
+            {"extra_special_tokens": {"image_token": "<|new|>"}, "additional_special_tokens": ["<|end|>", "<|more|>"]},
+            {"extra_special_tokens": ["<|new|>", "<tool call>"]},
+            {"added_tokens_decoder": {"900": {"content": "<|new|>", "special": False, "rstrip": True}}},
+            {"added_tokens_decoder": {"369": {"content": "<tool call>", "special": True, "lstrip": True}}},
+            {"added_tokens_decoder": {"1": {"content": "<|end|>", "special": False}}},
+            {"added_tokens_decoder": {}, "eos_token": "<|end|>", "map": {"eos_token": "<|im_end|>"}},
+            {"eos_token": "<|end|>", "map": {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|new|>"]}},
+            {"pad_token": "<|pad|>", "added": {"<|new|>": 371, "<|pad|>": 370}},
+        ],
+        ids=str,
+    )
+    def test_tokens_that_other_files_declare_are_those_of_transformers(self, tmp_path, settings):
+        transformers = pytest.importorskip("transformers")
+        others = {"map": "special_tokens_map.json", "added": "added_tokens.json"}
+        own = {key: value for key, value in settings.items() if key not in others}
+        write_json_tokenizer(tmp_path, byte_level_json(), tokenizer_class="PreTrainedTokenizerFast", **own)
+        for key in others.keys() & settings.keys():
+            (tmp_path / others[key]).write_text(json.dumps(settings[key]))
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+        text = "a <tool call> b <|new|> c <|pad|> d <|more|> e <|end|> f"
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.eos_id == theirs.eos_token_id
 
     def test_chat_template_without_a_name_is_none(self, tmp_path):
         write_sentencepiece(tmp_path)

@@ -19,7 +19,7 @@ from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import (
-    INTEGER_LAYERS,
+    QUANTIZED_LAYERS,
     CpuNetwork,
     can_compute,
     can_pack_float32,
@@ -79,7 +79,7 @@ class CpuBackend:
         else:
             if parts := unknown_parts(model.arch):
                 log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
-            if has_layers(model, INTEGER_LAYERS):
+            if has_layers(model, QUANTIZED_LAYERS):
                 self._compiler.find("layers", self._build_layers)
 
     @property
@@ -133,7 +133,7 @@ class CpuBackend:
             return self._eager.decode
         packs_float32 = can_pack_float32(self.model)
         quantize_last_layer(self.model)  # before it is packed as it is
-        pack_layers(self.model, (nn.Linear, *INTEGER_LAYERS), packs_float32=packs_float32)
+        pack_layers(self.model, (nn.Linear, *QUANTIZED_LAYERS), packs_float32=packs_float32)
         pack_experts(self.model, packs_float32=packs_float32)
         self._network = CpuNetwork(self.model, self.cache, self._adapters, self._states)
         release_weight_files()  # the kernels have copies of most of them
@@ -144,7 +144,7 @@ class CpuBackend:
     def _build_layers(self) -> Decode:
         """In a network that the kernels do not know as a whole, they compute its quantized layers one by one."""
         if kernels.load():
-            pack_layers(self.model, INTEGER_LAYERS)
+            pack_layers(self.model, QUANTIZED_LAYERS)
         else:
             forget_plain_layers(self.model)
         return self._eager.decode

@@ -31,6 +31,7 @@ class CPagedStep(ctypes.Structure):
         ("sinks", c_void_p),
         ("biases", c_void_p),
         ("num_places", c_int64),
+        ("chunk", c_int64),
     )
 
 
@@ -47,6 +48,9 @@ KINDS = (  # as in csrc/matrix.h
     "int5_scaled",
     "int6_scaled",
     "int8_minimums",
+    "fp8",
+    "fp4",
+    "fp4_wide",
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
@@ -78,8 +82,40 @@ class CExperts(ctypes.Structure):
         ("gate_up", POINTER(CMatrix)),
         ("down", POINTER(CMatrix)),
         *((name, CMatrix) for name in ("shared_gate_up", "shared_down", "shared_gate")),
-        *((name, c_int64) for name in ("count", "num_chosen", "is_sigmoid", "normalizes", "activation")),
+        *((name, c_int64) for name in ("count", "num_chosen", "router_kind", "normalizes", "activation")),
         *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
+        *((name, c_int64) for name in ("num_groups", "num_chosen_groups", "scales_inputs")),
+        ("jitter", c_float),
+    )
+
+
+RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net")  # in the order of csrc/recurrent.h
+
+
+class CRecurrence(ctypes.Structure):
+    """The weights and the states of a recurrent layer: `Recurrence`."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("kind", "channels", "width", "inner", "heads", "head_size", "state_size")),
+        *((name, c_int64) for name in ("groups", "rank", "is_grouped", "norm_groups", "gates_first")),
+        *((name, CMatrix) for name in ("in_", "out", "gate", "beta", "time", "parameters")),
+        *((name, c_void_p) for name in ("conv_weight", "conv_bias", "time_bias", "decay", "skip")),
+        *((name, CNorm) for name in ("norm", "time_norm", "b_norm", "c_norm")),
+        ("part_scales", c_void_p),
+        *((name, c_float) for name in ("epsilon", "time_low", "time_high", "max_beta", "input_scale", "output_scale")),
+        *((name, c_void_p) for name in ("windows", "states")),
+    )
+
+
+class CLatentAttention(ctypes.Structure):
+    """The weights of attention to latents: `LatentAttention`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("query_down", "query_up", "latent")),
+        *((name, CNorm) for name in ("query_norm", "latent_norm")),
+        *((name, POINTER(CMatrix)) for name in ("to_keys", "to_values")),
+        *((name, c_int64) for name in ("latent_size", "rotary_size", "unrotated_size", "value_size", "is_paired")),
+        ("epsilon", c_float),
     )
 
 
@@ -95,6 +131,11 @@ class CLayer(ctypes.Structure):
         ("values", c_void_p),
         ("window", c_int64),
         ("sinks", c_void_p),
+        ("recurrence", POINTER(CRecurrence)),
+        ("latent", POINTER(CLatentAttention)),
+        ("chunk", c_int64),
+        ("query_scales", c_void_p),
+        *((name, CNorm) for name in ("attention_sum_norm", "mlp_sum_norm")),
     )
 
 
@@ -120,6 +161,10 @@ class CNetwork(ctypes.Structure):
         ("recorded", c_void_p),
         ("num_recorded", c_int64),
         ("embedding_rows", CMatrix),
+        ("gates_attention", c_int64),
+        *((name, c_float) for name in ("attention_input_scale", "attention_output_scale")),
+        *((name, c_float) for name in ("gate_scale", "mlp_output_scale")),
+        *((name, CMatrix) for name in ("project_in", "project_out")),
     )
 
 
@@ -134,6 +179,7 @@ class CTokens(ctypes.Structure):
         ("states", c_void_p),
         ("hidden", c_void_p),
         ("attention_input", c_void_p),
+        ("state_slots", c_void_p),
     )
 
 
@@ -210,6 +256,10 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_narrowest.restype = c_int64
     library.flambeau_pack.argtypes = (c_void_p, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack.restype = None
+    library.flambeau_pack_fp8.argtypes = (*[c_void_p] * 2, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_fits_fp4.argtypes = (c_void_p, c_int64, c_int)
+    library.flambeau_fits_fp4.restype = c_bool
+    library.flambeau_pack_fp8.restype = None
     library.flambeau_pack_levels.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack_levels.restype = None
     library.flambeau_read_rows.argtypes = (POINTER(CMatrix), c_void_p, c_int64, c_void_p)

@@ -18,31 +18,35 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import LoraPart
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES
 from flambeau.llm.backends.cpu.bindings import (
+    RECURRENT_KINDS,
     CLoraLayer,
     CLoraPart,
     CTokens,
     index_pointers,
     kernels,
 )
-from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
+from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, PackedLinear, pack_quantized
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_quantized
+from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
+from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import RowEmbedding, Transformer, is_unmodified
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear, GroupedLinear)
+QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
-ROUTERS = ("softmax", "biased_softmax", "biased_sigmoid")
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(
     {
@@ -62,17 +66,32 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "latent_size",
+        "query_latent_size",
+        "unrotated_size",
+        "value_size",
+        "paired_rope",
         "has_sinks",
         "alibi",
+        "chunks",
+        "rotated_qk_norm",
+        "tempers_rotated",
+        "temperature_length",
+        "temperature_scale",
         "learned_positions",
         "position_offset",
+        "embedding_size",
         "embedding_norm",
+        "scales_expert_inputs",
         "expert_bias",
         "swiglu_limit",
         "swiglu_alpha",
         "shared_expert_size",
         "gates_shared_expert",
         "router",
+        "router_jitter",
+        "num_expert_groups",
+        "num_chosen_groups",
         "routed_scale",
         "attention_scale",
         "attention_softcap",
@@ -80,6 +99,14 @@ EXTRAS = frozenset(
         "embedding_scale",
         "residual_scale",
         "logit_scale",
+        "recurrence",
+        "has_mlp",
+        "feed_forward_layers",
+        "wide_residual",
+        "attention_input_scale",
+        "attention_output_scale",
+        "mlp_scales",
+        "gates_attention",
         "head_bias",
     }
 )
@@ -192,20 +219,25 @@ def to_ctokens(inputs: StepInputs, lora: LoraTable | None = None) -> CTokens:
     """The inputs of a step as a C structure."""
     ids_T, tables_SB = inputs.ids_T, inputs.block_tables_SB
     places = index_pointers(ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, tables_SB)
-    if lora is None or inputs.adapters_T is None:
-        return CTokens(*places, len(ids_T), *tables_SB.shape)
-    adapters_T = lora.places(inputs.adapters_T)
-    tokens = CTokens(*places, len(ids_T), *tables_SB.shape, adapters_T.data_ptr(), lora.pointer)
-    tokens.kept = adapters_T  # alive as long as the pointer to it
+    tokens = CTokens(*places, len(ids_T), *tables_SB.shape)
+    if inputs.state_slots_S is not None:
+        [tokens.state_slots] = index_pointers(inputs.state_slots_S)
+    if lora is not None and inputs.adapters_T is not None:
+        tokens.kept = lora.places(inputs.adapters_T)  # alive as long as the pointer to it
+        tokens.adapters, tokens.lora = tokens.kept.data_ptr(), lora.pointer
     return tokens
 
 
-def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str]:
+def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str, str, str]:
     """The matrices that adapters may change, in the order of csrc/network.h; of experts, those for all tokens."""
-    attention = "self_attn.qkv_proj", "self_attn.o_proj"
+    query = "self_attn.qkv_proj"
+    if arch.latent_size:
+        query = "self_attn.q_b_proj" if arch.query_latent_size else "self_attn.q_proj"
+    names = query, "self_attn.o_proj"
+    latent = "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"
     if arch.has_experts(layer):
-        return *attention, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj"
-    return *attention, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj"
+        return *names, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj", *latent
+    return *names, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj", *latent
 
 
 def quantize_last_layer(model: Transformer) -> None:
@@ -251,11 +283,22 @@ def can_pack_float32(model: Transformer) -> bool:
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
     unknown = set(arch.extras) - EXTRAS
-    if arch.norm_places == "sum":
-        unknown.add("norm_places")
-    if arch.router not in ROUTERS:
+    if arch.router not in ROUTER_KINDS:
         unknown.add("router")
+    if arch.rotated_qk_norm and (arch.qk_norm or arch.separate_qk_norm):
+        unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
+    if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
+        unknown.add("norm_places")
+    if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
+        unknown.add("recurrence")
     return sorted(unknown)
+
+
+def has_known_heads(arch: Architecture) -> bool:
+    """Whether the kernels know the size of heads, if any layer attends."""
+    if not arch.attending_layers:
+        return True
+    return arch.head_size % LANES == 0 if arch.latent_size else arch.head_size in HEAD_SIZES
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
@@ -266,15 +309,17 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
     """Whether the kernels know the parts of layers and their cache."""
     keys = cache.keys[0]
-    if unknown_parts(arch) or not rotation.has_tables:
+    if unknown_parts(arch) or keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS:
         return False
-    return keys.device.type == "cpu" and keys.dtype in CACHE_KINDS and arch.head_size in HEAD_SIZES
+    return has_known_heads(arch) and (rotation.has_tables or not arch.attending_layers)
 
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, JoinedLinear, *INTEGER_LAYERS, *SPARSE, *others)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, LatentAttention, LatentUp, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False
-    return all(is_unmodified(module, known) for module in model.modules())
+    mixers = [module for module in model.modules() if isinstance(module, RecurrentMixer)]
+    parts = {part for mixer in mixers for part in other_parts(mixer)}
+    return all(is_unmodified(module, (type(module),) if module in parts else known) for module in model.modules())

@@ -14,20 +14,42 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS
-from flambeau.llm.backends.cpu.bindings import ACTIVATIONS, KINDS, CExperts, CLayer, CMatrix, CNetwork, CNorm
+from flambeau.llm.backends.cpu.bindings import (
+    ACTIVATIONS,
+    KINDS,
+    CExperts,
+    CLatentAttention,
+    CLayer,
+    CMatrix,
+    CNetwork,
+    CNorm,
+)
 from flambeau.llm.backends.cpu.packed_experts import LEAVES, packed_stack
-from flambeau.llm.backends.cpu.packed_linear import packed
+from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
+from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import RMSNorm
-from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import Decoder, PlainMLP, RowEmbedding
+from flambeau.llm.models.rope import Rotation, query_scale
+from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer, RowEmbedding
 from flambeau.llm.quantize.groups import JoinedLinear
+
+ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
+    "softmax": 0,
+    "grouped_softmax": 0,
+    "biased_softmax": 0,
+    "biased_sigmoid": 1,
+    "sigmoid": 2,
+    "sparse_mixer": 3,
+}
+GROUPED = ("grouped_softmax", "biased_sigmoid")  # the routers to which groups of experts make a difference
 
 
 class NetworkPointers:
@@ -56,6 +78,7 @@ class NetworkPointers:
         elif body is not None:
             embedding = body.embed_tokens.weight
             dtype = embedding.dtype
+        own = dtype if body is None else getattr(body.embed_tokens, "dtype", dtype)  # the network's
         biases_HP = place_biases(arch)
         return CNetwork(
             arch.hidden_size,
@@ -73,42 +96,101 @@ class NetworkPointers:
             CACHE_KINDS[dtype],
             arch.is_parallel,
             arch.wide_qk_norm,
-            arch.late_qk_norm,
+            arch.late_qk_norm or arch.rotated_qk_norm,
             array,
-            self._pointer(embedding),
-            self._pointer(None if body is None else learned_positions(body, arch)),
+            self.pointer(embedding),
+            self.pointer(None if body is None else learned_positions(body, arch)),
             self._norm(getattr(body, "embed_norm", None)),
             self._norm(getattr(body, "norm", None)),
             head,
             arch.norm_epsilon,
             attention_scale(arch),
             arch.attention_softcap or 0.0,
-            self._pointer(biases_HP),
+            self.pointer(biases_HP),
             0 if biases_HP is None else biases_HP.shape[1],
             arch.clip_qkv or 0.0,
-            float(torch.tensor(arch.embedding_scale, dtype=dtype)),  # rounded as the network's numbers are
+            float(torch.tensor(arch.embedding_scale, dtype=own)),  # rounded as the network's numbers are
             arch.residual_scale,
             arch.logit_scale,
             arch.logit_softcap or 0.0,
-            self._pointer(torch.tensor(recorded, dtype=torch.int64)),
+            self.pointer(torch.tensor(recorded, dtype=torch.int64)),
             len(recorded),
             rows,
+            arch.gates_attention,
+            arch.attention_input_scale,
+            arch.attention_output_scale,
+            *arch.mlp_scales,
+            *(self._projection(body, name) for name in ("project_in", "project_out")),
         )
 
+    def _projection(self, body: Decoder | None, name: str) -> CMatrix:
+        layer = getattr(body, name, None)
+        return CMatrix() if layer is None else self.matrix(layer)
+
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
-        attention, mlp, cache = layer.self_attn, layer.mlp, self._cache
-        has_experts = isinstance(mlp, SparseMLP)
-        return CLayer(
-            *(self._norm(getattr(layer, name, None)) for name in norm_names(arch)),
-            self._qk_norm(attention),
-            *(self._rotation(rotation, attention)),
-            *map(self.matrix, (attention.qkv_proj, attention.o_proj)),
-            *((CMatrix(), CMatrix()) if has_experts else self._feed_forward(mlp)),
-            self._experts(mlp) if has_experts else None,
-            *map(self._pointer, (cache.keys[number], cache.values[number])),
-            arch.window(number) or 0,
-            self._pointer(None if attention.sinks is None else attention.sinks.detach().float()),
+        attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
+        made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)))
+        if isinstance(attention, LatentAttention):
+            made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
+            made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
+            made.latent = ctypes.pointer(self._latent(attention))
+        elif attention is not None:
+            cache = self._cache
+            made.qk_norm = self._qk_norm(attention)
+            made.cos, made.sin = self._rotation(rotation, attention)
+            made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
+            made.keys, made.values = map(self.pointer, (cache.keys[number], cache.values[number]))
+            made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
+            if attention.is_tempered and arch.temperature_length:
+                scales = query_scale(arch, torch.arange(arch.max_length))
+                made.query_scales = self.pointer(None if scales is None else scales.flatten())
+            made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
+        if isinstance(mlp, SparseMLP):
+            made.experts = self._experts(mlp)
+        elif mlp is not None:
+            made.gate_up, made.down = self._feed_forward(mlp)
+        if arch.norm_places == "sum":
+            made.attention_sum_norm = self._norm(layer.input_layernorm)
+            made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
+        if mixer is not None:
+            recurrence = recurrence_of(mixer, self._cache.states.layers[number], self)
+            self._references.append(recurrence)
+            made.recurrence = ctypes.pointer(recurrence)
+        return made
+
+    def _latent(self, attention: LatentAttention) -> CLatentAttention:
+        has_latent = attention.has_query_latent
+        to_keys_HNR, to_values_HVR = attention.kv_b_proj.parts()
+        made = CLatentAttention(
+            query_down=self.matrix(attention.q_a_proj) if has_latent else CMatrix(),
+            query_up=self.matrix(attention.q_b_proj if has_latent else attention.q_proj),
+            latent=self.matrix(attention.kv_a_proj_with_mqa),
+            query_norm=self._norm(attention.q_a_layernorm) if has_latent else CNorm(),
+            latent_norm=self._norm(attention.kv_a_layernorm),
+            to_keys=self._head_matrices(to_keys_HNR.transpose(1, 2)),
+            to_values=self._head_matrices(to_values_HVR),
+            latent_size=attention.latent_size,
+            rotary_size=attention.rotary_size,
+            unrotated_size=attention.unrotated_size,
+            value_size=attention.kv_b_proj.value_size,
+            is_paired=attention.is_paired,
+            epsilon=LATENT_EPSILON,
         )
+        self._references.append(made)
+        return made
+
+    def _head_matrices(self, weights_HOI: Tensor) -> Any:
+        """A matrix for each head; the outputs of each begin with a panel."""
+        heads, count, _ = weights_HOI.shape
+        padded = F.pad(weights_HOI.detach(), (0, 0, 0, -count % PANEL)).contiguous()
+        rows = pack_floats(padded.flatten(0, 1), packs_float32=self._packs_float32)
+        self._references += [rows, padded]
+        if rows is None:
+            made = [self._plain(padded[head, :count]) for head in range(heads)]
+        else:
+            made = [rows.part(head * padded.shape[1], count) for head in range(heads)]
+        self._references.append(array := (CMatrix * heads)(*made))
+        return array
 
     def _feed_forward(self, mlp: Any) -> tuple[CMatrix, CMatrix]:
         up = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
@@ -120,18 +202,22 @@ class NetworkPointers:
         arrays = [(CMatrix * len(weight))(*self._expert_matrices(experts, leaf)) for leaf in LEAVES]
         made = CExperts(
             self._plain(weight, None if bias is None else bias.float()),
-            self._pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
+            self.pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
             *arrays,
             *((CMatrix(), CMatrix()) if shared is None else self._feed_forward(shared)),
             CMatrix() if shared_gate is None else self.matrix(shared_gate),
             len(weight),
             mlp.settings.num_chosen,
-            mlp.router == "biased_sigmoid",
+            ROUTER_KINDS[mlp.router],
             mlp.normalizes_experts,
             ACTIVATIONS.index(experts.kind),
             mlp.routed_scale,
             experts.limit or 0.0,
             experts.alpha,
+            mlp.settings.num_groups if mlp.router in GROUPED else 1,
+            mlp.settings.num_chosen_groups,
+            experts.scales_inputs,
+            mlp.settings.jitter,
         )
         self._references += [*arrays, made]
         return ctypes.pointer(made)
@@ -142,35 +228,37 @@ class NetworkPointers:
         self._references.append(stack)
         for number in range(len(weights)):
             matrix = stack.matrix(number) if stack is not None else self._plain(weights[number])
-            matrix.bias = self._pointer(None if biases_NO is None else biases_NO[number].detach().float())
+            matrix.bias = self.pointer(None if biases_NO is None else biases_NO[number].detach().float())
             yield matrix
 
     def _plain(self, weight_OI: Tensor, bias: Tensor | None = None) -> CMatrix:
         """Float32 weights as they are."""
-        pointers = self._pointer(weight_OI.detach()), self._pointer(None if bias is None else bias.detach())
+        pointers = self.pointer(weight_OI.detach()), self.pointer(None if bias is None else bias.detach())
         return CMatrix(KINDS.index("plain"), *pointers, weight_OI.shape[1], len(weight_OI), 1)
 
     def _norm(self, norm: Any) -> CNorm:
         if norm is None or isinstance(norm, nn.Identity):
             return CNorm()
         weight, bias = norm_weights(norm)
-        return CNorm(self._pointer(weight), self._pointer(bias))
+        return CNorm(self.pointer(weight), self.pointer(bias))
 
     def _qk_norm(self, attention: Attention) -> CNorm:
         """The weights of all heads of queries and keys, one after the other."""
+        if attention.normalizes_rotated:
+            return CNorm(self.pointer(torch.ones((attention.num_heads + attention.num_kv_heads) * attention.head_size)))
         if attention.q_norm is None or attention.k_norm is None:
             return CNorm()
         sides = (attention.q_norm, attention.num_heads), (attention.k_norm, attention.num_kv_heads)
         parts = [(norm_weights(norm), count * attention.head_size) for norm, count in sides]
         weight = torch.cat([repeated(weight, size) for (weight, _), size in parts])
         biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
-        return CNorm(self._pointer(weight), self._pointer(torch.cat(biases) if biases else None))
+        return CNorm(self.pointer(weight), self.pointer(torch.cat(biases) if biases else None))
 
     def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
         if not attention.is_rotated:
             return None, None
         tables = rotation.local if attention.is_local and rotation.local is not None else rotation
-        return self._pointer(tables.cos), self._pointer(tables.sin)
+        return self.pointer(tables.cos), self.pointer(tables.sin)
 
     def matrix(self, layer: Any) -> CMatrix:
         """The structure of a layer; of joined ones, that of the first, which points to the next."""
@@ -196,7 +284,7 @@ class NetworkPointers:
             return one.matrix
         return self._plain(layer.weight, layer.bias)
 
-    def _pointer(self, tensor: Tensor | None) -> int | None:
+    def pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         tensor = tensor.contiguous()
@@ -204,9 +292,13 @@ class NetworkPointers:
         return tensor.data_ptr()
 
 
-def norm_names(arch: Architecture) -> tuple[str, str, str, str]:
+def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str]:
     """The norms of a layer: before attention and the feed-forward layer, and after each."""
-    if arch.norm_places == "before":
+    if arch.norm_places == "sum":
+        return "", "", "", ""
+    if isinstance(layer, FeedForwardLayer):
+        return "", "input_layernorm", "", ""
+    if arch.norm_places == "before" or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (
         "input_layernorm",

@@ -1,7 +1,5 @@
 """PackedStack: the linear layers of all experts in the order in which the C++ kernels read them.
 
-GroupPacker packs these and other layers of integers while they are loaded.
-
 Shapes: N experts · O outputs · I inputs
 """
 
@@ -16,20 +14,20 @@ from flambeau.llm.backends.cpu.bindings import CMatrix
 from flambeau.llm.backends.cpu.packed_linear import (
     FLOATS,
     PANEL,
-    TRIM_BYTES,
     PackedLinear,
     multiply,
     pack_floats,
+    pack_fp8,
     pack_int4_layer,
     pack_int8,
     pack_levels,
-    packed,
 )
 from flambeau.llm.mapped_files import trim_heap
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import ExpertLayers, Experts
-from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.row_scaled import FP8
 
 LEAVES = ("gate_up_proj", "down_proj")
 
@@ -71,39 +69,21 @@ def pack_experts_of(experts: Experts, *, packs_float32: bool) -> None:
             experts._parameters.pop(leaf, None)
 
 
-class GroupPacker:
-    """For `load_model(arrived=…)`: packs layers of integers, and those of experts, as soon as they are loaded."""
-
-    def __init__(self) -> None:
-        self._freed_bytes = 0
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, ExpertStack):
-            other: nn.Module | None = packed_stack(module, packs_float32=False) if is_known(module) else None
-        elif isinstance(module, Int4Linear | GroupedLinear):
-            other = packed(module)
-        else:
-            return None
-        self._freed_bytes += sum(tensor.nbytes for tensor in module.state_dict().values())
-        if self._freed_bytes > TRIM_BYTES:
-            self._freed_bytes = 0
-            trim_heap()
-        return other
-
-
 @torch.inference_mode()
 def packed_stack(weights: Any, *, packs_float32: bool) -> PackedStack | None:
     """The weights of all experts for the kernels; None: they would need 32 bits each."""
     if isinstance(weights, PackedStack):
         return weights
     if isinstance(weights, ExpertStack):
-        return PackedStack(pack_integers(weights), len(weights))
+        return PackedStack(pack_quantized_stack(weights), len(weights))
     rows = pack_floats(weights.flatten(0, 1), packs_float32=packs_float32)
     return None if rows is None else PackedStack(rows, len(weights))
 
 
-def pack_integers(stack: ExpertStack) -> PackedLinear:
+def pack_quantized_stack(stack: ExpertStack) -> PackedLinear:
     buffers = {name: buffer.flatten(0, 1) for name, buffer in stack.named_buffers()}
+    if buffers["weight"].dtype == FP8:
+        return pack_fp8(buffers["weight"], buffers["scale"])
     if stack.layout is not None:
         levels, scales, layout = buffers["weight"], buffers["scales"], stack.layout
         return pack_levels(lambda rows: levels[rows], scales, buffers.get("minimums"), layout.bits, layout.size)
@@ -120,8 +100,14 @@ def int4_layer(weight: Tensor, scales: Tensor, minimums: Tensor) -> Int4Linear:
     return layer
 
 
+def has_whole_panels(arch: Architecture) -> bool:
+    """Whether the outputs of each expert fill panels."""
+    rows = 2 * arch.expert_size if arch.has_gate else arch.expert_size
+    return rows % PANEL == 0 and arch.hidden_size % PANEL == 0
+
+
 def can_pack(experts: Experts) -> bool:
-    """Whether the kernels know the weights: floats, or integers, in whole panels."""
+    """Whether the kernels know the weights: floats, fp8 or integers, in whole panels."""
     return all(is_known(getattr(experts, leaf)) for leaf in LEAVES)
 
 
@@ -131,4 +117,4 @@ def is_known(weights: Any) -> bool:
     if not isinstance(weights, ExpertStack):
         return weights.dtype in FLOATS and weights.shape[1] % PANEL == 0
     buffers = dict(weights.named_buffers())
-    return buffers["weight"].dtype in (torch.int8, torch.uint8) and buffers["weight"].shape[1] % PANEL == 0
+    return buffers["weight"].dtype in (torch.int8, torch.uint8, FP8) and buffers["weight"].shape[1] % PANEL == 0

@@ -1,9 +1,10 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, or integers of 4, 5, 6 or 8 bits with a scale for each group of a row, and
-perhaps a minimum: int8 that is quantized here has none, int4 has them, and files have both (`INTEGER_KINDS`).
-With integer weights, inputs are rounded to 8 bits in the same groups: see `rounded_inputs`. In a network of bfloat16
-they are rounded to bfloat16, as its own layers do. All sums are in float32, or exact.
+Weights are float32, bfloat16, float16, fp8 or fp4 with a scale for each row or group of it, or integers of 4, 5, 6 or
+8 bits with a scale for each group of a row, and perhaps a minimum: int8 that is quantized here has none, int4 has them,
+and files have both (`INTEGER_KINDS`). With integer weights, inputs are rounded to 8 bits in the same groups: see
+`rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in float32,
+or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · G groups of a row
 """
@@ -24,7 +25,7 @@ from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
 
 LANES = 16  # of csrc/vectors.h
@@ -145,6 +146,8 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
         return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):
         return pack_int8(layer.weight, layer.scale, layer.bias)
+    if type(layer) is Fp8Linear:
+        return pack_fp8(layer.weight, layer.scale, layer.bias)
     if type(layer) is GroupedLinear:
         layout = layer.layout
         return pack_levels(
@@ -240,6 +243,27 @@ def integer_panel_lines(bits: int, has_minimums: bool, num_groups: int, group_si
     """As in csrc/integer_panels.h."""
     lines = group_size // 2 if bits == 8 else group_size // 4 + (bits - 4) * group_size // 16
     return num_groups * (1 + has_minimums + lines)
+
+
+@torch.inference_mode()
+def pack_fp8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """For each group of a panel its scales, then its weights, in 4 bits if these are enough; scales: [O] or [O, G]."""
+    library = kernels.library
+    assert library is not None
+    out_features, in_features = weight_OI.shape
+    scale_OG = scale.view(out_features, -1).float().contiguous()
+    num_groups = scale_OG.shape[1]
+    group = in_features // num_groups
+    weight_OI, threads = weight_OI.contiguous(), torch.get_num_threads()
+    kind = "fp8"
+    if library.flambeau_fits_fp4(weight_OI.data_ptr(), weight_OI.numel(), threads):
+        kind = "fp4" if torch.equal(scale_OG.bfloat16().float(), scale_OG) else "fp4_wide"
+    scale_words, weights_per_word = (LANES if kind == "fp4" else PANEL), (4 if kind == "fp8" else 8)
+    count = (num_groups * scale_words + in_features * PANEL // weights_per_word) * -(-out_features // PANEL)
+    panels = zeros_in_huge_pages((count,), torch.int32)
+    pointers, numbers = (weight_OI.data_ptr(), scale_OG.data_ptr()), (out_features, in_features, group)
+    library.flambeau_pack_fp8(*pointers, KINDS.index(kind), *numbers, panels.data_ptr(), threads)
+    return PackedLinear(kind, panels, in_features, out_features, bias, group)
 
 
 @torch.inference_mode()

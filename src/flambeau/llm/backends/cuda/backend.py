@@ -209,15 +209,8 @@ class CudaBackend:
             from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute
 
             if can_compute(self.model, self.cache):
-                network = CudaNetwork(self.model, self.cache, self._states)
                 with torch.inference_mode(), self._on_side_stream():
-                    if (reason := self._find_difference(CudaNetwork)) is not None:
-                        log.warning(WRONG_KERNELS, self._name, reason)
-                        return self._eager.decode
-                    for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
-                        prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
-                        network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
-                self._network = network
+                    self._network = self._build_network(CudaNetwork)
             elif parts := unknown_parts(self.model.arch):
                 log.info(UNKNOWN_PARTS, self._name, "GPU", ", ".join(parts))
         except ImportError as error:
@@ -228,11 +221,28 @@ class CudaBackend:
         self._check_sampling()
         return self._eager.decode
 
-    def _find_difference(self, build: Callable[[Transformer, KVCache], Any]) -> str | None:
+    def _build_network(self, build: Callable[..., CudaNetwork]) -> CudaNetwork | None:
+        """The network for the kernels, all of them compiled; None if they differ from plain PyTorch."""
+        if (reason := self._find_difference(build)) is not None:
+            log.warning(WRONG_KERNELS, self._name, reason)
+            return None
+        network = build(self.model, self.cache, self._states)
+        for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
+            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
+            network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
+        return network
+
+    def _find_difference(self, build: Callable[..., CudaNetwork]) -> str | None:
         """What the kernels do differently from plain PyTorch, if the network has parts that need a comparison."""
         parts = compared_parts(self.model.arch)
-        reason = find_difference(self.model, self.cache, lambda cache: build(self.model, cache)) if parts else None
-        return reason if reason is None else f"{reason}; parts beyond Llama's: {', '.join(parts)}"
+        if not parts:
+            return None
+        # A step of a long sequence may replace the tables of longrope meanwhile: its network has a second chance.
+        for _ in range(1 if self.model.arch.switch_length is None else 2):
+            reason = find_difference(self.model, self.cache, lambda cache: build(self.model, cache))
+            if reason is None:
+                return None
+        return f"{reason}; parts beyond Llama's: {', '.join(parts)}"
 
     @torch.inference_mode()
     def _check_sampling(self) -> None:

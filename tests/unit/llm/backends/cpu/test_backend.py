@@ -17,11 +17,11 @@ from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
 
 
-# Attention whose cache has one latent of 24 and a rotated key of 8 for each token.
+# A cache of one latent of 20 and a rotated key of 8 for each token: they fill no vectors of the kernels.
 LATENT = {
     "num_kv_heads": 1,
-    "head_size": 32,
-    "latent_size": 24,
+    "head_size": 28,
+    "latent_size": 20,
     "rotary_size": 8,
     "unrotated_size": 12,
     "value_size": 10,
@@ -66,7 +66,7 @@ def test_the_last_layer_has_8_bits_beside_integer_weights(tied):
 
 def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
     caplog.set_level("INFO")
-    model = random_model(embedding_size=16)
+    model = random_model(qk_norm=True, rotated_qk_norm=True)
     plain = EagerBackend(model, room(model, 3))
     monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda *_: plain.decode)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=2, name="the draft")
@@ -78,7 +78,7 @@ def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, mon
             backend.decode(each)
         backend.wait_until_compiled(timeout_s=60)
     assert [record.args for record in caplog.records] == [
-        ("the draft", "CPU", "embedding_size"),
+        ("the draft", "CPU", "rotated_qk_norm"),
         ("the draft", "Inductor"),
     ]
     backend.close()

@@ -16,11 +16,12 @@ from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.quantize.int4 import Int4Linear
-from flambeau.llm.quantize.quantizer import quantize
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.quantizer import ExpertStack, quantize
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
-from support.llm_steps import greedy, prompts, random_model, room, step_inputs
+from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, greedy, prompts, random_model, room, step_inputs
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a 
 
 def copy_of(model, cache: KVCache, dtype=torch.float32) -> KVCache:
     """A cache with the same contents."""
-    copy = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=dtype)
+    num_slots = max([0, *(len(states[0]) - 1 for states in cache.states.layers.values())])
+    copy = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=dtype, num_slots=num_slots)
     for ours, theirs in zip((*copy.keys, *copy.values), (*cache.keys, *cache.values), strict=True):
         ours.copy_(theirs)
     return copy
@@ -159,12 +161,8 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm_places": "sum"},
-        {"embedding_size": 16},
+        {"rotated_qk_norm": True, "qk_norm": True},
         {"num_experts": 4, "expert_size": 8},  # half a panel
-        {"num_experts": 4, "expert_size": 16, "router": "sparse_mixer"},
-        {"chunks": (None, 8)},
-        {"gates_attention": True},
         {"head_size": 8},
     ],
 )
@@ -179,10 +177,12 @@ def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
 
 def logits_of_both(model, dtype=torch.float32):
     """The logits of the kernels and of the plain network: prompts of several lengths, then drafted tokens."""
-    asked = [*prompts(4), [5 + i % 60 for i in range(24)]]
-    first, cache = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}), room(model, 5, dtype=dtype)
+    asked, has_states = [*prompts(4), [5 + i % 60 for i in range(24)]], bool(model.arch.recurrence)
+    first = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}, has_states=has_states)
+    cache = room(model, 5, dtype=dtype)
     native, eager = network.CpuNetwork(model, cache), EagerBackend(model, copy_of(model, cache, dtype))
-    drafted = step_inputs({i: (len(ids), [7 + i, 11, 13]) for i, ids in enumerate(asked)}, query_len=3)
+    later = {i: (len(ids), [7 + i, 11, 13]) for i, ids in enumerate(asked)}
+    drafted = step_inputs(later, query_len=3, has_states=has_states)
     rows_N = first.query_starts[1:] - 1
     found = torch.cat((native.run(first, rows_N), native.run(drafted)))
     return found, torch.cat((eager.prefill(first, rows_N), eager.decode(drafted))).float()
@@ -226,6 +226,38 @@ FAMILIES = {
     "Falcon with ALiBi": {"norm": "layer", "alibi": "scaled", "num_heads": 5, "num_kv_heads": 1},
     "OLMo 2": {"norm_places": "after", "qk_norm": True, "wide_qk_norm": True},
     "Hunyuan": {"qk_norm": True, "late_qk_norm": True},
+    "OPT-350M": {
+        **LAYER_NORMS,
+        "learned_positions": True,
+        "unrotated_layers": UNROTATED,
+        "has_last_norm": False,
+        "norm_places": "sum",
+        "embedding_size": 20,
+        "embedding_scale": 2.0,
+    },
+    "embeddings that are wider than the network": {"embedding_size": 72, "tied_embeddings": True},
+    "Ministral 3": {"tempers_rotated": True, "temperature_length": 5, "temperature_scale": 0.4},
+    "Llama 4": {
+        **EXPERTS,
+        "router": "sigmoid",
+        "scales_expert_inputs": True,
+        "normalizes_experts": False,
+        "unrotated_layers": frozenset({1}),
+        "chunks": (6, None),
+        "rotated_qk_norm": True,
+        "temperature_length": 5,
+        "temperature_scale": 0.4,
+        "shared_expert_size": 48,
+    },
+    "chunks in windows": {"chunks": (7, 7), "windows": (None, 4)},
+    "Phi-3.5-MoE": {
+        **EXPERTS,
+        "router": "sparse_mixer",
+        "router_jitter": 0.2,
+        "normalizes_experts": False,
+        "norm": "layer",
+        "norm_bias": True,
+    },
     "sinks": {"has_sinks": True, "windows": (None, 5)},
     "Mixtral": EXPERTS,
     "OLMoE": {**EXPERTS, "normalizes_experts": False, "qk_norm": True, "wide_qk_norm": True},
@@ -238,16 +270,153 @@ FAMILIES = {
         "shared_expert_size": 16,
         "dense_layers": frozenset({0}),
     },
+    "groups of experts": {
+        **EXPERTS,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "router": "grouped_softmax",
+        "normalizes_experts": False,
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+    },
+    "groups of experts with biases": {
+        **EXPERTS,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "router": "biased_sigmoid",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+    },
     "Ernie 4.5 MoE": {**EXPERTS, "router": "biased_softmax"},
     "gpt-oss": {**EXPERTS, "expert_bias": True, "swiglu_limit": 0.5, "has_sinks": True},
     "experts without gates": {**EXPERTS, "has_gate": False, "activation": "relu_squared", "norm_places": "both"},
 }
-INTEGER_FAMILIES = ("GPT-NeoX", "GPT-2", "BLOOM", "Command R", "OLMo 2", "Mixtral", "Qwen 2 MoE")
+
+
+def recurrent(kind: str, *layers: int, **changes) -> dict:
+    """A recurrence in these layers of two, or of as many as there are."""
+    shapes = {
+        "short_conv": {"inner_size": 48, "conv_width": 3},
+        "mamba": {"inner_size": 64, "state_size": 18, "time_step_rank": 3},
+        "mamba2": {"inner_size": 60, "num_heads": 10, "head_size": 6, "state_size": 18, "num_groups": 2},
+        "delta_net": {"inner_size": 6 * 84, "num_heads": 6, "head_size": 84, "state_size": 10, "num_groups": 2},
+    }
+    return {"recurrence": Recurrence(kind=kind, layers=frozenset(layers), **{**shapes[kind], **changes})}
+
+
+RECURRENT_FAMILIES = {
+    "LFM2": {**recurrent("short_conv", 0), "qk_norm": True},
+    "LFM2 with biases": recurrent("short_conv", 1, conv_width=5, conv_bias=True, projection_bias=True),
+    "LFM2 MoE": {**EXPERTS, **recurrent("short_conv", 0), "router": "biased_sigmoid", "dense_layers": frozenset({0})},
+    "Mamba": {**recurrent("mamba", 0, 1), "has_mlp": False, "wide_residual": True},
+    "Falcon Mamba": {**recurrent("mamba", 0, 1, inner_norms="plain", inner_epsilon=1e-3), "has_mlp": False},
+    "Jamba": {**EXPERTS, **recurrent("mamba", 0, inner_norms="learned"), "unrotated_layers": UNROTATED},
+    "Mamba 2": {
+        **recurrent("mamba2", 0, 1, time_step_limits=(0.2, 0.9), projection_bias=True),
+        "has_mlp": False,
+        "head_size": 7,  # of nothing
+    },
+    "Granite 4": {**recurrent("mamba2", 1), "residual_scale": 0.3, "logit_scale": 0.2, "unrotated_layers": UNROTATED},
+    "Bamba": {**recurrent("mamba2", 0, conv_bias=False), "rotary_size": 8},
+    "Nemotron-H": {
+        **recurrent("mamba2", 0, norm_groups=2),
+        "num_layers": 3,
+        "has_mlp": False,
+        "feed_forward_layers": frozenset({1}),
+        "has_gate": False,
+        "activation": "relu_squared",
+    },
+    "Falcon H1": {
+        **recurrent(
+            "mamba2",
+            *(0, 1),
+            is_beside_attention=True,
+            norm="none",
+            input_scale=1.2,
+            part_scales=(0.9, 0.8, 0.7, 1.1, 1.2),
+            output_scale=0.6,
+        ),
+        "attention_input_scale": 0.8,
+        "attention_output_scale": 0.9,
+        "mlp_scales": (0.8, 0.7),
+    },
+    "Falcon H1 with norms": recurrent("mamba2", 0, 1, is_beside_attention=True, norm="before_gate", norm_groups=2),
+    "Qwen3-Next": {
+        **EXPERTS,
+        **recurrent("delta_net", 0),
+        "gates_attention": True,
+        "norm_offset": 1.0,
+        "rotary_size": 8,
+        "qk_norm": True,
+        "shared_expert_size": 48,
+        "gates_shared_expert": True,
+    },
+    "Qwen 3.5": {**recurrent("delta_net", 1, is_grouped=False, conv_bias=False), "gates_attention": True},
+    "OLMo hybrid": {
+        **recurrent("delta_net", 0, is_grouped=False, max_beta=2.0, inner_epsilon=1e-3),
+        "norm_places": "after",
+        "qk_norm": True,
+        "wide_qk_norm": True,
+    },
+}
+LATENT = {
+    "num_kv_heads": 1,
+    "head_size": 32,
+    "latent_size": 24,
+    "rotary_size": 8,
+    "unrotated_size": 12,
+    "value_size": 10,
+    "attention_scale": 0.2,
+}
+LATENT_FAMILIES = {
+    "MiniCPM 3": {**LATENT, "query_latent_size": 20, "num_heads": 7, "residual_scale": 0.3},
+    "DeepSeek V2 Lite": {
+        **EXPERTS,
+        **LATENT,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "paired_rope": True,
+        "router": "grouped_softmax",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+        "normalizes_experts": False,
+        "shared_expert_size": 48,
+        "dense_layers": frozenset({0}),
+    },
+    "DeepSeek V3": {
+        **EXPERTS,
+        **LATENT,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "query_latent_size": 20,
+        "paired_rope": True,
+        "qkv_bias": True,
+        "router": "biased_sigmoid",
+        "num_expert_groups": 4,
+        "num_chosen_groups": 2,
+        "routed_scale": 2.5,
+    },
+}
+FAMILIES |= RECURRENT_FAMILIES | LATENT_FAMILIES
+INTEGER_FAMILIES = (
+    "GPT-NeoX",
+    "GPT-2",
+    "BLOOM",
+    "Command R",
+    "OLMo 2",
+    "Mixtral",
+    "Qwen 2 MoE",
+    "LFM2",
+    "Jamba",
+    "Granite 4",
+    "Qwen 3.5",
+    "DeepSeek V2 Lite",
+)
 
 
 def model_of(family: str, **changes):
     """A random network of a family; its norms and biases have an effect, too."""
-    model = random_model(head_size=16, **FAMILIES[family], **changes)
+    model = random_model(**{"head_size": 16, **FAMILIES[family], **changes})
     generator = torch.Generator().manual_seed(3)
     for name, weight in model.named_parameters():
         if weight.dim() == 1 or "norm" in name:
@@ -290,10 +459,11 @@ def test_sizes_that_no_panel_divides_give_the_twins_logits_and_tokens(shape):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_networks_of_other_families_say_the_same_alone_and_among_others(family):
     model, asked = model_of(family), prompts(5)
-    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)})
+    has_states = family in RECURRENT_FAMILIES
+    inputs = step_inputs({i: (0, ids) for i, ids in enumerate(asked)}, has_states=has_states)
     together = network.CpuNetwork(model, room(model, 5)).run(inputs, inputs.query_starts[1:] - 1)
     for i, ids in enumerate(asked):
-        alone = step_inputs({0: (0, ids)})
+        alone = step_inputs({0: (0, ids)}, has_states=has_states)
         logits = network.CpuNetwork(model, room(model, 5)).run(alone, alone.query_starts[1:] - 1)
         assert torch.equal(logits[0], together[i])
     assert greedy(KernelSteps(model), asked, 8) == greedy(EagerBackend(model, room(model, 5)), asked, 8)
@@ -305,6 +475,7 @@ class KernelSteps:
     device = torch.device("cpu")
 
     def __init__(self, model) -> None:
+        self.model = model
         self._network = network.CpuNetwork(model, room(model, 5))
         self.decode = self.prefill = self._network.run
 
@@ -321,6 +492,26 @@ def test_networks_of_other_families_give_the_logits_of_their_quantized_layers(fa
     found, layer_by_layer = logits_of_both(model)
     assert torch.equal(found, unpacked)
     assert (found - layer_by_layer).norm() / layer_by_layer.norm() < 0.01  # inputs near a limit round either way
+
+
+@needs_kernels
+@pytest.mark.parametrize("block_size", [0, 16])
+@pytest.mark.parametrize("family", ["Qwen 2", "Mixtral"])
+def test_fp8_weights_give_the_logits_of_the_dequantized_network(family, block_size):
+    model = model_of(family, intermediate_size=64)
+    quantize(model, "fp8", lm_head=True)
+    for module in model.modules():
+        if isinstance(module, Fp8Linear | ExpertStack) and block_size:
+            scales = torch.linspace(0.5, 1, module.weight.shape[-1] // block_size)
+            module.scale = module.scale.unsqueeze(-1) * scales
+    assert network.can_compute(model, room(model, 1))
+    unpacked, expected = logits_of_both(model)
+    pack_layers(model, (Fp8Linear,))
+    pack_experts(model, packs_float32=True)
+    assert not any(isinstance(module, Fp8Linear | ExpertStack) for module in model.modules())
+    found, layer_by_layer = logits_of_both(model)
+    for logits in (unpacked, found, layer_by_layer):
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=2e-5)
 
 
 @needs_kernels
@@ -342,9 +533,21 @@ def test_experts_of_16_bits_give_the_twins_logits_within_their_rounding():
     assert (found - expected).norm() / expected.norm() < 8 * torch.finfo(torch.bfloat16).eps
 
 
+ADAPTED = {
+    "GLM-4.5": [
+        "layers.1.mlp.shared_expert.gate_up_proj",
+        "layers.1.mlp.shared_expert.down_proj",
+        "layers.0.mlp.down_proj",
+    ],
+    "DeepSeek V2 Lite": ["layers.1.self_attn.q_proj", "layers.0.self_attn.kv_a_proj_with_mqa"],
+    "DeepSeek V3": ["layers.0.self_attn.q_a_proj", "layers.1.self_attn.q_b_proj", "layers.1.self_attn.o_proj"],
+}
+
+
 @needs_kernels
-def test_adapters_change_the_expert_for_all_tokens():
-    model, generator = model_of("GLM-4.5"), torch.Generator().manual_seed(4)
+@pytest.mark.parametrize("family", ADAPTED)
+def test_adapters_change_parts_that_llama_does_not_have(family):
+    model, generator = model_of(family), torch.Generator().manual_seed(4)
 
     def part(name: str) -> LoraPart:
         layer = model.get_submodule(name)
@@ -354,8 +557,7 @@ def test_adapters_change_the_expert_for_all_tokens():
     cpu = torch.device("cpu")
     target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
     store = AdapterStore(target)
-    names = [f"model.layers.1.mlp.shared_expert.{leaf}" for leaf in ("gate_up_proj", "down_proj")]
-    store.adapters[1] = LoraAdapter({name: [part(name)] for name in (*names, "model.layers.0.mlp.down_proj")})
+    store.adapters[1] = LoraAdapter({f"model.{name}": [part(f"model.{name}")] for name in ADAPTED[family]})
     inputs = step_inputs({i: (0, ids) for i, ids in enumerate(prompts(3))})
     rows_N = inputs.query_starts[1:] - 1
     plain = network.CpuNetwork(model, room(model, 3), store).run(inputs, rows_N)
@@ -372,6 +574,30 @@ def test_scores_of_experts_that_are_no_numbers_leave_no_token():
     model = model_of("Mixtral")
     model.model.layers[0].mlp.gate.weight[:] = torch.nan
     assert network.CpuNetwork(model, room(model, 1)).argmax(step_inputs({0: (0, [5, 6, 7])})).tolist() == [NO_TOKEN] * 3
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_latents_in_a_narrow_cache_give_the_twins_logits(dtype):
+    model, asked = model_of("MiniCPM 3"), prompts(4)
+    caches = [KVCache(model.arch, 1 + 4 * BLOCKS_EACH, BLOCK_SIZE, dtype=dtype) for _ in range(2)]
+    native, eager = network.CpuNetwork(model, caches[0]), EagerBackend(model, caches[1])
+    for inputs in (
+        step_inputs({i: (0, ids) for i, ids in enumerate(asked)}),
+        step_inputs({i: (len(ids), [7 + i]) for i, ids in enumerate(asked)}, query_len=1),
+    ):
+        found, expected = native.run(inputs), eager.decode(inputs)
+        assert (found - expected).norm() / expected.norm() < 1e-3  # numbers near a limit round either way
+    assert (caches[0].keys[0] != caches[1].keys[0]).float().mean() < 0.01
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["LFM2", "Jamba", "Granite 4", "Qwen 3.5", "DeepSeek V3"])
+def test_parts_of_16_bits_give_the_twins_logits_within_their_rounding(family):
+    model = model_of(family)
+    expected = logits_of_both(model.to(torch.bfloat16).float())[1]
+    found = logits_of_both(model.to(torch.bfloat16), torch.bfloat16)[0]
+    assert (found - expected).norm() / expected.norm() < 8 * torch.finfo(torch.bfloat16).eps
 
 
 @needs_kernels

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parent / "tiny_network.cpp"
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 INTEGER_KINDS = ("4", "5", "7", "10")  # of weights, and int8 of the cache: numbers of csrc/matrix.h
-Logits = dict[str, np.ndarray]  # by kinds of weights and cache
+Logits = dict[str, np.ndarray]  # by kinds of weights and cache, or by that of a recurrence
 
 
 def run_program(folder: Path, compiler: str, flags: str, emulator: tuple[str, ...] = ()) -> tuple[str, Logits]:
@@ -36,7 +36,7 @@ def run_program(folder: Path, compiler: str, flags: str, emulator: tuple[str, ..
     name, _, failed = first.partition(": ")
     assert failed == "0"
     found = {" ".join(line.split()[:2]): np.array(line.split()[2:], dtype=float) for line in lines}
-    assert len(found) == 32
+    assert len(found) == 36
     return name, found
 
 

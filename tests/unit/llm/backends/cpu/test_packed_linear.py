@@ -271,8 +271,66 @@ def test_a_row_of_zeros_gives_zeros():
     assert packed(Int8Linear.from_linear(linear(64, 32)))(torch.zeros(1, 64)).eq(0).all()
 
 
+def fp8_layer(in_features: int, out_features: int, num_groups: int) -> Fp8Linear:
+    """A layer with a scale for each row, or for each group of it."""
+    layer = Fp8Linear.from_linear(linear(in_features, out_features, bias=True))
+    layer.scale = layer.scale.unsqueeze(1) * torch.logspace(-2, 0, num_groups) if num_groups > 1 else layer.scale
+    return layer
+
+
+FP8_SHAPES = [*((shape, 1) for shape in (*SHAPES, (37, 65))), ((96, 7), 3), ((320, 33), 5)]
+
+
+@pytest.mark.parametrize(("shape", "num_groups"), FP8_SHAPES)
+def test_fp8_weights_give_the_results_of_float32(shape, num_groups):
+    layer = fp8_layer(*shape, num_groups)
+    fast = packed(layer)
+    assert (fast.kind, fast.group_size) == ("fp8", shape[0] // num_groups)
+    assert fast.panels.nbytes == (shape[0] + 4 * num_groups) * -(-shape[1] // 32) * 32
+    weight = layer.dequantize(torch.float32)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0])
+        torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fast(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+def test_every_number_of_fp8_is_widened_exactly():
+    layer = Fp8Linear(256, 40)
+    codes = torch.arange(256, dtype=torch.uint8)
+    is_number = codes & 127 != 127
+    layer.weight = torch.where(is_number, codes, 0).view(torch.float8_e4m3fn).repeat(40, 1)
+    layer.scale = torch.ones(40)
+    expected = layer.weight.float()
+    assert torch.equal(packed(layer)(torch.eye(256)), expected.t())
+
+
+@pytest.mark.parametrize("kind", ["fp4", "fp4_wide"])
+@pytest.mark.parametrize(("shape", "num_groups"), [*FP8_SHAPES, ((160, 100), 10)])
+def test_fp8_weights_that_4_bits_represent_are_packed_as_such(shape, num_groups, kind):
+    layer = fp8_layer(*shape, num_groups)
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    numbers = torch.cat((sizes, -sizes))[torch.randint(16, layer.weight.shape)]
+    layer.weight = numbers.to(torch.float8_e4m3fn)
+    exponents = torch.randint(-6, -2, layer.scale.shape)
+    layer.scale = torch.exp2(exponents.float()) * (1.0 if kind == "fp4" else 1.1)
+    fast = packed(layer)
+    assert fast.kind == kind
+    weight = layer.dequantize(torch.float32)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0])
+        torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_weight_of_fp8_that_is_no_number_gives_none(code):
+    layer = fp8_layer(64, 40, 2)
+    layer.weight.view(torch.uint8)[33, 5] = code
+    found = packed(layer)(torch.randn(2, 64))
+    assert found[:, 33].isnan().all()
+    assert found.isnan().sum() == 2
+
+
 def test_kinds_without_a_kernel_are_left_alone():
-    assert packed(Fp8Linear.from_linear(linear(64, 32))) is None
     assert packed(nn.Identity()) is None
 
 

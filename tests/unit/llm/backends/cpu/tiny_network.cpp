@@ -1,6 +1,8 @@
 // Steps of a tiny network with every kind of weights and cache; prints the logits. A processor's results are compared
 // with another's.
+#include <cmath>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "network.h"
@@ -57,14 +59,43 @@ void run(const Network& network, const std::vector<int64_t>& ids, const std::vec
     for (int64_t t = starts[sequence]; t < starts[sequence + 1]; ++t)
       slots[t] = tables[sequence * 2 + places[t] / kBlock] * kBlock + places[t] % kBlock;
   const int64_t count = static_cast<int64_t>(ids.size());
-  const Tokens tokens{ids.data(), places.data(), slots.data(), starts.data(), tables.data(), count, 2, 2};
+  const std::vector<int64_t> state_slots = {2, 1};
+  Tokens tokens{ids.data(), places.data(), slots.data(), starts.data(), tables.data(), count, 2, 2};
+  tokens.state_slots = state_slots.data();
   std::vector<float> logits(count * kVocab);
   Pass(network, tokens, 1).run(nullptr, count, logits.data());
   for (const float logit : logits) std::printf(" %.6g", static_cast<double>(logit));
 }
 
-void run(Kind kind, Kind cache_kind) {
-  drawn = 0, kept.clear(), kept.reserve(16);
+// A recurrence of this kind: heads of 20, states of 18, so that some numbers fill no vector.
+Recurrence random_recurrence(RecurrentKind kind, std::vector<std::vector<float>>& floats) {
+  const auto some = [&](int64_t count, float shift = 0) {
+    std::vector<float> found = numbers(count);
+    for (float& number : found) number += shift;
+    return floats.emplace_back(found).data();
+  };
+  Recurrence made{};
+  made.kind = kind, made.width = 4, made.heads = 4, made.head_size = 20, made.inner = 80, made.rank = 5;
+  made.state_size = 18, made.groups = 2, made.norm_groups = kind == kDeltaNet ? 4 : 1, made.gates_first = 1;
+  const bool is_wide = kind == kMamba2 || kind == kDeltaNet;
+  made.channels = is_wide ? made.inner + 2 * made.groups * made.state_size : made.inner;
+  const int64_t widths[] = {3 * made.inner, 2 * made.inner, made.inner + made.channels + made.heads, made.channels};
+  made.in = random_matrix(kFloat32, widths[kind], kHidden), made.out = random_matrix(kFloat32, kHidden, made.inner);
+  made.gate = random_matrix(kFloat32, made.inner, kHidden), made.beta = random_matrix(kFloat32, made.heads, kHidden);
+  made.time = kind == kMamba ? random_matrix(kFloat32, made.inner, made.rank) : random_matrix(kFloat32, made.heads, kHidden);
+  made.parameters = random_matrix(kFloat32, made.rank + 2 * made.state_size, made.inner);
+  made.conv_weight = some(made.width * made.channels, 0.2f), made.conv_bias = some(made.channels);
+  made.time_bias = some(made.inner), made.decay = some(made.inner * made.state_size, -1), made.skip = some(made.inner);
+  if (is_wide) made.norm = {some(made.inner, 1), nullptr};
+  made.epsilon = 1e-5f, made.time_high = 2, made.max_beta = made.input_scale = made.output_scale = 1;
+  made.windows = floats.emplace_back(3 * made.channels * (made.width - 1), NAN).data();
+  made.states = floats.emplace_back(3 * made.inner * made.state_size, NAN).data();
+  return made;
+}
+
+void run(Kind kind, Kind cache_kind, const RecurrentKind* recurrent_kind = nullptr) {
+  drawn = 0, kept.clear(), kept.reserve(32);
+  std::vector<std::vector<float>> floats;
   std::vector<float> table = numbers(kVocab * kHidden), ones(kHidden, 1.0f), cos(kMaxLength * kHeadSize / 2), sin(cos);
   for (float& number : table) number *= 8;
   for (size_t i = 0; i < cos.size(); ++i) {
@@ -81,6 +112,8 @@ void run(Kind kind, Kind cache_kind) {
                       random_matrix(kind, kHidden, kWide), nullptr, caches[2 * i].data(), caches[2 * i + 1].data(), 0,
                       nullptr});
   }
+  Recurrence recurrence;
+  if (recurrent_kind) recurrence = random_recurrence(*recurrent_kind, floats), layers[0].recurrence = &recurrence;
   const Network network{kHidden, kHeads, kKvHeads, kHeadSize, kHeadSize, kBlock, kLayers, kWide, 0, kSilu, 1, cache_kind,
                         kFloat32, 0, 0, 0, layers.data(), table.data(), nullptr, {}, {ones.data(), nullptr},
                         random_matrix(kind, kVocab, kHidden), 1e-5f, 0.25f, 0, nullptr, 0, 0, 1, 1, 1, 0, nullptr, 0};
@@ -98,4 +131,9 @@ int main() {
       run(kind, cache_kind);
       std::printf("\n");
     }
+  for (const RecurrentKind kind : {kShortConvolution, kMamba, kMamba2, kDeltaNet}) {
+    std::printf("recurrent %s", std::to_string(kind).append("th").c_str());
+    run(kFloat32, kFloat32, &kind);
+    std::printf("\n");
+  }
 }

@@ -152,7 +152,10 @@ def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatc
     network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
     monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
     backend.model = random_model(norm_offset=1.0, max_length=200)  # not Llama's
+    checked = []
+    monkeypatch.setattr(backend, "_check_sampling", lambda: checked.append(True))
     backend._build_kernels()
+    assert checked
     assert (backend._network is None) == is_wrong
     warned = [record.args for record in caplog.records if record.levelname == "WARNING"]
     reason = "the logits of several sequences differ by 200% of their norm; parts beyond Llama's: norm_offset"

@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flambeau.llm.backends.cuda import launch
+from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import unknown_parts
 
@@ -68,6 +69,7 @@ NETWORKS = {
                 "expert_bias": True, "swiglu_limit": 7.0, "hidden_size": 2880, "head_size": 64, "num_heads": 64,
                 "num_kv_heads": 8, "windows": (128,), "qkv_bias": True, "output_bias": True},
 }  # fmt: skip
+NARROW = ("Gemma 2", "DeepSeek V3", "gpt-oss")  # also with a cache of 8 bits
 STEPS = {
     "one sequence": {0: (11, [1])},
     "several": {i: (i, [1]) for i in range(8)},
@@ -140,11 +142,14 @@ def compile_all(launches):
             assert shared <= MAX_SHARED_BYTES, f"{kernel.__name__} needs {shared} bytes: {constants}"
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_kernels_compile(network, launches):
+@pytest.mark.parametrize(
+    ("network", "cached"),
+    [*((name, torch.bfloat16) for name in NETWORKS), *((name, torch.float8_e4m3fn) for name in NARROW)],
+)
+def test_kernels_compile(network, cached, launches):
     model = random_network(**NETWORKS[network])
     assert not unknown_parts(model.arch)
-    step = CudaNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16))
+    step = CudaNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=cached))
     for case, sequences in STEPS.items():
         inputs = step_inputs(sequences, query_len=0 if case == "prompt" else len(sequences[0][1]))
         with torch.inference_mode():
@@ -153,4 +158,25 @@ def test_kernels_compile(network, launches):
             else:
                 step.run(inputs.to(torch.device("meta")))
     assert launches
+    compile_all(launches)
+
+
+@pytest.mark.parametrize(("gates", "activation"), [(True, "gelu_tanh"), (True, "silu"), (False, "relu_squared")])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_layers_with_quantized_weights_compile(kind, gates, activation, launches):
+    width, size, group_size = 4096, 2048, 64
+    with torch.device("meta"):
+        layer = torch.nn.Linear(size, width, bias=True, dtype=torch.bfloat16)
+        tensors = {"layer": layer, "bias": layer.bias, "gates": gates, "activation": activation}
+        if kind == "int4":
+            scales, minimums = torch.empty(2, width, size // group_size, dtype=torch.bfloat16)
+            tensors |= {"weight": torch.empty(width, size // 2, dtype=torch.uint8), "scale": scales}
+            tensors |= {"minimums": minimums, "group_size": group_size}
+        else:
+            weight = torch.empty(width, size, dtype=torch.int8 if kind == "int8" else torch.float8_e4m3fn)
+            tensors |= {"weight": weight, "scale": torch.empty(width)}
+        linear = KernelLinear(**tensors)
+        for num_rows in (1, 8, 64):
+            y = linear(torch.empty(num_rows, size, dtype=torch.bfloat16))
+            assert y.shape == (num_rows, linear.width)
     compile_all(launches)

@@ -1,12 +1,15 @@
 // Matrix: the weights of a linear layer, of any kind.
 #pragma once
 #include "bfloat16_pairs.h"
+#include "fp4_panels.h"
+#include "fp8_panels.h"
 #include "integer_panels.h"
 #include "linear.h"
 
 namespace flambeau {
 
 // kPlain: float32 as in a checkpoint. int4 and int5 have minimums, int8 has none; the others say it.
+// kFp4, kFp4Wide: with scales of bfloat16 and of float32.
 enum Kind : int64_t {
   kPlain,
   kFloat32,
@@ -19,7 +22,10 @@ enum Kind : int64_t {
   kInt4Scaled,
   kInt5Scaled,
   kInt6Scaled,
-  kInt8Minimums
+  kInt8Minimums,
+  kFp8,
+  kFp4,
+  kFp4Wide
 };
 
 // Calls use(bits, has_minimums), both as constants, for a kind of integers; false: it is another kind.
@@ -72,11 +78,17 @@ struct Matrix {  // [width, size]
     const auto with = [&](auto multiply_them) {
       multiply_them(x, words, bias, out, num_rows, size, width, stride, adds, num_threads);
     };
+    const auto with_group = [&](auto multiply_them) {
+      multiply_them(x, words, bias, out, num_rows, size, width, group, stride, adds, num_threads);
+    };
     switch (kind) {
       case kFloat32: return with(multiply_floats<Float32>);
       case kBfloat16: return with(multiply_floats<Bfloat16>);
       case kFloat16: return with(multiply_floats<Float16>);
       case kBfloat16Pairs: return with(multiply_pairs);
+      case kFp8: return with_group(multiply_fp8);
+      case kFp4: return with_group(multiply_fp4<Bfloat16>);
+      case kFp4Wide: return with_group(multiply_fp4<Float32>);
       case kPlain: {
         const auto* numbers = static_cast<const float*>(weights);
         flambeau::multiply(x, numbers, out, num_rows, size, width, stride, adds, num_threads);

@@ -7,10 +7,12 @@
 
 #include "activations.h"
 #include "experts.h"
+#include "latent_attention.h"
 #include "lora.h"
 #include "matrix.h"
 #include "norms.h"
 #include "paged_attention.h"
+#include "recurrent.h"
 
 namespace flambeau {
 
@@ -24,6 +26,15 @@ struct Layer {
   void *keys, *values;
   int64_t window;
   const float* sinks;  // of attention [H], or null
+  const Recurrence* recurrence = nullptr;  // in the place of attention, or beside it
+  const LatentAttention* latent = nullptr;  // attention to latents: in the place of qkv
+  int64_t chunk = 0;                        // of attention
+  const float* query_scales = nullptr;      // [places]: what queries are multiplied with, or null
+  Norm attention_sum_norm{}, mlp_sum_norm{};  // of x, after they were added
+
+  // A layer may have only some of the parts.
+  bool attends() const { return qkv.weights || latent; }
+  bool feeds_forward() const { return experts || gate_up.weights; }
 };
 
 struct Network {
@@ -47,18 +58,25 @@ struct Network {
   const int64_t* recorded;  // [M] layers whose inputs a step writes to Tokens::states; num_layers: the last output
   int64_t num_recorded;
   Matrix embedding_rows{};  // [V, E] of integers
+  int64_t gates_attention = 0;  // each head of queries is followed by a gate of what attention gives
+  float attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_output_scale = 1;
+  Matrix project_in{}, project_out{};  // from embeddings of another size to the hidden size, and back; or no weights
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 };
+
+// The matrices of a layer that adapters may change; of latent attention, its query_up is in the place of qkv.
+enum Adapted : int64_t { kQkv, kOut, kGateUp, kDown, kQueryDown, kLatent, kAdapted, kNotAdapted = -1 };
 
 struct Tokens {
   const int64_t *ids, *positions, *slots, *starts, *tables;  // [T] three times, [S + 1], [S, table_width]
   int64_t num_tokens, num_sequences, table_width;
   const int64_t* adapters = nullptr;  // [T], or none has one
-  const LoraLayer* lora = nullptr;  // [adapters, layers, 4]: qkv, out, gate_up and down
+  const LoraLayer* lora = nullptr;  // [adapters, layers, 6]: see `Adapted`
   float* states = nullptr;  // [T, M, E], or nobody reads them
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
+  const int64_t* state_slots = nullptr;  // [S]: where the states of sequences are, or there are none
 };
 
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
@@ -85,7 +103,7 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, other_normal, qkv, attended, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> x, normal, other_normal, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
   std::vector<int64_t> chosen;
 
   static Workspace& of_thread() {
@@ -112,8 +130,11 @@ class Pass {
     qkv_ = space.grown(space.qkv, count * qkv_width_), attended_ = space.grown(space.attended, count * heads_width_);
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
-    added_ = space.grown(space.added, count * net.hidden);
-    if (net.is_parallel) other_normal_ = space.grown(space.other_normal, count * net.hidden);
+    const int64_t widest = std::max({net.hidden, net.project_in.size, net.project_out.num_outputs()});
+    added_ = space.grown(space.added, count * widest);
+    if (net.is_parallel || net.attention_input_scale != 1)
+      other_normal_ = space.grown(space.other_normal, count * net.hidden);
+    if (net.gates_attention) gated_qkv_ = space.grown(space.gated_qkv, count * (qkv_width_ + heads_width_));
     if (!net.max_experts) return;
     gathered_ = space.grown(space.gathered, count * net.hidden);
     scores_ = space.grown(space.scores, count * net.max_experts);
@@ -123,7 +144,7 @@ class Pass {
 
   // The logits [N, V] of some of the tokens.
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
-    each_token([&](int64_t t) { embed(t); });
+    embed();
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
       compute(net_.layers[i]);
@@ -137,7 +158,12 @@ class Pass {
       else
         std::copy_n(row, net_.hidden, normal_ + i * net_.hidden);
     }
-    net_.head.multiply(normal_, logits, num_rows, false, num_threads_);
+    const float* rows_of_head = normal_;
+    if (net_.project_out.weights) {
+      net_.project_out.multiply(normal_, added_, num_rows, false, num_threads_);
+      rows_of_head = added_;
+    }
+    net_.head.multiply(rows_of_head, logits, num_rows, false, num_threads_);
     const int64_t size = num_rows * net_.head.width;
     if (net_.logit_scale != 1)
       for (int64_t i = 0; i < size; ++i) logits[i] *= net_.logit_scale;
@@ -160,9 +186,21 @@ class Pass {
     });
   }
 
-  void embed(int64_t t) {
-    const int64_t size = net_.hidden;
-    float* to = x_ + t * size;
+  void embed() {
+    if (!net_.project_in.weights || tokens_.hidden) {
+      each_token([&](int64_t t) {
+        embed(t, net_.hidden, x_ + t * net_.hidden);
+        place(t);
+      });
+      return;
+    }
+    const int64_t size = net_.project_in.size;
+    each_token([&](int64_t t) { embed(t, size, added_ + t * size); });
+    net_.project_in.multiply(added_, x_, tokens_.num_tokens, false, num_threads_);
+    each_token([&](int64_t t) { place(t); });
+  }
+
+  void embed(int64_t t, int64_t size, float* to) {
     if (tokens_.hidden) {
       std::copy_n(tokens_.hidden + t * size, size, to);
       return;
@@ -178,6 +216,13 @@ class Pass {
       std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
+  }
+
+  // What is added to an embedding for its place, and the norm of both.
+  void place(int64_t t) {
+    if (tokens_.hidden) return;
+    const int64_t size = net_.hidden;
+    float* to = x_ + t * size;
     if (net_.positions) {
       const float* place = net_.positions + tokens_.positions[t] * size;
       for (int64_t i = 0; i < size; ++i) to[i] += place[i];
@@ -201,11 +246,33 @@ class Pass {
       const float* other = layer.mlp_norm ? normalized(layer.mlp_norm, other_normal_) : input;
       attend(layer, input);
       feed_forward(layer, other);
-    } else {
-      const bool is_given = tokens_.attention_input && &layer == net_.layers;
-      attend(layer, is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_));
-      feed_forward(layer, normalized(layer.mlp_norm, normal_));
+      return;
     }
+    if (layer.attends() || layer.recurrence) {
+      const bool is_given = tokens_.attention_input && &layer == net_.layers;
+      const float* input = is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_);
+      if (layer.attends()) attend(layer, scaled(input, net_.attention_input_scale));
+      if (layer.recurrence) recur(layer, *layer.recurrence, input);
+      normalized(layer.attention_sum_norm, x_);
+    }
+    if (layer.feeds_forward()) feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    normalized(layer.mlp_sum_norm, x_);
+  }
+
+  const float* scaled(const float* input, float scale) {
+    if (scale == 1) return input;
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      for (int64_t i = t * size; i < (t + 1) * size; ++i) other_normal_[i] = input[i] * scale;
+    });
+    return other_normal_;
+  }
+
+  void recur(const Layer& layer, const Recurrence& recurrence, const float* input) {
+    const StepSequences sequences{tokens_.starts, tokens_.positions, tokens_.state_slots, tokens_.num_sequences,
+                                  tokens_.num_tokens};
+    const float* found = RecurrentPass(recurrence, sequences, num_threads_).run(input);
+    add(layer, kNotAdapted, recurrence.out, found, layer.attention_post_norm, recurrence.output_scale);
   }
 
   // The input of attention or of the feed-forward layer; without a norm, x itself.
@@ -222,21 +289,23 @@ class Pass {
   }
 
   // x += the product, perhaps normalized and scaled.
-  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm) {
-    const bool is_direct = !post_norm && net_.residual_scale == 1;
+  void add(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, const Norm& post_norm,
+           float scale = 1) {
+    const bool is_direct = !post_norm && net_.residual_scale * scale == 1;
     float* output = is_direct ? x_ : added_;
     matrix.multiply(input, output, tokens_.num_tokens, is_direct, num_threads_);
     adapt(layer, which, matrix, input, output);
-    if (!is_direct) add(post_norm);
+    if (!is_direct) add(post_norm, scale);
   }
 
   // x += what was computed before, perhaps normalized and scaled.
-  void add(const Norm& post_norm) {
+  void add(const Norm& post_norm, float scale = 1) {
     const int64_t size = net_.hidden;
+    const float factor = net_.residual_scale * scale;
     each_token([&](int64_t t) {
       float *x = x_ + t * size, *y = added_ + t * size;
       if (post_norm) post_norm.apply(y, y, size, net_.epsilon);
-      for (int64_t i = 0; i < size; ++i) x[i] += y[i] * net_.residual_scale;
+      for (int64_t i = 0; i < size; ++i) x[i] += y[i] * factor;
     });
   }
 
@@ -259,28 +328,94 @@ class Pass {
       for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
     if (layer.cos) rope(heads, net_.heads + net_.kv_heads, net_.head_size, layer.cos + at, layer.sin + at, half);
     if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+    if (layer.query_scales)
+      for (int64_t i = 0; i < heads_width_; ++i) heads[i] *= layer.query_scales[tokens_.positions[t]];
+  }
+
+  void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
+    Workspace& space = Workspace::of_thread();
+    const int64_t count = tokens_.num_tokens, heads = net_.heads, size = net_.head_size, rotated = latent.rotary_size;
+    const int64_t head = latent.unrotated_size + rotated, rank = latent.latent_size, half = rotated / 2;
+    if (latent.query_down.weights) {
+      const int64_t width = latent.query_down.num_outputs();
+      float* down = space.grown(space.latents, count * width);
+      multiply(layer, kQueryDown, latent.query_down, input, down);
+      each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
+      multiply(layer, kQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
+    } else {
+      multiply(layer, kQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
+    }
+    const float* queries = space.queries.data();
+    float* latents = space.grown(space.latents, count * size);
+    multiply(layer, kLatent, latent.latent, input, latents);
+    float* keys = space.grown(space.keys, count * size);
+    each_token([&](int64_t t) {
+      const float *cos = layer.cos + tokens_.positions[t] * half, *sin = layer.sin + tokens_.positions[t] * half;
+      latent.latent_norm.apply(latents + t * size, keys + t * size, rank, latent.epsilon);
+      rotate_head(latents + t * size + rank, keys + t * size + rank, cos, sin, half, latent.is_paired);
+      for (int64_t h = 0; h < heads; ++h) {
+        const float* query = queries + (t * heads + h) * head + latent.unrotated_size;
+        rotate_head(query, qkv_ + t * qkv_width_ + h * size + rank, cos, sin, half, latent.is_paired);
+      }
+    });
+    multiply_heads(latent.to_keys, heads, queries, heads * head, head, qkv_, qkv_width_, size, count, num_threads_);
+    const LatentStep<void*> step{qkv_, keys, nullptr, attended_, qkv_width_, tokens_.positions, tokens_.slots,
+                                 tokens_.starts, tokens_.tables, count, tokens_.num_sequences, heads, size, rank,
+                                 net_.block_size, tokens_.table_width, net_.scale};
+    attend_latents(step, layer.keys, net_.cache_kind, num_threads_);
+    const int64_t width = heads * latent.value_size;
+    float* values = space.grown(space.values, count * width);
+    multiply_heads(latent.to_values, heads, attended_, heads * size, size, values, width, latent.value_size, count,
+                   num_threads_);
+    add(layer, kOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
   }
 
   void attend(const Layer& layer, const float* input) {
-    multiply(layer, 0, layer.qkv, input, qkv_);
-    each_token([&](int64_t t) { position(layer, t); });
+    if (layer.latent) return attend_latent(layer, *layer.latent, input);
+    multiply(layer, kQkv, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
+    each_token([&](int64_t t) {
+      if (net_.gates_attention) take_gates(t);
+      position(layer, t);
+    });
     const float* k = qkv_ + heads_width_;
     const PagedStep<void> step{
         qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
         qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
         tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
-        net_.softcap, layer.sinks, net_.biases, net_.num_places};
+        net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
     attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
-    add(layer, 1, layer.out, attended_, layer.attention_post_norm);
+    if (net_.gates_attention)
+      each_token([&](int64_t t) {
+        const float* gates = gated_qkv_ + t * (qkv_width_ + heads_width_);
+        float* row = attended_ + t * heads_width_;
+        for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
+      });
+    add(layer, kOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
+  }
+
+  // Divides heads of queries and gates that follow each other; leaves the gates' factors at the start of the row.
+  void take_gates(int64_t t) {
+    const int64_t size = net_.head_size;
+    float *from = gated_qkv_ + t * (qkv_width_ + heads_width_), *to = qkv_ + t * qkv_width_;
+    for (int64_t h = 0; h < net_.heads; ++h) {
+      std::copy_n(from + 2 * h * size, size, to + h * size);
+      for (int64_t i = 0; i < size; ++i) from[h * size + i] = logistic(from[(2 * h + 1) * size + i]);
+    }
+    std::copy_n(from + 2 * heads_width_, qkv_width_ - heads_width_, to + heads_width_);
   }
 
   void feed_forward(const Layer& layer, const float* input) {
     if (layer.experts) return mix(layer, *layer.experts, input);
-    multiply(layer, 2, layer.gate_up, input, gate_up_);
+    multiply(layer, kGateUp, layer.gate_up, input, gate_up_);
+    if (net_.gate_scale != 1)
+      each_token([&](int64_t t) {
+        float* row = gate_up_ + t * layer.gate_up.num_outputs();
+        for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
+      });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       activate(net_.activation, gate, up, out, size);
     });
-    add(layer, 3, layer.down, gated_, layer.mlp_post_norm);
+    add(layer, kDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -305,7 +440,10 @@ class Pass {
       const Routing::Row* rows = routing.rows.data() + routing.starts[n];
       const int64_t num_rows = routing.starts[n + 1] - routing.starts[n];
       if (!num_rows) continue;
-      each_row(num_rows, [&](int64_t i) { std::copy_n(input + rows[i].token * size, size, gathered_ + i * size); });
+      each_row(num_rows, [&](int64_t i) {
+        const float *from = input + rows[i].token * size, scale = experts.scales_inputs ? rows[i].weight : 1.0f;
+        for (int64_t e = 0; e < size; ++e) gathered_[i * size + e] = from[e] * scale;
+      });
       experts.gate_up[n].multiply(gathered_, gate_up_, num_rows, false, num_threads_);
       gate(num_rows, experts.down[n].size, [&](const float* gate, const float* up, float* out, int64_t width) {
         if (experts.limit > 0)
@@ -314,7 +452,9 @@ class Pass {
           activate(experts.activation, gate, up, out, width);
       });
       experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
-      each_row(num_rows, [&](int64_t i) { add_row(rows[i].token, rows[i].weight, gathered_ + i * size); });
+      each_row(num_rows, [&](int64_t i) {
+        add_row(rows[i].token, experts.scales_inputs ? 1.0f : rows[i].weight, gathered_ + i * size);
+      });
     }
     if (experts.shared_down.weights) add_shared(layer, experts, input);
     add(layer.mlp_post_norm);
@@ -323,11 +463,11 @@ class Pass {
   // The expert for all tokens.
   void add_shared(const Layer& layer, const Experts& experts, const float* input) {
     const bool is_gated = experts.shared_gate.weights != nullptr;
-    multiply(layer, 2, experts.shared_gate_up, input, gate_up_);
+    multiply(layer, kGateUp, experts.shared_gate_up, input, gate_up_);
     gate(tokens_.num_tokens, experts.shared_down.size, [&](const float* gate, const float* up, float* out, int64_t width) {
       activate(experts.activation, gate, up, out, width);
     });
-    multiply(layer, 3, experts.shared_down, gated_, gathered_);
+    multiply(layer, kDown, experts.shared_down, gated_, gathered_);
     if (is_gated) experts.shared_gate.multiply(input, scores_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
   }
@@ -337,11 +477,11 @@ class Pass {
     for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
   }
 
-  // Adds the adapters of the tokens to the outputs of a matrix, of which each layer has four.
+  // Adds the adapters of the tokens to the outputs of a matrix.
   void adapt(const Layer& layer, int64_t which, const Matrix& matrix, const float* input, float* output) {
-    if (!tokens_.adapters) return;
-    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * 4 + which;
-    add_lora(tokens_.adapters, lora, net_.num_layers * 4, input, output, tokens_.num_tokens, matrix.size,
+    if (!tokens_.adapters || which == kNotAdapted) return;
+    const LoraLayer* lora = tokens_.lora + (&layer - net_.layers) * kAdapted + which;
+    add_lora(tokens_.adapters, lora, net_.num_layers * kAdapted, input, output, tokens_.num_tokens, matrix.size,
              matrix.num_outputs(), num_threads_);
   }
 
@@ -349,7 +489,7 @@ class Pass {
   const Tokens& tokens_;
   const int num_threads_;
   const int64_t heads_width_, qkv_width_;
-  float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *attended_, *gate_up_, *gated_, *added_;
+  float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
 };
@@ -389,7 +529,8 @@ inline void argmax_steps(const Network& net, const Tokens& tokens, const int64_t
     argmax_rows(logits, count, width, found);
     std::replace(found, found + count, int64_t{-1}, int64_t{0});
     if (place + 1 == num_ahead) return;
-    const Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
+    Tokens next{found, positions, slots, starts.data(), tokens.tables, count, count, tokens.table_width};
+    next.state_slots = tokens.state_slots;
     Pass(net, next, num_threads).run(nullptr, count, logits);
   }
 }

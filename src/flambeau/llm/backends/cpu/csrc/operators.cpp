@@ -45,6 +45,20 @@ void flambeau_pack(const void* weights, int64_t weight_bytes, int64_t kind, int6
   flambeau::pack(weights, weight_bytes, static_cast<flambeau::Kind>(kind), width, size, panels, num_threads);
 }
 
+// Puts fp8 weights [width, size] with scales [width, size / group] into panels of zeros, which represent them exactly.
+void flambeau_pack_fp8(const uint8_t* weights, const float* scales, int64_t kind, int64_t width, int64_t size,
+                       int64_t group, uint32_t* panels, int num_threads) {
+  const auto pack = kind == flambeau::kFp8    ? flambeau::pack_fp8
+                    : kind == flambeau::kFp4  ? flambeau::pack_fp4<flambeau::Bfloat16>
+                                              : flambeau::pack_fp4<flambeau::Float32>;
+  pack(weights, scales, width, size, group, panels, num_threads);
+}
+
+// Whether 4 bits represent all numbers of fp8.
+bool flambeau_fits_fp4(const uint8_t* numbers, int64_t count, int num_threads) {
+  return flambeau::fits_fp4(numbers, count, num_threads);
+}
+
 // Puts levels [width, size] of an integer kind into panels, with the scales and minimums (or null) [width, groups] of
 // their groups.
 void flambeau_pack_levels(const uint8_t* levels, const float* scales, const float* minimums, int64_t kind, int64_t width,

@@ -36,15 +36,19 @@ struct PagedStep {
   const float* sinks = nullptr;   // [H]: scores that take part in the softmax and have no value, or null
   const float* biases = nullptr;  // [H, num_places]: added to scores, or null
   int64_t num_places = 0;
+  int64_t chunk = 0;  // tokens attend to those of their own chunk only, so many at a time; 0: to all
 
   template <typename other>
   PagedStep<other> with() const {
     return {q, k, v, static_cast<other*>(keys), static_cast<other*>(values), out, q_stride, k_stride, v_stride, positions,
             slots, starts, tables, num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window, scale,
-            softcap, sinks, biases, num_places};
+            softcap, sinks, biases, num_places, chunk};
   }
 
-  int64_t first_seen(int64_t place) const { return window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0; }
+  int64_t first_seen(int64_t place) const {
+    const int64_t first = window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0;
+    return chunk > 0 ? std::max(first, place - place % chunk) : first;
+  }
 };
 
 // What a head takes in the cache, in numbers of its type.

@@ -73,7 +73,25 @@ inline int self_test() {
   if (!test.gives(kBfloat16Pairs, test.weights, 1e-3f)) return 3;
   for (const Kind kind : {kInt4Scaled, kInt5, kInt5Scaled, kInt6Scaled, kInt8Minimums})
     if (!test.gives_levels(kind)) return 4 + kind;
-  return 0;
+  std::vector<uint8_t> codes(test.size * test.width);  // every number of fp8 but NaN
+  std::vector<float> scales(test.size / test.group * test.width, 0.0078125f);
+  for (int64_t i = 0; i < test.size * test.width; ++i) {
+    codes[i] = static_cast<uint8_t>(i % 127 | (i / 127 % 2) << 7);
+    const int exponent = codes[i] >> 3 & 15, part = codes[i] & 7;
+    const float size = exponent ? std::ldexp(8.0f + part, exponent - 10) : std::ldexp(1.0f * part, -9);
+    test.weights[i] = (codes[i] & 0x80 ? -size : size) / 128;
+  }
+  std::fill(test.panels.begin(), test.panels.end(), 0);
+  pack_fp8(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  if (!test.gives(kFp8, test.weights, 1e-3f)) return 20;
+  for (int64_t i = 0; i < test.size * test.width; ++i) {
+    constexpr uint8_t kSizes[8] = {0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c};
+    codes[i] = static_cast<uint8_t>(kSizes[i % 7 + i / 64 % 2] | (i / 7 % 2) << 7);
+    test.weights[i] = kFp4Numbers[fp4_code(codes[i])] / 128;
+  }
+  std::fill(test.panels.begin(), test.panels.end(), 0);
+  pack_fp4<Bfloat16>(codes.data(), scales.data(), test.width, test.size, test.group, test.panels.data(), 1);
+  return test.gives(kFp4, test.weights, 1e-3f) ? 0 : 21;
 }
 
 }  // namespace flambeau

@@ -20,8 +20,9 @@ class Threads {
   // Calls work(task) for each task from 0, on up to `num_threads` threads including the caller's.
   template <typename Work>
   void share(int64_t num_tasks, int num_threads, const Work& work) {
-    std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
-    if (num_tasks <= 1 || num_threads <= 1 || !mine.owns_lock()) {  // a step on another thread uses the pool
+    const bool is_divided = num_tasks > 1 && num_threads > 1;
+    std::unique_lock<std::mutex> mine(owner_, std::defer_lock);
+    if (!is_divided || !mine.try_lock()) {  // a step on another thread uses the pool
       for (int64_t task = 0; task < num_tasks; ++task) work(task);
       return;
     }

@@ -1,0 +1,119 @@
+"""recurrence_of: the weights and states of a recurrent layer as the structure that the C++ kernels read.
+
+Weights are arranged for the kernels: decays are computed once, convolutions have their channels side by side, and the
+norm of a delta net has weights for every head.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CMatrix, CNorm, CRecurrence
+from flambeau.llm.models.recurrent import DeltaNet, GatedNorm, Mamba, Mamba2, RecurrentMixer, ShortConvolution
+
+MIXER_NORMS = ("norm", "dt_layernorm", "b_layernorm", "c_layernorm")  # of all kinds
+
+
+class Pointers(Protocol):
+    """Gives pointers to tensors and layers, and keeps these alive."""
+
+    def pointer(self, tensor: Tensor | None) -> int | None: ...
+
+    def matrix(self, layer: Any) -> CMatrix: ...
+
+
+def other_parts(mixer: RecurrentMixer) -> list[nn.Module]:
+    """The modules of a mixer that are no linear layers."""
+    named = [getattr(mixer, name, None) for name in MIXER_NORMS]
+    return [mixer, mixer.conv1d, *(module for module in named if module is not None)]
+
+
+def recurrence_of(mixer: Any, states: tuple[Tensor, ...], pointers: Pointers) -> CRecurrence:
+    """The structure of one layer; it points to what `pointers` keeps."""
+    shape, convolution = mixer.shape, mixer.conv1d
+    made = CRecurrence(
+        kind=RECURRENT_KINDS.index(shape.kind),
+        channels=shape.conv_size,
+        width=shape.conv_width,
+        inner=shape.inner_size,
+        heads=shape.num_heads,
+        head_size=shape.head_size,
+        state_size=shape.state_size,
+        groups=shape.num_groups,
+        rank=shape.time_step_rank,
+        norm_groups=1,
+        out=pointers.matrix(mixer.out_proj),
+        conv_weight=pointers.pointer(convolution.weight.detach().float().squeeze(1).t()),
+        conv_bias=pointers.pointer(None if convolution.bias is None else convolution.bias.detach().float()),
+        epsilon=0.0,
+        max_beta=shape.max_beta,
+        input_scale=1.0,
+        output_scale=1.0,
+        windows=pointers.pointer(states[0]),
+    )
+    if len(states) > 1:
+        made.states = pointers.pointer(states[1])
+        made.decay = pointers.pointer(-mixer.A_log.detach().float().exp())
+    FILLED[type(mixer)](made, mixer, pointers)
+    return made
+
+
+def fill_short_convolution(made: CRecurrence, mixer: ShortConvolution, pointers: Pointers) -> None:
+    made.in_ = pointers.matrix(mixer.in_proj)
+
+
+def fill_mamba(made: CRecurrence, mixer: Mamba, pointers: Pointers) -> None:
+    made.in_, made.parameters, made.time = map(pointers.matrix, (mixer.in_proj, mixer.x_proj, mixer.dt_proj))
+    made.skip = pointers.pointer(mixer.D.detach().float())
+    norms = mixer.dt_layernorm, mixer.b_layernorm, mixer.c_layernorm
+    made.time_norm, made.b_norm, made.c_norm = (inner_norm(norm, pointers) for norm in norms)
+    made.epsilon = getattr(mixer.dt_layernorm, "eps", None) or 0.0
+
+
+def inner_norm(norm: nn.Module, pointers: Pointers) -> CNorm:
+    if not isinstance(norm, nn.RMSNorm):
+        return CNorm()
+    weight = torch.ones(norm.normalized_shape) if norm.weight is None else norm.weight.detach().float()
+    return CNorm(pointers.pointer(weight))
+
+
+def fill_mamba2(made: CRecurrence, mixer: Mamba2, pointers: Pointers) -> None:
+    shape, norm = mixer.shape, mixer.norm
+    made.in_ = pointers.matrix(mixer.in_proj)
+    made.time_bias, made.skip = (
+        pointers.pointer(mixer.dt_bias.detach().float()),
+        pointers.pointer(mixer.D.detach().float()),
+    )
+    made.time_low, made.time_high = shape.time_step_limits
+    made.input_scale, made.output_scale = shape.input_scale, shape.output_scale
+    if shape.part_scales:
+        groups = shape.num_groups * shape.state_size
+        sizes = torch.tensor([shape.inner_size, shape.inner_size, groups, groups, shape.num_heads])
+        made.part_scales = pointers.pointer(torch.tensor(shape.part_scales).repeat_interleave(sizes))
+    if isinstance(norm, GatedNorm):
+        made.norm, made.epsilon = CNorm(pointers.pointer(norm.weight.detach().float())), norm.epsilon
+        made.norm_groups, made.gates_first = norm.num_groups, norm.gates_first
+
+
+def fill_delta_net(made: CRecurrence, mixer: DeltaNet, pointers: Pointers) -> None:
+    shape = mixer.shape
+    made.is_grouped = shape.is_grouped
+    if shape.is_grouped:
+        made.in_, made.beta = map(pointers.matrix, (mixer.in_proj_qkvz, mixer.in_proj_ba))
+    else:
+        layers = mixer.in_proj_qkv, mixer.in_proj_z, mixer.in_proj_b, mixer.in_proj_a
+        made.in_, made.gate, made.beta, made.time = map(pointers.matrix, layers)
+    made.time_bias = pointers.pointer(mixer.dt_bias.detach().float())
+    weight = mixer.norm.weight.detach().float().repeat(shape.num_heads)
+    made.norm, made.epsilon, made.norm_groups = CNorm(pointers.pointer(weight)), mixer.norm.epsilon, shape.num_heads
+
+
+FILLED: dict[type, Any] = {
+    ShortConvolution: fill_short_convolution,
+    Mamba: fill_mamba,
+    Mamba2: fill_mamba2,
+    DeltaNet: fill_delta_net,
+}
