@@ -23,22 +23,17 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import (
-    PACKED_FLOAT32_BYTES,
-    QUANTIZED_LAYERS,
     has_integer_weights,
-    has_known_heads,
-    unknown_parts,
 )
-from flambeau.llm.backends.cpu.packed_experts import has_whole_panels, is_known, pack_experts_of, packed_stack
-from flambeau.llm.backends.cpu.packed_linear import (
-    INT8_GROUP,
-    ROUTER,
-    TRIM_BYTES,
-    pack_floats,
-    pack_layers,
-    pack_quantized,
-    packed,
-    quantized_for_kernels,
+from flambeau.llm.backends.cpu.packed_linear import pack_layers, quantized_for_kernels
+from flambeau.llm.backends.cpu.weight_layouts import (
+    can_keep_blocks,
+    can_keep_groups,
+    has_whole_step,
+    layer_maker,
+    packer,
+    packs_on_load,
+    use_faster_layers,
 )
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
@@ -46,7 +41,6 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import (
-    embedding,
     load_model,
     open_files,
     read_architecture,
@@ -83,26 +77,15 @@ from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.hidden_states import HiddenStates
-from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.groups import GroupedLinear
-from flambeau.llm.quantize.int4 import Int4Linear
-from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import (
-    ExpertStack,
-    MakeLayer,
     build,
-    grouped_layer,
     quantize_on_load,
-    quantized_layer,
 )
-from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
-from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-PACKED_AT_ONCE_BYTES = 2 << 30  # of files on a CPU: about a second
 MIN_VOCABULARY = 0.9  # of the network's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -312,7 +295,7 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    keeps_blocks, groups = can_keep_blocks(config, device, ranks), keeps_groups(config, device, ranks)
+    keeps_blocks, groups = can_keep_blocks(config, device, ranks), can_keep_groups(config, device, ranks)
     arch = read_architecture(path, keeps_blocks=keeps_blocks, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
@@ -397,104 +380,6 @@ def import_gpu_kernels() -> None:
         importlib.import_module("flambeau.llm.backends.cuda.network")
 
 
-def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
-    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
-    if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
-        return quantized_layer
-    if kernels.load(builds=False):
-        return quantized_for_kernels
-    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
-
-
-def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether fp8 weights with a scale for each block stay as they are: on a CPU, if nothing is to be made of them."""
-    return device.type == "cpu" and ranks is None and config.quantization in (None, "fp8") and not config.merge_lora
-
-
-def keeps_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
-    is_plain = config.quantization is None and not config.merge_lora and ranks is None
-    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
-
-
-def packs_on_load(
-    path: Path,
-    config: EngineConfig,
-    arch: Architecture,
-    device: torch.device,
-    ranks: TensorParallelGroup | None,
-    dtype: torch.dtype,
-) -> bool:
-    """Whether layers are packed for the CPU kernels before the first step.
-
-    That of a large network would come late: plain PyTorch computes while it is packed, with weights that are mapped
-    from the files. Weights that are quantized, or narrower than the network's, would have to be copied anyway.
-    """
-    if device.type != "cpu" or not config.compile or ranks is not None:
-        return False
-    if read_quantization(arch.source) is not None:
-        return kernels.load(builds=False)
-    if not has_whole_step(arch):
-        return False
-    files = open_files(path)
-    is_copied = dtype == torch.float32 and embedding(files, arch.renames).dtype in (torch.bfloat16, torch.float16)
-    return (is_copied or weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES) and kernels.load(builds=False)
-
-
-def has_whole_step(arch: Architecture) -> bool:
-    """Whether the CPU kernels compute whole steps of such a network."""
-    return not unknown_parts(arch) and has_known_heads(arch)
-
-
-def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
-    """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded.
-
-    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one.
-    """
-    packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
-    quantization, is_whole = read_quantization(arch.source), has_whole_step(arch)
-    has_integers = quantization is not None and quantization.kind in ("int8", "int4")
-    packs_experts = is_whole and has_whole_panels(arch)
-    freed_bytes = 0
-
-    def arrived(name: str, module: nn.Module) -> nn.Module | None:
-        nonlocal freed_bytes
-        freed_bytes += sum(tensor.nbytes for tensor in module.state_dict().values())
-        if freed_bytes > TRIM_BYTES:  # of modules before this one
-            freed_bytes = 0
-            trim_heap()
-        return packed_module(name, module)
-
-    def packed_module(name: str, module: nn.Module) -> nn.Module | None:
-        has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
-        if packs_experts and isinstance(module, Experts) and not has_stacks:
-            pack_experts_of(module, packs_float32=packs_float32)
-        if isinstance(module, ExpertStack) and (packs_experts or (module.layout is not None and is_known(module))):
-            return packed_stack(module, packs_float32=packs_float32)
-        if type(module) in QUANTIZED_LAYERS:
-            return packed(module)
-        if type(module) is not nn.Linear or name.endswith(ROUTER) or not (is_whole or name == "lm_head"):
-            return None
-        if is_whole and has_integers and name == "lm_head":
-            return pack_quantized(module.weight, "int8", INT8_GROUP, module.bias)
-        return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
-
-    return arrived
-
-
-def weight_file_bytes(path: Path) -> int:
-    return sum(file.path.stat().st_size for file in open_files(path))
-
-
-def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
-    kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear)
-    wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
-    if wants_kernels and kernels.load(builds=False):
-        pack_layers(model, kinds)
-    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
-
-
 CPU_CACHES = {**DTYPES, "int8": torch.int8}
 
 
@@ -529,7 +414,7 @@ def load_draft(
     if wants_head(config):
         return None
     path = Path(config.draft)
-    groups = keeps_groups(config, device, None)
+    groups = can_keep_groups(config, device, None)
     drafting = read_architecture(path, keeps_groups=groups)
     if drafting.recurrence is not None:
         raise LLMError(

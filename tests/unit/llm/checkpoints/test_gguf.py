@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
+from flambeau.llm.backends.cpu.weight_layouts import can_keep_groups, packer
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.loader import keeps_groups as loader_keeps_groups
-from flambeau.llm.loader import load_engine, load_network, packer
+from flambeau.llm.loader import load_engine, load_network
 from flambeau.llm.models.transformer import RowEmbedding
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -330,8 +330,8 @@ def test_other_devices_and_settings_have_the_old_layouts(tmp_path, biased):
         kinds = {type(module) for module in backend.model.modules()}
         assert not kinds & {GroupedLinear, JoinedLinear, RowEmbedding}
     cpu, gpu, config = torch.device("cpu"), torch.device("cuda"), EngineConfig()
-    assert not loader_keeps_groups(config, gpu, None)
-    assert loader_keeps_groups(config, cpu, None) == kernels.can_load()
+    assert not can_keep_groups(config, gpu, None)
+    assert can_keep_groups(config, cpu, None) == kernels.can_load()
 
 
 def test_elsewhere_mixed_types_keep_whole_modules_of_4_bits(tmp_path, caplog):

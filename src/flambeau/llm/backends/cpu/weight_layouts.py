@@ -1,0 +1,139 @@
+"""How the weights of a network are kept on a CPU: quantized, packed for the kernels, or as the files have them.
+
+Layers are packed one by one while they are read where that is possible, so that a network is in memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.network import PACKED_FLOAT32_BYTES, QUANTIZED_LAYERS, has_known_heads, unknown_parts
+from flambeau.llm.backends.cpu.packed_experts import has_whole_panels, is_known, pack_experts_of, packed_stack
+from flambeau.llm.backends.cpu.packed_linear import (
+    INT8_GROUP,
+    ROUTER,
+    TRIM_BYTES,
+    pack_floats,
+    pack_layers,
+    pack_quantized,
+    packed,
+    quantized_for_kernels,
+)
+from flambeau.llm.checkpoints.checkpoint import embedding, open_files
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.mapped_files import trim_heap
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.moe import Experts
+from flambeau.llm.quantize.groups import GroupedLinear
+from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.packed_layers import use_fast_layers
+from flambeau.llm.quantize.quantizer import ExpertStack, MakeLayer, grouped_layer, quantized_layer
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from flambeau.llm.quantize.settings import read_quantization
+
+PACKED_AT_ONCE_BYTES = 2 << 30  # of files: about a second
+
+
+def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
+    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
+    if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
+        return quantized_layer
+    if kernels.load(builds=False):
+        return quantized_for_kernels
+    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+
+
+def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether fp8 weights with a scale for each block stay as they are: on a CPU, if nothing is to be made of them."""
+    return device.type == "cpu" and ranks is None and config.quantization in (None, "fp8") and not config.merge_lora
+
+
+def can_keep_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
+    is_plain = config.quantization is None and not config.merge_lora and ranks is None
+    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
+
+
+def packs_on_load(
+    path: Path,
+    config: EngineConfig,
+    arch: Architecture,
+    device: torch.device,
+    ranks: TensorParallelGroup | None,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether layers are packed for the CPU kernels before the first step.
+
+    That of a large network would come late: plain PyTorch computes while it is packed, with weights that are mapped
+    from the files. Weights that are quantized, or narrower than the network's, would have to be copied anyway.
+    """
+    if device.type != "cpu" or not config.compile or ranks is not None:
+        return False
+    if read_quantization(arch.source) is not None:
+        return kernels.load(builds=False)
+    if not has_whole_step(arch):
+        return False
+    files = open_files(path)
+    is_copied = dtype == torch.float32 and embedding(files, arch.renames).dtype in (torch.bfloat16, torch.float16)
+    return (is_copied or weight_file_bytes(path) <= PACKED_AT_ONCE_BYTES) and kernels.load(builds=False)
+
+
+def has_whole_step(arch: Architecture) -> bool:
+    """Whether the CPU kernels compute whole steps of such a network."""
+    return not unknown_parts(arch) and has_known_heads(arch)
+
+
+def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
+    """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded.
+
+    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one.
+    """
+    packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
+    quantization, is_whole = read_quantization(arch.source), has_whole_step(arch)
+    has_integers = quantization is not None and quantization.kind in ("int8", "int4")
+    packs_experts = is_whole and has_whole_panels(arch)
+    freed_bytes = 0
+
+    def arrived(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal freed_bytes
+        freed_bytes += sum(tensor.nbytes for tensor in module.state_dict().values())
+        if freed_bytes > TRIM_BYTES:  # of modules before this one
+            freed_bytes = 0
+            trim_heap()
+        return packed_module(name, module)
+
+    def packed_module(name: str, module: nn.Module) -> nn.Module | None:
+        has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
+        if packs_experts and isinstance(module, Experts) and not has_stacks:
+            pack_experts_of(module, packs_float32=packs_float32)
+        if isinstance(module, ExpertStack) and (packs_experts or (module.layout is not None and is_known(module))):
+            return packed_stack(module, packs_float32=packs_float32)
+        if type(module) in QUANTIZED_LAYERS:
+            return packed(module)
+        if type(module) is not nn.Linear or name.endswith(ROUTER) or not (is_whole or name == "lm_head"):
+            return None
+        if is_whole and has_integers and name == "lm_head":
+            return pack_quantized(module.weight, "int8", INT8_GROUP, module.bias)
+        return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
+
+    return arrived
+
+
+def weight_file_bytes(path: Path) -> int:
+    return sum(file.path.stat().st_size for file in open_files(path))
+
+
+def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
+    kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear)
+    wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
+    if wants_kernels and kernels.load(builds=False):
+        pack_layers(model, kinds)
+    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
