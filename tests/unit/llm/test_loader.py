@@ -154,6 +154,25 @@ def test_a_small_network_is_packed_while_it_is_loaded_and_says_the_same():
         each.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("mamba", {}), ("lfm-2-moe", {"tie_word_embeddings": False}), ("deepseek-v2-lite", {})],
+    ids=["tied embeddings", "experts", "latents"],
+)
+def test_bfloat16_weights_in_a_network_of_float32_round_nothing(kind, changes, tmp_path):
+    if not bindings.kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    reference(kind, vocab_size=4096, **changes).bfloat16().save_pretrained(tmp_path)
+    found = []
+    for compiles in (False, True):
+        engine = load_engine(tmp_path, device="cpu", tokenizer=str(MODEL), compile=compiles, num_blocks=8)
+        assert engine.info.decode == ("CPU kernels" if compiles else "plain PyTorch")
+        [completion] = engine.generate([list(range(3, 40))], temperature=0.0, max_tokens=4, logprobs=1)
+        found.append([token.logprob for token in completion.tokens])
+        engine.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-5, abs=1e-5)
+
+
 def test_linear_layers_keep_the_type_of_the_file_until_they_are_replaced():
     arrived = []
 

@@ -112,7 +112,7 @@ class CpuInt8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
-        flat = x.flatten(0, -2).to(torch.bfloat16)
+        flat = x.flatten(0, -2).to(torch.bfloat16).contiguous()
         y = torch._weight_int8pack_mm(flat, self.weight, self.scale)
         return shaped(y if self.wide_scale is None else y * self.wide_scale, x, self.bias)
 
@@ -142,7 +142,7 @@ class CpuInt4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
-        flat = x.flatten(0, -2).to(torch.bfloat16)
+        flat = x.flatten(0, -2).to(torch.bfloat16).contiguous()
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, self.group_size, self.scales_and_zeros)
         return shaped(y, x, self.bias)
 

@@ -35,6 +35,8 @@ class TestFasterLayers:
         y = model.layer(x)
         assert (y - expected).abs().max() < 0.01 * expected.abs().max()
         assert torch.equal(torch.cat([model.layer(x[:, i : i + 1]) for i in range(20)], dim=1), y)
+        by_columns = x[0].t().contiguous().t()  # as a convolution leaves it
+        assert torch.equal(model.layer(by_columns), y[0])
 
     @pytest.mark.parametrize("kind", ["int8", "int4"])
     @pytest.mark.parametrize("shape", [(32, 1), (96, 7), (160, 24), (64, 33)])

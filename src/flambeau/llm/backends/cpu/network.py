@@ -19,7 +19,7 @@ from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CTokens, index_p
 from flambeau.llm.backends.cpu.lora_table import LoraTable
 from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
-from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_quantized
+from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_floats, pack_quantized
 from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
@@ -30,7 +30,7 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import RowEmbedding, Transformer, is_unmodified
+from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
@@ -202,6 +202,8 @@ def last_layer(model: Transformer) -> nn.Module:
     head: Any = linear_of(embeddings.weight) if model.lm_head is None else model.lm_head
     if type(head) is nn.Linear and has_integer_weights(model):
         head = pack_quantized(head.weight, "int8", INT8_GROUP, head.bias)
+    elif model.lm_head is None and isinstance(embeddings, NarrowEmbedding):
+        head = pack_floats(head.weight, dtype=embeddings.dtype)  # whose inputs have the network's type
     return head  # type: ignore[no-any-return]
 
 

@@ -59,24 +59,24 @@ def pack_experts(model: nn.Module, *, packs_float32: bool) -> None:
             trim_heap()  # as in pack_layers
 
 
-def pack_experts_of(experts: Experts, *, packs_float32: bool) -> None:
-    """Replace the weights of one layer, if the kernels know them."""
+def pack_experts_of(experts: Experts, *, packs_float32: bool, dtype: torch.dtype | None = None) -> None:
+    """Replace the weights of one layer, if the kernels know them; `dtype` as for `pack_floats`."""
     if not can_pack(experts):
         return
     for leaf in LEAVES:
-        if (stack := packed_stack(getattr(experts, leaf), packs_float32=packs_float32)) is not None:
+        if (stack := packed_stack(getattr(experts, leaf), packs_float32=packs_float32, dtype=dtype)) is not None:
             experts._modules[leaf] = stack  # before the parameter goes: a step may run at the same time
             experts._parameters.pop(leaf, None)
 
 
 @torch.inference_mode()
-def packed_stack(weights: Any, *, packs_float32: bool) -> PackedStack | None:
+def packed_stack(weights: Any, *, packs_float32: bool, dtype: torch.dtype | None = None) -> PackedStack | None:
     """The weights of all experts for the kernels; None: they would need 32 bits each."""
     if isinstance(weights, PackedStack):
         return weights
     if isinstance(weights, ExpertStack):
         return PackedStack(pack_quantized_stack(weights), len(weights))
-    rows = pack_floats(weights.flatten(0, 1), packs_float32=packs_float32)
+    rows = pack_floats(weights.flatten(0, 1), packs_float32=packs_float32, dtype=dtype)
     return None if rows is None else PackedStack(rows, len(weights))
 
 

@@ -112,7 +112,7 @@ def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str,
     def packed_module(name: str, module: nn.Module) -> nn.Module | None:
         has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
         if packs_experts and isinstance(module, Experts) and not has_stacks:
-            pack_experts_of(module, packs_float32=packs_float32)
+            pack_experts_of(module, packs_float32=packs_float32, dtype=dtype)
         if isinstance(module, ExpertStack) and (packs_experts or (module.layout is not None and is_known(module))):
             return packed_stack(module, packs_float32=packs_float32)
         if type(module) in QUANTIZED_LAYERS:
