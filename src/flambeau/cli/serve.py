@@ -211,7 +211,8 @@ def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]
 
 
 def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    reject_unsupported_form(path)
+    if not (path.is_dir() and has_handler(path)):
+        reject_unsupported_form(path)
     if hub_name := read_hub_name(path):
         folder = fetch(hub_name)
         model = pretrained(folder, overrides.name or hub_name.model_name, overrides)
