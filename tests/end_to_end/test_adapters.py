@@ -122,6 +122,8 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(server, folder):
     assert reply.status == 400
     assert "adapter_config.json" in reply.json["error"]["message"]
     assert manage(server, "load_lora_adapter", lora_name="bad").status == 400
+    reply = manage(server, "load_lora_adapter", lora_name="tiny", lora_path=str(folder / "poet"))
+    assert (reply.status, "the model itself" in reply.json["error"]["message"]) == (400, True)
     assert manage(server, "load_lora_adapter", lora_name="bad", lora_path="/x", model="none").status == 404
     assert manage(server, "unload_lora_adapter", lora_name="bad").status == 404
     assert server.manage("GET", "/v1/load_lora_adapter").status == 405

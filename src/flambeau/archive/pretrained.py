@@ -228,7 +228,7 @@ def reject_unsupported_form(path: Path) -> None:
     if gguf is not None and not (path / "config.json").is_file():
         raise ConfigError(
             f"{gguf} is a GGUF file, a language model without a handler: serve it with `flambeau llm serve {gguf}`, or "
-            "name it in the model-config.yaml of a GptHandler (handler: model_path)"
+            f"put `handler: {{name: gpt_handler, model_path: {gguf.name}}}` into a model-config.yaml beside it"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from flambeau.archive.manifest import CONFIG
 from flambeau.archive.pack import Recipe, pack
 from flambeau.archive.packages import LLM, explain_missing, find_missing
 from flambeau.cli.options import GGUF, check_checkpoint, checkpoint_folder
@@ -112,6 +113,9 @@ def serve(
     check_checkpoint(flags.model_path)
     check_flags(flags)
     check_packages(flags)
+    if (unread := checkpoint_folder(flags.model_path) / CONFIG).is_file():
+        advice = f"llm serve takes flags only; for its settings use flambeau serve {unread.parent}"
+        warnings = [*warnings, f"{unread} has no effect: {advice}"]
     name = overrides.name or checkpoint_folder(flags.model_path).resolve().name.removesuffix(GGUF)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         settings = to_model_config(flags, ranks)
@@ -166,7 +170,7 @@ def write_model(folder: Path, name: str, settings: Mapping[str, Any], *, has_lin
     links: dict[str, Path] = {}
     if has_links:
         settings, links = with_links(settings)
-    config = folder / "model-config.yaml"
+    config = folder / CONFIG
     config.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     pack(Recipe(model_name=name, handler=HANDLER, version="1.0", config_file=config), folder, format="no-archive")
     for link, target in links.items():

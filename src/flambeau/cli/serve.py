@@ -211,7 +211,8 @@ def find_models(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]
 
 
 def models_at(path: Path, overrides: ModelOverrides) -> Iterator[InitialModel]:
-    reject_unsupported_form(path)
+    if not (path.is_dir() and has_handler(path)):
+        reject_unsupported_form(path)
     if hub_name := read_hub_name(path):
         folder = fetch(hub_name)
         model = pretrained(folder, overrides.name or hub_name.model_name, overrides)
@@ -258,7 +259,9 @@ def pretrained(folder: Path, name: str, overrides: ModelOverrides) -> InitialMod
     chosen = choose_handler(folder, configured_task(options))
     check_weights(folder)
     logger.info("%s is served by %s: %s", name, f"{chosen.handler} {chosen.task}".strip(), chosen.reason)
-    if "auto_map" in read_document(folder / "config.json"):
+    section = options.get("handler")
+    is_trusted = isinstance(section, Mapping) and section.get("trust_remote_code") is True
+    if "auto_map" in read_document(folder / "config.json") and not is_trusted:
         logger.warning("%s names code of its own (auto_map), which is not run: trust_remote_code is off", name)
     return InitialModel(path=folder, name=name, handler=chosen.handler, startup_timeout_s=PRETRAINED_TIMEOUT_S)
 

@@ -60,6 +60,8 @@ def names_in(options: Mapping[str, Any]) -> list[str]:
 
 async def load_adapter(model: Model, name: str, path: str) -> None:
     """Load an adapter on all workers, or on none; workers that start later load it with their first request for it."""
+    if name == model.name:
+        raise BadRequest(f"{name!r} is the name of the model itself; choose another name for the adapter.")
     if model.adapters.find(name) is not None:
         raise BadRequest(
             f"The model {model.name!r} has an adapter {name!r} already; unload it first, or choose another name."

@@ -26,6 +26,21 @@ def test_model_has_the_name_of_its_folder(tmp_path, monkeypatch, named):
     assert [path.name for path, _ in served] == ["ok"]
 
 
+@pytest.mark.parametrize("named", ["", "model.safetensors"])
+def test_a_model_config_that_is_not_read_is_named_in_a_warning(tmp_path, monkeypatch, named):
+    for file in ("config.json", "model.safetensors", "model-config.yaml"):
+        (tmp_path / file).touch()
+    given = []
+    monkeypatch.setattr(llm_serve, "serve_paths", lambda *others, warnings, **options: given.extend(warnings))
+    flags = LlmServeFlags(model_path=tmp_path / named)
+    llm_serve.serve(ServerConfig(), flags, ModelOverrides(), ranks=1, log_level="INFO", warnings=["first"])
+    assert given == [
+        "first",
+        f"{tmp_path}/model-config.yaml has no effect: llm serve takes flags only; "
+        f"for its settings use flambeau serve {tmp_path}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

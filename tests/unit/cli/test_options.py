@@ -47,6 +47,17 @@ def test_a_gguf_file_and_an_adapter_are_called_what_they_are(tmp_path):
         list(find_models(adapter, ModelOverrides()))
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("model-config.yaml", "handler: {name: gpt_handler, model_path: small.gguf}"), ("handler.py", "class Own: ...")],
+)
+def test_a_gguf_file_beside_its_handler_is_served(tmp_path, file, text):
+    (tmp_path / "small.gguf").touch()
+    (tmp_path / file).write_text(text)
+    [model] = find_models(tmp_path, ModelOverrides(name="small"))
+    assert (model.name, model.path) == ("small", tmp_path)
+
+
 def test_name_of_the_hub_gets_the_download_command():
     with pytest.raises(ConfigError, match="hf download someone/some-model --local-dir some-model"):
         check_checkpoint(Path("someone/some-model"))

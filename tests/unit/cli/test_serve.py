@@ -40,3 +40,13 @@ def test_other_files_are_rejected(tmp_path):
     for path in (tmp_path / "notes.txt", Path("/no/such")):
         with pytest.raises(ConfigError):
             [*find_models(path, ModelOverrides())]
+
+
+@pytest.mark.parametrize(("config", "is_warned"), [("{}", True), ("handler: {trust_remote_code: true}", False)])
+def test_code_of_a_folder_that_is_not_run_is_named(tmp_path, caplog, config, is_warned):
+    (tmp_path / "config.json").write_text('{"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModel": "own.Own"}}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model-config.yaml").write_text(config)
+    [model] = find_models(tmp_path, ModelOverrides())
+    assert model.handler == "gpt_handler"
+    assert ("trust_remote_code is off" in caplog.text) == is_warned

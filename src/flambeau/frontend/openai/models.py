@@ -100,12 +100,18 @@ def entry(model: Model, name: str) -> dict[str, Any]:
 
 
 def adapter_entry(registry: Registry, model: Model, name: str) -> dict[str, Any]:
-    """An adapter as a model of its own; its id has the name of its model if other models use the same name."""
-    others = [other for other in registry.defaults() if other.name == name or other.adapters.find(name) is not None]
+    """An adapter as a model of its own."""
     adapter = model.adapters.find(name)
     path = adapter.path if adapter is not None else ""
     known = {"root": path or name, "parent": model.name}
-    return {**entry(model, name if others == [model] else f"{model.name}:{name}"), **known}
+    return {**entry(model, adapter_id(registry, model, name)), **known}
+
+
+def adapter_id(registry: Registry, model: Model, name: str) -> str:
+    """The adapter's name; behind that of its model if it is also the name of a model or of another one's adapter."""
+    owners = [other for other in registry.defaults() if other.adapters.find(name) is not None]
+    is_unique = owners == [model] and all(other.name != name for other in registry.defaults())
+    return name if is_unique else f"{model.name}:{name}"
 
 
 def choose_model(
@@ -147,7 +153,10 @@ def find_model(registry: Registry, asked: str, ability: Ability) -> tuple[Model,
                 pass
     if (found_by := with_adapter(registry, asked)) is not None:
         return found_by[0], None
-    names = ", ".join(f"{model.name}" for model in models_with(registry, ability))
+    able = models_with(registry, ability)
+    names = ", ".join(model.name for model in able)
+    if ability in ("generate", "chat"):  # others do not take adapters
+        names = ", ".join([names, *(adapter_id(registry, each, name) for each in able for name in each.adapters.names)])
     raise ModelNotFound(f"The model {asked[:200]!r} does not exist. " + (f"Available: {names}." if names else NONE))
 
 

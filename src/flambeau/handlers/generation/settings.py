@@ -184,7 +184,7 @@ def check(key: str, value: Any) -> Any:
         expected = None if isinstance(value, bool) or value == MTP else f"true, false or {MTP}"
     elif key == "kv_cache_fraction":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        expected = None if is_number and value >= 0 else "a number from 0"
+        expected = None if is_number and 0 <= value <= 1 else "a number from 0 to 1"
     elif key == "lora_adapters":
         is_valid = isinstance(value, Mapping) and all(is_adapter(name, path) for name, path in value.items())
         expected = None if is_valid else "names of adapters and their folders, like {sql: ./adapters/sql}"

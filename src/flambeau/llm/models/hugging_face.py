@@ -80,7 +80,7 @@ def read_hugging_face(folder: Path) -> Architecture:
 
 def read_config(folder: Path) -> Config:
     """config.json; how weights were quantized may be under another key, or in a file of ModelOpt."""
-    config = read_object(folder / "config.json", CheckpointError)
+    config = read_object(folder / "config.json", InvalidConfig)
     compression = config.pop("compression_config", None)
     if compression and not config.get("quantization_config"):
         config["quantization_config"] = {"quant_method": "compressed-tensors", **compression}

@@ -43,7 +43,9 @@ def quantize_on_load(
     if kind is None or (written is not None and written.kind == kind):
         return None
     if written is not None:
-        raise LLMError(f"the checkpoint holds {written.kind} weights; for {kind} load the original one")
+        raise LLMError(
+            f"the checkpoint holds {written.kind} weights; leave quantization out, or load the original one for {kind}"
+        )
     settings = QuantizationSettings(kind=kind)
     make = make or quantized_layer
     return lambda name, module: replacement_for(

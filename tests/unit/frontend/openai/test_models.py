@@ -75,6 +75,10 @@ def test_an_unknown_model_is_not_found_and_the_others_are_named():
         choose_model(REGISTRY, "lama", "generate")
     with pytest.raises(ModelNotFound, match="No model here can answer"):
         choose_model(Registry(), "lama", "generate")
+    with pytest.raises(ModelNotFound) as found:
+        choose_model(ADAPTERS, "slq", "generate")
+    names = "llama, adapted, other, adapted:both, adapted:llama, sql, other:both"
+    assert str(found.value) == f"The model 'slq' does not exist. Available: {names}."
 
 
 def test_a_model_that_is_not_served_at_v1_is_not_found():
@@ -123,6 +127,8 @@ def test_an_adapter_of_several_models_needs_the_name_of_one():
     assert adapter_entry(ADAPTERS, OTHER, "both")["id"] == "other:both"
     assert adapter_entry(ADAPTERS, ADAPTED, "llama")["id"] == "adapted:llama"
     assert adapter_entry(ADAPTERS, ADAPTED, "sql")["id"] == "sql"
+    alike = model("alike", "generate", adapters=["alike"])
+    assert adapter_entry(Registry(alike), alike, "alike")["id"] == "alike:alike"
 
 
 def test_where_adapters_have_no_effect_they_are_refused():

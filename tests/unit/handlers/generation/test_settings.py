@@ -139,6 +139,7 @@ def test_paths_lead_from_the_models_folder_and_then_from_the_servers(folder):
         ),
         ("handler: {color: red}", "has color, which gpt_handler does not know; it may have model_path"),
         ("handler: {max_num_seqs: 0}", "max_num_seqs must be a whole number from 1, not 0"),
+        ("handler: {kv_cache_fraction: 90}", "kv_cache_fraction must be a number from 0 to 1, not 90"),
         ("handler: {compile: maybe}", "compile must be true or false, not 'maybe'"),
         ("handler: {temperature: hot}", "temperature must be a number from 0 to 100, not 'hot'"),
         ("handler: {top_p: 0}", "handler: top_p must be a number above 0, up to 1, not 0"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from flambeau.llm.checkpoints.checkpoint import unsupported_reason
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 from flambeau.llm.models.hugging_face import from_hugging_face, read_hugging_face
@@ -178,6 +179,7 @@ def test_a_config_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
         read_hugging_face(tmp_path)
+    assert unsupported_reason(tmp_path) is None  # transformers could not read it either
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json must hold an object"):
         read_hugging_face(tmp_path)

@@ -263,7 +263,7 @@ class TestFiles:
         save_quantized(folder, tmp_path / "small", "int8")
         arch = read_architecture(tmp_path / "small")
         assert quantize_on_load("int8", arch) is None
-        with pytest.raises(LLMError, match="holds int8 weights; for int4 load the original"):
+        with pytest.raises(LLMError, match="holds int8 weights; leave quantization out, or load the original"):
             quantize_on_load("int4", arch)
         with pytest.raises(CheckpointError, match="quantization_config"):
             build(replace(arch, source={"quantization_config": {"quant_method": "flambeau", "kind": "int3"}}))
