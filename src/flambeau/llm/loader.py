@@ -26,15 +26,6 @@ from flambeau.llm.backends.cpu.network import (
     has_integer_weights,
 )
 from flambeau.llm.backends.cpu.packed_linear import pack_layers, quantized_for_kernels
-from flambeau.llm.backends.cpu.weight_layouts import (
-    can_keep_blocks,
-    can_keep_groups,
-    has_whole_step,
-    layer_maker,
-    packer,
-    packs_on_load,
-    use_faster_layers,
-)
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.backends.eager import EagerBackend
@@ -50,6 +41,15 @@ from flambeau.llm.checkpoints.checkpoint import (
 from flambeau.llm.checkpoints.head_weights import find_mtp, is_eagle, load_eagle, load_mtp, read_eagle, read_mtp
 from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
+from flambeau.llm.cpu_weights import (
+    can_keep_blocks,
+    can_keep_groups,
+    has_whole_step,
+    layer_maker,
+    packer,
+    packs_on_load,
+    use_faster_layers,
+)
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend

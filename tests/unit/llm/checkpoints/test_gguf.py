@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
-from flambeau.llm.backends.cpu.weight_layouts import can_keep_groups, packer
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.cpu_weights import can_keep_groups, packer
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.loader import load_engine, load_network
