@@ -152,7 +152,7 @@ def test_printed_command_works(server):
 
 
 def test_language_model_folder_is_served_by_the_engine(server):
-    body = {"model": "words", "prompt": "Once", "max_tokens": 4}
+    body = {"model": "words", "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
     reply = server.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     assert reply.json["usage"]["completion_tokens"] == 4
     assert server.logged("words is served by gpt_handler")
