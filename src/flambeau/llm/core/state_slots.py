@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flambeau.llm.core.sequence import Sequence
 
-MIN_SPARED_TOKENS = 128  # that a snapshot must save a later prompt: fewer are computed as fast as they are looked up
+MIN_SPARED_TOKENS = 128  # that a snapshot must save a later prompt: it divides a prompt into one more step
 
 
 class StateCopy(NamedTuple):
