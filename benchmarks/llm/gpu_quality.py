@@ -47,8 +47,8 @@ STORYTELLER = Path(flambeau.examples.__file__).parent / "storyteller" / "target"
 LAYERS = 4  # of a preset
 LOGITS_STD = 3.0  # of a preset's random network, as sharp as trained ones
 BLOCK_SIZE = 16
-TEXTS, LENGTH = 32, 192
-ALONE = 4  # texts that are computed one by one
+TEXTS, LENGTH = 32, 128
+ALONE = 2  # texts that are computed one by one
 
 
 def network_of(name: str, device: str) -> Transformer:
