@@ -141,7 +141,7 @@ __device__ __forceinline__ void load_values(Tile& tile, const u8* from, int last
 }
 __device__ __forceinline__ u32 word_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend_new_tokens(const void* qkv, u8* keys, u8* values, const i64* positions, const i64* slots, const i64* tables,
                       const float* cos, const float* sin, u16* out, float scale, int T, int table_stride) {
     __shared__ __align__(16) u16 queries[GROUP][SIZE];
