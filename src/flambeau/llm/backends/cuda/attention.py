@@ -169,6 +169,11 @@ class ScoreParts:
         return 0 if self.alibi is None else self.alibi.stride(0)
 
     @property
+    def are_plain(self) -> bool:
+        """Whether nothing happens to them."""
+        return not self.softcap and not self.chunk and self.sinks is None and self.alibi is None
+
+    @property
     def options(self) -> dict[str, float | bool]:
         """What the kernels are compiled for."""
         has = {"HAS_SINKS": self.sinks is not None, "HAS_ALIBI": self.alibi is not None}

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flambeau.llm.backends.cuda import decode_attention_kernel
 from flambeau.llm.backends.cuda.attention import MIN_ROWS, ScoreParts, adjusted, compute_type_of, num_splits
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 from flambeau.llm.backends.cuda.rope import (
@@ -262,6 +263,12 @@ def attend_new_tokens(
     cache. `counters_GT` are zeros, which are used up; there may be more than T.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
+    if decode_attention_kernel.is_supported(keys, num_heads, num_tokens, heads, scores, dtype):
+        assert heads.tables is not None
+        inputs = qkv, keys, values, positions_T, slots_T, tables_TB
+        found = decode_attention_kernel.attend(*inputs, num_heads, heads.tables, scale, window)
+        if found is not None:
+            return found
     splits = num_splits(num_tokens, kv_heads)
     group = num_heads // kv_heads
     places, warps, stages = attention_shape(num_tokens * kv_heads * splits)

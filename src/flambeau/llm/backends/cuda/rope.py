@@ -43,6 +43,11 @@ class HeadParts:
         none = None, None
         return *(self.tables or none), *(self.gains or none), *(self.biases or none)
 
+    def only_rotates(self, size: int) -> bool:
+        """Whether all numbers of heads of this size are rotated, and nothing else happens to them."""
+        is_rotated = self.tables is not None and self.rotary_size in (0, size)
+        return is_rotated and self.gains is None and not self.clip and not self.temperature_length
+
     def options(self, size: int) -> dict[str, Any]:
         """What the kernels are compiled for, with heads of this size."""
         return {
