@@ -27,6 +27,8 @@ from flambeau.llm.core.state_slots import StateCopy, StateSlots, snapshot_ends, 
 from flambeau.llm.core.tenant_shares import TenantShares
 
 MIN_CHUNK = 64  # tokens of a prompt that leaves room for others: attention computes fewer as slowly
+MIN_BACKLOG = 16  # prompts that wait: from then on steps may be longer although sequences decode
+BACKLOG_SHARE = 8  # steps are not longer where fewer prompts wait than an eighth of the sequences that decode
 MAX_SCORED_TOKENS = 256  # of a prompt in one step: each has logits for the whole vocabulary
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
@@ -187,10 +189,11 @@ class Scheduler:
         """Decodes and prompts of one step, in order of arrival."""
         self._plan_decodes(plan, lookahead, self.running)
         self._charge_decodes(plan.decodes)
-        room = self._max_step_tokens if plan.decodes else self._prompt_step_tokens
-        left = max(room - len(plan.decodes) * (1 + plan.lookahead), self._min_prompt_tokens)
+        num_decodes = len(plan.decodes)
+        room = self._num_step_tokens(num_decodes)
+        left = max(room - num_decodes * (1 + plan.lookahead), self._min_prompt_tokens)
         prompts: list[Sequence] = []
-        if len(plan.decodes) < len(self.running):
+        if num_decodes < len(self.running):
             prompts = [sequence for sequence in self.running if not sequence.is_decoding]
         for i, sequence in enumerate(prompts, 1):
             if left > 0:
@@ -201,6 +204,19 @@ class Scheduler:
                     continue
                 break
             left -= self._start(plan, first, left, has_others=len(self.waiting) > 1)
+
+    def _num_step_tokens(self, num_decodes: int) -> int:
+        """How many tokens a step may have: more where many prompts wait for each sequence that decodes.
+
+        Longer steps compute prompts faster, and sequences that decode wait for them.
+        """
+        num_prompts = len(self.running) - num_decodes + len(self.waiting)
+        if not num_decodes:
+            return self._prompt_step_tokens
+        if num_prompts < MIN_BACKLOG:
+            return self._max_step_tokens
+        longer = self._max_step_tokens * BACKLOG_SHARE * num_prompts // num_decodes
+        return max(self._max_step_tokens, min(longer, self._prompt_step_tokens))
 
     def _next_waiting(self) -> Sequence | None:
         return next((sequence for sequence in self.waiting if not sequence.is_restoring), None)

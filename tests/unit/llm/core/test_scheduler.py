@@ -77,6 +77,28 @@ def test_steps_without_decodes_may_be_longer():
     assert (names(beside.decodes), chunks(beside)) == (["b"], [("a", 7)])
 
 
+def test_steps_are_longer_while_many_prompts_wait():
+    options = {"max_num_seqs": 64, "max_step_tokens": 8, "prompt_step_tokens": 32}
+    plans = scheduler(num_blocks=400, **options)
+    for i in range(40):
+        plans.add([new(f"{i}", 4)])
+    numbers = []
+    for _ in range(8):
+        plan = run(plans)
+        numbers.append((len(plan.decodes), sum(length for _, length in chunks(plan))))
+    assert [decodes + tokens for decodes, tokens in numbers[:6]] == [32] * 6
+    assert numbers[6:] == [(26, 1)] * 2  # fewer than 16 wait
+
+
+def test_a_few_long_prompts_make_no_step_longer():
+    plans = scheduler(num_blocks=400, max_num_seqs=64, max_step_tokens=8, prompt_step_tokens=32)
+    plans.add([new("short", 4)])
+    run(plans)
+    for i in range(15):
+        plans.add([new(f"{i}", 40)])
+    assert sum(length for _, length in chunks(run(plans))) == 7
+
+
 def test_whoever_has_a_token_to_add_comes_before_prompts():
     plans = scheduler(max_step_tokens=8)
     plans.add([new("first", 4)])
