@@ -77,7 +77,8 @@ def compile_step(
         logits_TV, found = compiled(*inputs.tensors)
         if states is not None:
             states.set(torch.cat(found, dim=-1))
-        return logits_TV  # type: ignore[no-any-return]
+        # Where that is faster, the rows of a product are padded, those of outputs too: V may be 97 and the stride 100.
+        return logits_TV.contiguous()  # type: ignore[no-any-return]
 
     return run
 

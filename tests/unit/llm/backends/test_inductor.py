@@ -1,12 +1,13 @@
-"""Steps for the compiler to try out."""
+"""Steps for the compiler to try out, and what it gives back."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from flambeau.llm.backends import inductor
-from flambeau.llm.backends.eager import EagerBackend
-from support.llm_steps import random_model, room
+from flambeau.llm.backends.eager import EagerBackend, PagedAttention
+from support.llm_steps import random_model, room, step_inputs
 
 
 def test_dummy_inputs_touch_block_0_only():
@@ -16,3 +17,23 @@ def test_dummy_inputs_touch_block_0_only():
     EagerBackend(model, cache).decode(inductor.dummy_inputs(3, 2, 2, torch.device("cpu")))
     after = [tensor[1:] for tensor in (*cache.keys, *cache.values)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_logits_are_contiguous_also_where_the_compiler_pads_rows(monkeypatch):
+    def padding_compiler(step, **options):
+        def compiled(*tensors):
+            logits_TV, found = step(*tensors)
+            return functional.pad(logits_TV, (0, 3), value=99.0)[:, :-3], found
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", padding_compiler)
+    model = random_model()
+    inputs = step_inputs({0: (3, [5]), 1: (7, [8])}, query_len=1)
+    torch.manual_seed(0)
+    run = inductor.compile_step(model, room(model, 2), 1, PagedAttention, inputs)
+    torch.manual_seed(0)
+    expected = EagerBackend(model, room(model, 2)).decode(inputs)
+    logits_TV = run(inputs)
+    assert logits_TV.is_contiguous()  # kernels that choose tokens know no strides
+    torch.testing.assert_close(logits_TV, expected)

@@ -6,26 +6,29 @@ Shapes: T tokens of the step · N rows of them, or outputs · I inputs · V voca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda.comparison import difference
 from flambeau.llm.backends.cuda.feed_forward import DenseLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
-from flambeau.llm.backends.cuda.lora_kernel import add_lora
+from flambeau.llm.backends.cuda.lora_kernel import expand, expand_gated, shrink
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots, LoraSlots, plain_lora
 from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.activations import ACTIVATIONS
+from flambeau.llm.models.architecture import Activation
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
 
 MAX_ERROR = 0.02  # of what adapters add, of the kernels' twin; an error gives about 1
 CHECKED_ROWS = (1, 5, 40)
+GATED_SEGMENTS = 2  # of a fused layer: gates, and what they gate
 
 
 class StepPlaces(threading.local):
@@ -41,23 +44,25 @@ class LoraLinear:
     linear: KernelLinear  # without gates and activation
     slots: LayerSlots
     step: StepPlaces
-    activate: Callable[[Tensor], Tensor] | None = None
+    activation: Activation | None = None
     has_gate: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, I] to [T, N], or to parts of that sum; a gated layer has half as many outputs."""
-        assert self.step.places_T is not None
+        places_T = self.step.places_T
+        assert places_T is not None
+        if not len(x):
+            return x.new_empty(0, self.slots.shape.outputs // (2 if self.has_gate else 1))
         x = x.contiguous()
+        inner_PTX = shrink(x, places_T, self.slots)  # first: the product after it reads its weights meanwhile
         y = self.linear(x)
-        if len(x):
-            add_lora(y, x, self.step.places_T, self.slots)
-        if self.activate is None:
+        if self.has_gate:
+            assert self.activation is not None
+            return expand_gated(y, inner_PTX, places_T, self.slots, self.activation, x.dtype)
+        expand(y, inner_PTX, places_T, self.slots)
+        if self.activation is None:
             return y
-        y = y.sum(0).to(x.dtype) if y.dim() == 3 else y
-        if not self.has_gate:
-            return self.activate(y)
-        gate, up = y.chunk(2, dim=-1)
-        return self.activate(gate) * up
+        return ACTIVATIONS[self.activation](y.sum(0).to(x.dtype) if y.dim() == 3 else y)
 
 
 class LoraNetwork(CudaNetwork):
@@ -69,7 +74,7 @@ class LoraNetwork(CudaNetwork):
         super().__init__(model, cache, states)
         self._step, self._slots = StepPlaces(), slots
         arch = model.arch
-        self._up = {"activate": ACTIVATIONS[arch.activation], "has_gate": arch.has_gate}
+        self._up = {"activation": arch.activation, "has_gate": arch.has_gate}
         layers: list[Any] = [*model.model.layers]
         self._layers = [
             self._adapted(layer, layers[number], f"model.layers.{number}") for number, layer in enumerate(self._layers)
@@ -119,12 +124,20 @@ def find_error(slots: LoraSlots) -> str | None:
             places_T = torch.arange(num_rows, device=x.device) % (slots.num_slots + 1)
             places_T = places_T + (num_rows == 1)
             expected = plain_lora(y, x, places_T, layer)
+            inner_PTX = shrink(x, places_T, layer)
             found = y.clone()
-            add_lora(found, x, places_T, layer)
+            expand(found, inner_PTX, places_T, layer)
             added = (expected - y.float()).norm()
             error = float((found.float() - expected).norm() / added)
             if not error <= MAX_ERROR:
                 return f"{shape.outputs} outputs of {num_rows} rows are off by {error:.0%}"
             if not torch.equal(found[places_T == 0], y[places_T == 0]):
                 return f"rows without an adapter are changed, of {shape.outputs} outputs"
+            if len(shape.starts) == GATED_SEGMENTS:
+                gate, up = expected.chunk(2, dim=-1)
+                parts = torch.stack((y.float(), y.float())) / 2
+                gated = expand_gated(parts, inner_PTX, places_T, layer, "relu", x.dtype)
+                error = difference(gated, F.relu(gate) * up)
+                if not error <= MAX_ERROR:
+                    return f"{len(gated[0])} gated outputs of {num_rows} rows are off by {error:.0%}"
     return None

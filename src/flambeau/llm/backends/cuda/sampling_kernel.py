@@ -375,11 +375,13 @@ class TokenChoice:
         self._masks.set(bits_SB)
 
     def run_masked(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor) -> None:
-        """As `run`, from the tokens that the masks allow; the logits of all others are overwritten."""
+        """As `run`, from the tokens that the masks allow; the logits of all others may be overwritten."""
+        logits_TV = logits_TV.contiguous()
         self._masks.apply(logits_TV)
         self._choose(logits_TV, positions_T, next_T, self._masked_numbers)
 
     def _choose(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor, numbers: Tensor) -> None:
+        logits_TV = logits_TV.contiguous()  # the kernels know no strides, and a compiler may pad rows
         num_rows, vocab_size = logits_TV.shape
         num_parts = triton.cdiv(self._num_groups * self._group, self._block)
         group_maxima_kernel[(num_rows, num_parts)](

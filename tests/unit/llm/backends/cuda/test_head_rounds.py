@@ -103,17 +103,21 @@ def test_kernels_propose_what_a_plain_twin_does_and_change_no_text(name, monkeyp
     plain, params = tiny_model(SMALL), PARAMS
     expected = [[each.token_ids for each in tiny_engine(plain).generate(prompts, one)] for one in params]
     engine, rounds = engine_with(name, tiny_model(SMALL).to(DEVICE))
+    torch.manual_seed(5)  # as after other tests: texts are to be repeated then
     if DEVICE.type == "cuda":
         for _ in range(2):
             engine.generate(prompts, params[0])
             engine.wait_until_compiled()
     found, propose = [], HeadProposer.propose
 
+    def is_plain(given):
+        return replace(given, seed=None) == params[0]  # the engine gives a seed to requests without one
+
     def recorded(self, sequences, limits, num_ahead):
         proposal = propose(self, sequences, limits, num_ahead)
         if proposal is not None:
             rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
-            found.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length and s.params == params[0])
+            found.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length and is_plain(s.params))
         return proposal
 
     monkeypatch.setattr(HeadProposer, "propose", recorded)

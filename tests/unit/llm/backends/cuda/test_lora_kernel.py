@@ -76,7 +76,7 @@ def slots_of(model, store, num_slots: int = 3) -> LoraSlots:
 
 def filled_room(model, num_sequences: int):
     """A cache with the same numbers every time."""
-    cache = room(model, num_sequences)
+    cache = room(model, num_sequences, device=DEVICE)
     torch.manual_seed(5)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
@@ -155,8 +155,11 @@ def test_kernels_that_are_wrong_are_found(monkeypatch):
     model = random_model(head_size=16, num_layers=1).to(DEVICE)
     slots = slots_of(model, make_store(model))
     assert find_error(slots) is None
-    monkeypatch.setattr(lora_network, "add_lora", lambda *_: None)
-    assert "off by" in find_error(slots)
+    with monkeypatch.context() as patched:
+        patched.setattr(lora_network, "expand", lambda *_: None)
+        assert "off by" in find_error(slots)
+    monkeypatch.setattr(lora_network, "expand_gated", lambda y, *_: y.sum(0).chunk(2, dim=-1)[0])
+    assert "gated outputs" in find_error(slots)
 
 
 class StandIn:

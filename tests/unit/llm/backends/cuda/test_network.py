@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cuda import comparison
-from flambeau.llm.backends.cuda.parts import compared_parts, unknown_parts
+from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 from support.checkpoints import HYBRID_KINDS, KINDS, config_of
@@ -59,9 +59,6 @@ def test_the_kernels_know_the_parts_of_all_families_without_recurrent_layers():
 def test_steps_of_a_family(kind):
     from flambeau.llm.backends.cuda.network import CudaNetwork
 
-    arch = from_hugging_face(config_of(kind))
-    if not compared_parts(arch):
-        pytest.skip("it has no parts beyond those that test_gpu_kernels.py compares")
-    model = random_network(arch)
+    model = random_network(from_hugging_face(config_of(kind)))
     cache = room(model, 1, device=DEVICE)
     assert comparison.find_difference(model, cache, lambda ours: CudaNetwork(model, ours)) is None

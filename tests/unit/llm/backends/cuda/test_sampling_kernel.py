@@ -85,6 +85,20 @@ def test_tokens_are_those_of_the_sampler(vocab_size, spread):
         assert found == expected
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_rows_may_be_padded(is_masked):
+    """As those of products that a compiler has padded."""
+    generator = torch.Generator().manual_seed(0)
+    logits_TV = torch.randn(4, 97, generator=generator).to(DEVICE)
+    padded = torch.full((4, 100), 50.0, device=DEVICE)
+    padded[:, :97] = logits_TV
+    choice = sampling_kernel.TokenChoice(4, 97, DEVICE)
+    choose = choice.run_masked if is_masked else choice.run
+    positions_T, next_T = (torch.zeros(4, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    choose(padded[:, :97], positions_T, next_T)
+    assert next_T.tolist() == choice.chosen_T.tolist() == logits_TV.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_no_token_is_chosen_from_logits_that_are_not_finite(value):
     logits_TV = torch.randn(len(SETTINGS), 300, device=DEVICE)

@@ -1,0 +1,163 @@
+"""Networks of every family in bfloat16: the kernels are about as near to float32 as plain PyTorch in bfloat16 is.
+
+Errors are those of the logits of each row, relative to their norm, and the median of the rows counts: a router may
+choose another expert for a row whose scores are almost equal. Weights are the same numbers in both types.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flambeau.llm.backends.cuda import comparison
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.packed_layers import use_fast_layers
+from flambeau.llm.quantize.quantizer import ExpertStack, quantize
+from support.checkpoints import KINDS, config_of
+from support.llm_steps import BLOCK_SIZE
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+REPEATS = 9  # of steps of few rows, with other tokens
+MAX_RATIO, SMALL_ERROR = 1.5, 0.002
+LARGE_RATIO = 2.5  # of the medians of few rows
+QUANTIZED_LENGTHS = (40, 9)  # of the prompts: with more rows, fp8 layers round their inputs, too
+QUANTIZED = ["llama-3", "llama-biased", "qwen-3", "phi-2", "mixtral", "glm-4.5", "gpt-oss", "deepseek-v3", "minicpm-3"]
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(DEVICE.type == "cpu", reason="Triton's interpreter does not know bfloat16"),
+]
+
+
+def random_network(arch):
+    """One in bfloat16 whose norms and biases have an effect, too."""
+    torch.manual_seed(0)
+    model = Transformer(arch).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif weight.dim() == 1:
+            torch.nn.init.normal_(weight, std=0.3)
+        else:
+            torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+    return model.to(DEVICE, torch.bfloat16)
+
+
+def widened(model):
+    """The same network in float32, quantized layers as well."""
+    wide = copy.deepcopy(model).float()
+    for module in wide.modules():
+        if isinstance(module, ExpertStack):
+            module.dtype = torch.float32
+    return wide
+
+
+def errors(found, exact):
+    """Of each row."""
+    assert found.isfinite().all()
+    return (found.float() - exact).norm(dim=1) / exact.norm(dim=1)
+
+
+class Networks:
+    """A network in float32 and, in bfloat16, in plain PyTorch and by the kernels or what stands in for them."""
+
+    def __init__(self, plain, build, lengths=comparison.LENGTHS):
+        self.arch = plain.arch
+        self.lengths = [min(length, self.arch.max_length - comparison.NUM_AFTER) for length in lengths]
+        num_blocks = 1 + sum(comparison.blocks_of(length, BLOCK_SIZE) for length in self.lengths)
+        caches = [
+            KVCache(self.arch, num_blocks, BLOCK_SIZE, device=DEVICE, dtype=dtype)
+            for dtype in (torch.float32, torch.bfloat16, torch.bfloat16)
+        ]
+        self.exact, self.plain = EagerBackend(widened(plain), caches[0]), EagerBackend(plain, caches[1])
+        self.ours = build(plain, caches[2])
+
+    def steps(self):
+        """The steps of a comparison, those of few rows several times."""
+        vocab_size = self.arch.vocab_size
+        for name, inputs in comparison.steps(self.lengths, BLOCK_SIZE, vocab_size):
+            many = [inputs]
+            for seed in range(1, REPEATS if inputs.query_len else 1):
+                generator = torch.Generator().manual_seed(seed)
+                many.append(replace(inputs, ids_T=torch.randint(vocab_size, inputs.ids_T.shape, generator=generator)))
+            yield name, many
+
+    def logits(self, inputs):
+        """Of all tokens: exact, plain and ours."""
+        rows_T = torch.arange(len(inputs.ids_T))
+        if not inputs.query_len:
+            return [each.prefill(inputs, rows_T) for each in (self.exact, self.plain, self.ours)]
+        inputs = inputs.to(DEVICE)
+        return [self.exact.decode(inputs), self.plain.decode(inputs), self.ours.run(inputs)]
+
+    def find_error(self):
+        """Where the kernels are too far off; None: nowhere."""
+        for name, many in self.steps():
+            ours, plain = [], []
+            for inputs in many:
+                exact, of_plain, of_ours = self.logits(inputs)
+                ours.append(errors(of_ours, exact))
+                plain.append(errors(of_plain, exact))
+            found, allowed = (float(torch.cat(each).median()) for each in (ours, plain))
+            ratio = MAX_RATIO if sum(map(len, ours)) > 40 else LARGE_RATIO
+            if found > ratio * allowed + SMALL_ERROR:
+                return f"{name}: {found:.4f} off float32, plain PyTorch {allowed:.4f}"
+        return None
+
+
+def kernels(model, cache):
+    from flambeau.llm.backends.cuda.network import CudaNetwork
+
+    fast = copy.deepcopy(model)
+    use_fast_layers(fast, torch.bfloat16)  # the kernels know their layout
+    return CudaNetwork(fast, cache)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs_gpu) for kind in KINDS])
+@torch.inference_mode()
+def test_families(kind):
+    assert Networks(random_network(from_hugging_face(config_of(kind))), kernels).find_error() is None
+
+
+@pytest.mark.parametrize("weights", [pytest.param(each, marks=needs_gpu) for each in ("int8", "fp8", "int4")])
+@pytest.mark.parametrize("kind", QUANTIZED)
+@torch.inference_mode()
+def test_quantized_families(kind, weights):
+    """Exact are the quantized weights; how far they are from the original ones does not matter."""
+    arch = replace(from_hugging_face(config_of(kind)), hidden_size=64, intermediate_size=128)
+    arch = replace(arch, expert_size=64) if arch.num_experts else arch
+    model = quantize(random_network(arch), weights, group_size=32)
+    assert Networks(model, kernels, QUANTIZED_LENGTHS).find_error() is None
+
+
+class StandIn:
+    """Plain PyTorch whose logits of some steps are somewhat off."""
+
+    def __init__(self, model, cache, noise, name):
+        self._plain, self._noise, self._name = EagerBackend(model, cache), noise, name
+
+    def _spoiled(self, logits, name):
+        noise = self._noise if name == self._name else 0.0
+        return logits + noise * logits.norm(dim=1, keepdim=True) * torch.randn_like(logits) / logits.shape[1] ** 0.5
+
+    def prefill(self, inputs, rows_N):
+        return self._spoiled(self._plain.prefill(inputs, rows_N), "prompts")
+
+    def run(self, inputs):
+        return self._spoiled(self._plain.decode(inputs), "steps")
+
+
+@pytest.mark.parametrize("kind", ["llama-3", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["prompts", "steps"])
+@torch.inference_mode()
+def test_errors_of_a_few_percent_are_found(kind, name):
+    model = random_network(from_hugging_face(config_of(kind)))
+    for noise, is_found in ((0.0, False), (0.04, True)):
+        error = Networks(model, lambda *given, n=noise: StandIn(*given, n, name)).find_error()
+        assert (error is not None) == is_found
