@@ -237,10 +237,11 @@ __device__ __forceinline__ void multiply(u32 stage, int wm, int lane, float (&su
 #pragma unroll
                     for (int n = 0; n < NT; n++) {
                         float *to = sums[m + e][n], *from = level_sums[e][n];
-                        to[0] += scale0 * from[0] + shift0 * group_sums[n][0];
-                        to[1] += scale0 * from[1] + shift0 * group_sums[n][1];
-                        to[2] += scale1 * from[2] + shift1 * group_sums[n][0];
-                        to[3] += scale1 * from[3] + shift1 * group_sums[n][1];
+                        // Two instructions each; as one sum, three.
+                        to[0] = fmaf(shift0, group_sums[n][0], fmaf(scale0, from[0], to[0]));
+                        to[1] = fmaf(shift0, group_sums[n][1], fmaf(scale0, from[1], to[1]));
+                        to[2] = fmaf(shift1, group_sums[n][0], fmaf(scale1, from[2], to[2]));
+                        to[3] = fmaf(shift1, group_sums[n][1], fmaf(scale1, from[3], to[3]));
                     }
                 }
             }
