@@ -1,4 +1,4 @@
-"""Quantized linear layers for a few rows by a CUDA kernel (csrc/few_rows.cu); the plain version is the layer.
+"""Quantized linear layers for 2 to 32 rows by a CUDA kernel (csrc/few_rows.cu); the plain version is the layer.
 
 NVRTC compiles the kernel for each kind of weights and number of rows. Layers that it does not support, and those for
 which the Triton kernels are as fast, are left to linear.py.
@@ -30,7 +30,7 @@ INT4_PIECE = 64  # weights for which the kernels read one scale
 CAPABILITY = (9, 0)  # the only one that it was tested on
 CHUNK = {INT8: 64, FP8: 64, INT4: 128}  # inputs of 64 bytes of a row of weights
 ROWS_EACH = 8
-MAX_ROWS = 64
+MAX_ROWS = 32
 WIDE = 6000  # outputs from which on blocks may have more of them
 MAX_WIDTH = 20000  # wider ones, such as the vocabulary, fill the GPU in any case: the Triton kernels are as fast
 PARTS = (1, 2, 4, 6, 8)
@@ -84,7 +84,6 @@ BLOCKS: dict[tuple[int, int], Blocks] = {
     (32, INT8): EIGHT_BITS,
     (32, FP8): EIGHT_BITS,
     (32, INT4): (BlockShape(2, 6, 4, 2), BlockShape(2, 6, 2, 2, 2), BlockShape(2, 4, 2, 2, 2)),
-    (64, INT4): (BlockShape(2, 2, 4, 2), BlockShape(2, 2, 4, 2), BlockShape(4, 2, 2, 3)),
 }
 
 
@@ -92,7 +91,7 @@ def best_division(
     kind: int, width: int, size: int, num_rows: int, num_processors: int, *, gates: bool
 ) -> Division | None:
     """How a layer's work is divided; None: the Triton kernels are better, or the kernel cannot compute it."""
-    limit = next((limit for limit in (8, 32, MAX_ROWS) if num_rows <= limit), None)
+    limit = next((limit for limit in (8, MAX_ROWS) if num_rows <= limit), None)
     if limit is None or (limit, kind) not in BLOCKS or size % CHUNK[kind] or width % (8 if gates else 16):
         return None
     gated, wide, other = BLOCKS[limit, kind]

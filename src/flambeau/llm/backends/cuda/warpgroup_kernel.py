@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "csrc" / "warpgroup_rows.cu"
 MAX_ROWS = 128
 # Kind → rows for which it was faster than the others on an H200: few_row_kernel, and PyTorch for many rows.
-BEST_ROWS = {BFLOAT16: range(2, 65), INT8: range(33, MAX_ROWS + 1), FP8: range(33, MAX_ROWS + 1)}
+BEST_ROWS = {BFLOAT16: range(2, 65), **dict.fromkeys((INT8, FP8, INT4), range(33, MAX_ROWS + 1))}
 PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, MAX_ROWS)  # for which the kernel is compiled
 TILE = 16  # outputs, with gates
 MAX_TILES = 12  # of a block
@@ -107,8 +107,8 @@ def best_division(
 
 
 def block_shape(kind: int, rows: int, tiles: int, chunk: int) -> BlockShape | None:
-    """Two blocks for each multiprocessor, or one if there are too few stages then; None: neither fits."""
-    for per_processor in (2, 1):
+    """Two blocks for each multiprocessor, or one if there are too few stages or registers then; None: neither fits."""
+    for per_processor in (2, 1) if kind == BFLOAT16 or rows <= few_row_kernel.MAX_ROWS else (1,):
         room = MULTIPROCESSOR_BYTES // per_processor - RESERVED_BYTES
         shapes = (BlockShape(-(-tiles // WARPS), tiles, chunk, stages, per_processor) for stages in STAGES)
         shape = next((shape for shape in shapes if shape.shared_bytes(kind, rows) <= room), None)

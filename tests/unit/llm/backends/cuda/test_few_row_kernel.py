@@ -42,8 +42,7 @@ def test_sums_are_split_so_that_most_multiprocessors_have_work(width, size, kind
 
 
 def test_what_it_does_not_support_is_left_to_the_other_kernels():
-    assert best_division(INT4, 4096, 4096, 65, H200, gates=False) is None  # rows
-    assert best_division(INT8, 4096, 4096, 33, H200, gates=False) is None  # another kernel's
+    assert best_division(INT4, 4096, 4096, 33, H200, gates=False) is None  # another kernel's rows
     assert best_division(INT8, 4096, 4096 + 32, 32, H200, gates=False) is None  # inputs
     assert best_division(INT8, 4096 + 8, 4096, 32, H200, gates=False) is None  # outputs
     assert best_division(INT8, 32000, 4096, 32, H200, gates=False) is None  # a vocabulary
@@ -69,19 +68,15 @@ def test_scales_of_4_bit_layers_are_kept_once_for_each_order():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", QUANTIZERS)
 @pytest.mark.parametrize("gates", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("rows", [2, 13, 32, 64])
+@pytest.mark.parametrize("rows", [2, 13, 32])
 def test_it_gives_what_the_layer_gives(kind, gates, rows):
     torch.manual_seed(0)
-    found = 0
     for width, size, has_bias in ((1264, 512, True), (6016, 1024, False)):  # the last blocks have fewer outputs
         outputs = 2 * width if gates else width
         linear = nn.Linear(size, outputs, bias=has_bias, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
         layer = QUANTIZERS[kind](linear)
         x = torch.randn(rows, size, dtype=torch.bfloat16, device="cuda")
         division = few_row_kernel.division(x, layer, width, rows, gates=gates)
-        if division is None:
-            continue
-        found += 1
         with torch.inference_mode():
             weight = layer.dequantize(torch.float32)
             expected = nn.functional.linear(x.float(), weight.float(), linear.bias.float() if has_bias else None)
@@ -93,7 +88,6 @@ def test_it_gives_what_the_layer_gives(kind, gates, rows):
         y = y.sum(0) if division.parts > 1 else y
         assert y.shape == (rows, width)
         assert (y - expected).norm() <= 0.005 * expected.norm()
-    assert found or (rows > 32 and "int4" not in kind)
 
 
 @pytest.mark.gpu

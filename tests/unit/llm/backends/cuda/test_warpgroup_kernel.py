@@ -63,7 +63,7 @@ def test_blocks_fit_and_most_multiprocessors_have_work(kind, shape, rows):
 
 
 def test_what_others_compute_faster_is_left_to_them():
-    for kind in (INT8, FP8):
+    for kind in (INT8, FP8, INT4):
         assert best_division(kind, 4096, 4096, 32, H200, gates=False) is None
         assert best_division(kind, 4096, 4096, 33, H200, gates=False) is not None
         assert best_division(kind, 4096, 4096, 128, H200, gates=False) is not None
