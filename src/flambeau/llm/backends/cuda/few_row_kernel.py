@@ -1,4 +1,4 @@
-"""Linear layers for 2 to 64 rows by a CUDA kernel (csrc/few_rows.cu); the plain version is the layer.
+"""Quantized linear layers for 2 to 32 rows by a CUDA kernel (csrc/few_rows.cu); the plain version is the layer.
 
 NVRTC compiles the kernel for each kind of weights and number of rows. Layers that it does not support, and those for
 which the Triton kernels are as fast, are left to linear.py.
@@ -28,9 +28,9 @@ SOURCE = Path(__file__).parent / "csrc" / "few_rows.cu"
 BFLOAT16, INT8, FP8, INT4 = range(4)  # kinds of weights, as in the kernels
 INT4_PIECE = 64  # weights for which the kernels read one scale
 CAPABILITY = (9, 0)  # the only one that it was tested on
-CHUNK = {BFLOAT16: 32, INT8: 64, FP8: 64, INT4: 128}  # inputs of 64 bytes of a row of weights
+CHUNK = {INT8: 64, FP8: 64, INT4: 128}  # inputs of 64 bytes of a row of weights
 ROWS_EACH = 8
-MAX_ROWS = 64
+MAX_ROWS = 32
 WIDE = 6000  # outputs from which on blocks may have more of them
 MAX_WIDTH = 20000  # wider ones, such as the vocabulary, fill the GPU in any case: the Triton kernels are as fast
 PARTS = (1, 2, 4, 6, 8)
@@ -59,8 +59,7 @@ class BlockShape:
         return 32 * self.team * self.teams
 
     def shared_bytes(self, kind: int, rows: int) -> int:
-        planes = CHUNK[kind] // 32
-        plane = rows * 64 + (64 if planes > 1 else 0)
+        planes, plane = CHUNK[kind] // 32, rows * 64 + 64
         weights = self.team * self.tiles * (1024 + (128 if kind == INT4 else 0))
         sums = rows * (self.outputs + 4 + 1) * 4
         return self.teams * max(self.stages * (weights + planes * plane), sums)
@@ -75,21 +74,16 @@ class Division:
 
 
 # (rows up to, kind) → blocks for gated layers, for wide ones and for others: the best of those measured on an H200.
-Blocks = tuple[BlockShape | None, BlockShape, BlockShape]
+Blocks = tuple[BlockShape, BlockShape, BlockShape]
 EIGHT_BITS: Blocks = BlockShape(2, 6, 4, 3), BlockShape(2, 6, 2, 3, 2), BlockShape(2, 4, 4, 3)
 EIGHT_BITS_8: Blocks = BlockShape(2, 6, 4, 4), BlockShape(2, 4, 2, 4, 3), BlockShape(2, 4, 2, 4, 3)
-EIGHT_BITS_64: Blocks = BlockShape(2, 4, 2, 2, 2), BlockShape(2, 4, 2, 2, 2), BlockShape(2, 4, 2, 2, 2)
 BLOCKS: dict[tuple[int, int], Blocks] = {
     (8, INT8): EIGHT_BITS_8,
     (8, FP8): EIGHT_BITS_8,
     (8, INT4): (BlockShape(1, 4, 4, 4, 2), BlockShape(2, 4, 2, 4, 2), BlockShape(2, 4, 2, 4, 2)),
-    (32, BFLOAT16): (None, BlockShape(2, 6, 4, 3), BlockShape(2, 4, 4, 3)),
     (32, INT8): EIGHT_BITS,
     (32, FP8): EIGHT_BITS,
     (32, INT4): (BlockShape(2, 6, 4, 2), BlockShape(2, 6, 2, 2, 2), BlockShape(2, 4, 2, 2, 2)),
-    (64, INT8): EIGHT_BITS_64,
-    (64, FP8): EIGHT_BITS_64,
-    (64, INT4): (BlockShape(2, 2, 4, 2), BlockShape(2, 2, 4, 2), BlockShape(4, 2, 2, 3)),
 }
 
 
@@ -97,12 +91,12 @@ def best_division(
     kind: int, width: int, size: int, num_rows: int, num_processors: int, *, gates: bool
 ) -> Division | None:
     """How a layer's work is divided; None: the Triton kernels are better, or the kernel cannot compute it."""
-    limit = next((limit for limit in (8, 32, MAX_ROWS) if num_rows <= limit), None)
+    limit = next((limit for limit in (8, MAX_ROWS) if num_rows <= limit), None)
     if limit is None or (limit, kind) not in BLOCKS or size % CHUNK[kind] or width % (8 if gates else 16):
         return None
     gated, wide, other = BLOCKS[limit, kind]
     block = gated if gates else wide if width >= WIDE else other
-    if block is None or width > MAX_WIDTH:
+    if width > MAX_WIDTH:
         return None
     if gates:
         return Division(block)

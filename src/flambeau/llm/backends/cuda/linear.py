@@ -18,14 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from flambeau.llm.backends.cuda import few_row_kernel
+from flambeau.llm.backends.cuda import few_row_kernel, warpgroup_kernel
 from flambeau.llm.backends.cuda.dequantize import is_fast, widen
 from flambeau.llm.backends.cuda.int4 import gate_rows, multiply_one_row_int4, multiply_rows_int4
 from flambeau.llm.backends.cuda.launch import overlap_options, store_one_row, store_rows, wait_for_previous
 from flambeau.llm.models.architecture import Activation
 
 MAX_ROWS = 64
-MAX_WIDENED_ROWS = 4 * MAX_ROWS  # widening integers beforehand takes as long as several launches
+MAX_KERNEL_ROWS = warpgroup_kernel.MAX_ROWS
+MAX_WIDENED_ROWS = 2 * MAX_KERNEL_ROWS  # widening integers beforehand takes as long as several launches
 MIN_ROWS = 16  # of a product on tensor cores
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_PARTS = 4
@@ -147,8 +148,11 @@ class KernelLinear:
             return x.new_empty(0, self.width)
         if len(x) <= MAX_ROWS:
             return one_row(x, self) if len(x) == 1 else few_rows(x, self)
+        if len(x) <= MAX_KERNEL_ROWS and (found := by_cuda_kernel(x, self, len(x))) is not None:
+            return found
         if not self.weight.dtype.is_floating_point and len(x) <= MAX_WIDENED_ROWS:
-            return torch.cat([few_rows(some, self, MAX_ROWS) for some in torch.split(x, MAX_ROWS)], dim=-2)
+            pieces = torch.split(x, MAX_KERNEL_ROWS)
+            return torch.cat([few_rows(some, self, MAX_KERNEL_ROWS) for some in pieces], dim=-2)
         y: Tensor = self.layer(x)
         return y if self.activation is None else activate(y, self)
 
@@ -170,15 +174,24 @@ def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
     return y
 
 
+def by_cuda_kernel(x: Tensor, linear: KernelLinear, as_for_rows: int) -> Tensor | None:
+    """As `few_rows`, by the CUDA kernels; None: others are better, or these cannot compute it."""
+    if not linear.has_kernel:
+        return None
+    layer, scales, width, gates = linear.layer, linear.kernel_scales, linear.width, linear.gates
+    few = few_row_kernel.division(x, layer, width, as_for_rows, gates=gates)
+    if few is not None:
+        return few_row_kernel.multiply(x, layer, scales, width, few, gates=gates)
+    more = warpgroup_kernel.division(x, layer, width, as_for_rows, gates=gates)
+    return None if more is None else warpgroup_kernel.multiply(x, layer, scales, width, more, gates=gates)
+
+
 def few_rows(x: Tensor, linear: KernelLinear, as_for_rows: int = 0) -> Tensor:
     """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; as many parts as for a number of rows."""
-    gates, width = linear.gates, linear.width
-    num_rows = as_for_rows or len(x)
-    division = few_row_kernel.division(x, linear.layer, width, num_rows, gates=gates) if linear.has_kernel else None
-    if division is not None:
-        y = few_row_kernel.multiply(x, linear.layer, linear.kernel_scales, width, division, gates=gates)
-        if y is not None:
-            return y
+    if (found := by_cuda_kernel(x, linear, as_for_rows or len(x))) is not None:
+        return found
+    if len(x) > MAX_ROWS:
+        return torch.cat([few_rows(some, linear, MAX_ROWS) for some in torch.split(x, MAX_ROWS)], dim=-2)
     if linear.group_size:
         return few_rows_int4(x, linear)
     width, size, num_rows = linear.width, linear.size, len(x)

@@ -17,7 +17,6 @@ MAX_SHARED_BYTES = 227 << 10
 HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == CAPABILITY
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU of compute capability 9.0")
 QUANTIZERS = {
-    "bfloat16": lambda linear: linear,
     "int8": Int8Linear.from_linear,
     "fp8": Fp8Linear.from_linear,
     "int4 in groups of 64": lambda linear: CudaInt4Linear(Int4Linear.from_linear(linear, 64)),
@@ -28,14 +27,13 @@ QUANTIZERS = {
 @pytest.mark.parametrize(("rows", "kind"), BLOCKS)
 def test_all_blocks_fit_on_a_multiprocessor(rows, kind):
     for block in BLOCKS[rows, kind]:
-        if block is not None:
-            assert block.shared_bytes(kind, rows) <= MAX_SHARED_BYTES
-            assert block.threads >= block.outputs // 2  # a thread stores two outputs
-            assert block.tiles % 2 == 0  # two at a time
+        assert block.shared_bytes(kind, rows) <= MAX_SHARED_BYTES
+        assert block.threads >= block.outputs // 2  # a thread stores two outputs
+        assert block.tiles % 2 == 0  # two at a time
 
 
 @pytest.mark.parametrize(("width", "size"), [(12288, 4096), (4096, 4096), (4096, 11008), (6144, 4096), (4096, 14336)])
-@pytest.mark.parametrize("kind", [BFLOAT16, INT8, FP8, INT4])
+@pytest.mark.parametrize("kind", [INT8, FP8, INT4])
 def test_sums_are_split_so_that_most_multiprocessors_have_work(width, size, kind):
     division = best_division(kind, width, size, 32, H200, gates=False)
     num_blocks = -(-width // division.block.outputs) * division.parts
@@ -44,11 +42,11 @@ def test_sums_are_split_so_that_most_multiprocessors_have_work(width, size, kind
 
 
 def test_what_it_does_not_support_is_left_to_the_other_kernels():
-    assert best_division(INT8, 4096, 4096, 65, H200, gates=False) is None  # rows
+    assert best_division(INT4, 4096, 4096, 33, H200, gates=False) is None  # another kernel's rows
     assert best_division(INT8, 4096, 4096 + 32, 32, H200, gates=False) is None  # inputs
     assert best_division(INT8, 4096 + 8, 4096, 32, H200, gates=False) is None  # outputs
-    assert best_division(BFLOAT16, 32000, 4096, 32, H200, gates=False) is None  # a vocabulary
-    assert best_division(BFLOAT16, 11008, 4096, 32, H200, gates=True) is None  # not faster
+    assert best_division(INT8, 32000, 4096, 32, H200, gates=False) is None  # a vocabulary
+    assert best_division(BFLOAT16, 4096, 4096, 32, H200, gates=False) is None  # another kernel's
     assert few_row_kernel.division(torch.zeros(4, 64), nn.Linear(64, 32), 32, 4, gates=False) is None  # no GPU
 
 
@@ -70,21 +68,17 @@ def test_scales_of_4_bit_layers_are_kept_once_for_each_order():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", QUANTIZERS)
 @pytest.mark.parametrize("gates", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("rows", [2, 13, 32, 64])
+@pytest.mark.parametrize("rows", [2, 13, 32])
 def test_it_gives_what_the_layer_gives(kind, gates, rows):
     torch.manual_seed(0)
-    found = 0
     for width, size, has_bias in ((1264, 512, True), (6016, 1024, False)):  # the last blocks have fewer outputs
         outputs = 2 * width if gates else width
         linear = nn.Linear(size, outputs, bias=has_bias, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
         layer = QUANTIZERS[kind](linear)
         x = torch.randn(rows, size, dtype=torch.bfloat16, device="cuda")
         division = few_row_kernel.division(x, layer, width, rows, gates=gates)
-        if division is None:
-            continue
-        found += 1
         with torch.inference_mode():
-            weight = layer.weight if kind == "bfloat16" else layer.dequantize(torch.float32)
+            weight = layer.dequantize(torch.float32)
             expected = nn.functional.linear(x.float(), weight.float(), linear.bias.float() if has_bias else None)
             if gates:
                 gate, up = expected.chunk(2, dim=-1)
@@ -94,7 +88,6 @@ def test_it_gives_what_the_layer_gives(kind, gates, rows):
         y = y.sum(0) if division.parts > 1 else y
         assert y.shape == (rows, width)
         assert (y - expected).norm() <= 0.005 * expected.norm()
-    assert found or (kind == "bfloat16" and (gates or rows not in (13, 32)))
 
 
 @pytest.mark.gpu

@@ -1,28 +1,28 @@
-// A linear layer for a few rows: y[T, N] = x[T, K] · w[N, K]ᵀ, bound by reading the weights once.
+// A quantized linear layer for a few rows: y[T, N] = x[T, K] · w[N, K]ᵀ, bound by reading the weights once.
 //
 // A block computes some outputs from one part of the inputs. Its teams of WM warps divide that part among themselves in
 // chunks of 64 bytes of each row of weights; the warps of a team have different outputs and share the inputs. A team has
 // a ring of stages of its own in shared memory, so teams meet only when their sums are added. Weights are the first
 // operand of the tensor cores. Which thread holds which input is free, as long as it is the same for both operands:
-// threads read 8 or 16 bytes of a row.
+// threads read 8 bytes of a row.
 //
 // 8-bit weights become bfloat16 by moving bits: the bits of an integer below 256 are those of a bfloat16 number that is
 // 2^133 times smaller, and the bits of an fp8 number those of one that is 2^120 times smaller. Inputs are therefore
 // multiplied by 2^100. 4-bit levels become 128 + level; scales and minimums are applied to the sums of each group.
 //
-// Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4), WM (warps of a team), MT (16 outputs of a warp
-// each), NT (8 rows each), WK (teams), STAGES, GROUP (of 4-bit weights), GATED (half of the outputs gate the other
-// half), OVERLAPS (0 no; 1 the next kernel may start when this one starts; 2 when its sums are complete).
+// Defined before this text: WT (1 int8, 2 fp8, 3 int4), WM (warps of a team), MT (16 outputs of a warp each), NT (8 rows
+// each), WK (teams), STAGES, GROUP (of 4-bit weights), GATED (half of the outputs gate the other half), OVERLAPS (0 no; 1
+// the next kernel may start when this one starts; 2 when its sums are complete).
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
 constexpr int BM = WM * MT * 16, ROWS = NT * 8, THREADS = WM * WK * 32;
-constexpr int KC = WT == 0 ? 32 : WT == 3 ? 128 : 64;  // inputs of a chunk
-constexpr int PIECES = KC / 8;                         // of 16 bytes, of a row of x
-constexpr int PLANES = PIECES / 4;                     // [ROWS][64 bytes] each: read without bank conflicts
-constexpr int PLANE = ROWS * 64 + (PLANES > 1 ? 64 : 0);
+constexpr int KC = WT == 3 ? 128 : 64;  // inputs of a chunk
+constexpr int PIECES = KC / 8;          // of 16 bytes, of a row of x
+constexpr int PLANES = PIECES / 4;      // [ROWS][64 bytes] each: read without bank conflicts
+constexpr int PLANE = ROWS * 64 + 64;
 constexpr int SCALES_AT = MT * 1024;
 constexpr int WARP_STAGE = SCALES_AT + (WT == 3 ? MT * 128 : 0);
 constexpr int X_AT = WM * WARP_STAGE;
@@ -99,7 +99,7 @@ struct Block {
 __device__ __forceinline__ void load_weights(const Block& b, u32 stage, int chunk, int lane) {
     const u8* from = b.weights + chunk * 64;
     int piece = lane & 3;
-    if (WT) piece ^= ((lane >> 3) & 1) << 1;  // against bank conflicts: threads read 8 bytes
+    piece ^= ((lane >> 3) & 1) << 1;  // against bank conflicts: threads read 8 bytes
     u32 to = stage + b.wm * WARP_STAGE + (lane >> 2) * 64 + piece * 16;
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
@@ -140,28 +140,7 @@ __device__ __forceinline__ void multiply(u32 stage, int wm, int lane, float (&su
     int swap = (g >> 1) & 1;  // of the halves of a row
     const u32 ONES = 0x3f803f80u;
     // Two tiles of outputs at a time: products that depend on each other are further apart.
-    if constexpr (WT == 0) {
-        uint4 x[NT];
-#pragma unroll
-        for (int n = 0; n < NT; n++) x[n] = lds128(xs + n * 512);
-#pragma unroll
-        for (int m = 0; m < MT; m += 2) {
-            uint4 w[2], v[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                w[e] = lds128(ws + (m + e) * 1024 + j * 16);
-                v[e] = lds128(ws + (m + e) * 1024 + 512 + j * 16);
-            }
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-#pragma unroll
-                for (int n = 0; n < NT; n++) mma(sums[m + e][n], w[e].x, v[e].x, w[e].y, v[e].y, x[n].x, x[n].y);
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-#pragma unroll
-                for (int n = 0; n < NT; n++) mma(sums[m + e][n], w[e].z, v[e].z, w[e].w, v[e].w, x[n].z, x[n].w);
-        }
-    } else if constexpr (WT < 3) {
+    if constexpr (WT < 3) {
         u32 x[NT][8];
 #pragma unroll
         for (int n = 0; n < NT; n++) {
@@ -258,10 +237,11 @@ __device__ __forceinline__ void multiply(u32 stage, int wm, int lane, float (&su
 #pragma unroll
                     for (int n = 0; n < NT; n++) {
                         float *to = sums[m + e][n], *from = level_sums[e][n];
-                        to[0] += scale0 * from[0] + shift0 * group_sums[n][0];
-                        to[1] += scale0 * from[1] + shift0 * group_sums[n][1];
-                        to[2] += scale1 * from[2] + shift1 * group_sums[n][0];
-                        to[3] += scale1 * from[3] + shift1 * group_sums[n][1];
+                        // Two instructions each; as one sum, three.
+                        to[0] = fmaf(shift0, group_sums[n][0], fmaf(scale0, from[0], to[0]));
+                        to[1] = fmaf(shift0, group_sums[n][1], fmaf(scale0, from[1], to[1]));
+                        to[2] = fmaf(shift1, group_sums[n][0], fmaf(scale1, from[2], to[2]));
+                        to[3] = fmaf(shift1, group_sums[n][1], fmaf(scale1, from[3], to[3]));
                     }
                 }
             }

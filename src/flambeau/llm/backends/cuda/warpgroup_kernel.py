@@ -1,0 +1,236 @@
+"""Linear layers for up to 128 rows by a CUDA kernel (csrc/warpgroup_rows.cu); the plain version is the layer.
+
+NVRTC compiles the kernel for each kind of weights, number of rows and shape of a block. Layers that it does not support
+are left to linear.py, and so are those for which other kernels are faster.
+
+Shapes: T rows · N outputs · K inputs · S parts of a sum
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.backends.cuda import few_row_kernel
+from flambeau.llm.backends.cuda.few_row_kernel import (
+    BFLOAT16,
+    FP8,
+    INT4,
+    INT4_PIECE,
+    INT8,
+    driver,
+    kind_of,
+    launch_early,
+)
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).parent / "csrc" / "warpgroup_rows.cu"
+MAX_ROWS = 128
+# Kind → rows for which it was faster than the others on an H200: few_row_kernel, and PyTorch for many rows.
+BEST_ROWS = {BFLOAT16: range(2, 65), **dict.fromkeys((INT8, FP8, INT4), range(33, MAX_ROWS + 1))}
+PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, MAX_ROWS)  # for which the kernel is compiled
+TILE = 16  # outputs, with gates
+MAX_TILES = 12  # of a block
+WARPS = 4  # of a warpgroup
+MULTIPROCESSOR_BYTES = 228 << 10  # of shared memory
+RESERVED_BYTES = 1 << 10  # of each block
+STAGES = range(8, 1, -1)
+ENOUGH_STAGES = 3
+PARTS = (1, 2, 4, 8)
+PART_COST = 8 / 132  # bytes of a multiprocessor, of writing and adding up one number of one more part
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """How a block computes its outputs."""
+
+    groups: int  # warpgroups
+    tiles: int  # of 16 outputs
+    chunk: int  # bytes of a row of weights in a stage
+    stages: int
+    per_processor: int  # blocks that fit on a multiprocessor
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS * self.groups
+
+    def shared_bytes(self, kind: int, rows: int) -> int:
+        inputs = chunk_inputs(kind, self.chunk)
+        operand = 2 * rows * inputs
+        warps = WARPS * self.groups
+        tiles = -(-self.tiles // warps) * warps if kind == BFLOAT16 else self.tiles
+        scales = -(-self.tiles * inputs // 1024) * 1024 if kind == INT4 else 0
+        stage = tiles * TILE * self.chunk + operand + scales
+        return self.stages * (stage + 8) + (2 * operand if kind != BFLOAT16 else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the work of a layer is divided."""
+
+    block: BlockShape
+    parts: int = 1  # into which sums are split
+
+
+def best_division(
+    kind: int, width: int, size: int, num_rows: int, num_processors: int, *, gates: bool
+) -> Division | None:
+    """How a layer's work is divided; None: other kernels are better, or the kernel cannot compute it.
+
+    Each multiprocessor gets about the same number of tiles. With more parts, it reads fewer inputs for its weights.
+    """
+    chunk = 64 if kind == INT4 else 128
+    inputs = chunk_inputs(kind, chunk)
+    if num_rows not in BEST_ROWS.get(kind, ()) or width > few_row_kernel.MAX_WIDTH:
+        return None
+    if size % inputs or width % (TILE // 2 if gates else TILE):
+        return None
+    rows, num_tiles = padded(num_rows), width * (2 if gates else 1) // TILE
+    costs: dict[Division, float] = {}
+    for parts in PARTS[:1] if gates else (parts for parts in PARTS if parts <= size // inputs):
+        rounds = -(-num_tiles * parts // (num_processors * MAX_TILES))
+        tiles = -(-num_tiles * parts // (num_processors * rounds))
+        block = block_shape(kind, rows, tiles, chunk)
+        if block is not None:
+            read = rounds * (TILE * tiles * size * chunk // inputs + 2 * rows * size) / parts  # bytes
+            costs[Division(block, parts)] = read + PART_COST * parts * rows * width
+    return min(costs, key=lambda division: costs[division], default=None)
+
+
+def block_shape(kind: int, rows: int, tiles: int, chunk: int) -> BlockShape | None:
+    """Two blocks for each multiprocessor, or one if there are too few stages or registers then; None: neither fits."""
+    for per_processor in (2, 1) if kind == BFLOAT16 or rows <= few_row_kernel.MAX_ROWS else (1,):
+        room = MULTIPROCESSOR_BYTES // per_processor - RESERVED_BYTES
+        shapes = (BlockShape(-(-tiles // WARPS), tiles, chunk, stages, per_processor) for stages in STAGES)
+        shape = next((shape for shape in shapes if shape.shared_bytes(kind, rows) <= room), None)
+        if shape is not None and shape.stages >= ENOUGH_STAGES:
+            return shape
+    return None
+
+
+def chunk_inputs(kind: int, chunk: int) -> int:
+    """The number of inputs whose weights take so many bytes."""
+    return chunk // 2 if kind == BFLOAT16 else 2 * chunk if kind == INT4 else chunk
+
+
+def padded(num_rows: int) -> int:
+    return next(rows for rows in PADDED_ROWS if rows >= num_rows)
+
+
+def division(x: Tensor, linear: nn.Module, width: int, num_rows: int, *, gates: bool) -> Division | None:
+    """`best_division` for a layer and the GPU of its inputs."""
+    kind = kind_of(linear) if x.dtype == torch.bfloat16 and few_row_kernel.runs_on(x.device) else None
+    if kind is None:
+        return None
+    num_processors: int = torch.cuda.get_device_properties(x.device).multi_processor_count
+    return best_division(kind, width, x.shape[1], num_rows, num_processors, gates=gates)
+
+
+def multiply(
+    x: Tensor, linear: Any, scales: Tensor | None, width: int, division: Division, *, gates: bool
+) -> Tensor | None:
+    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; None if the kernel cannot be compiled here."""
+    num_rows, size = x.shape
+    kind, block, parts = kind_of(linear), division.block, division.parts
+    assert kind is not None
+    rows = padded(num_rows)
+    function = compiled(kind, block, rows, getattr(linear, "group_size", INT4_PIECE), gates=gates, device=x.device)
+    if function is None:
+        return None
+    if parts == 1:
+        y = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    else:
+        y = torch.empty(parts, num_rows, width, device=x.device)
+    num_tiles = width * (2 if gates else 1) // TILE
+    maps = [
+        tensor_map(x.data_ptr(), (2 * size, num_rows), (2 * size,), (128, rows), SWIZZLE_128),
+        weights_map(linear.weight, num_tiles, block, gates=gates),
+        tensor_map(scales.data_ptr(), (size, num_tiles), (size,), (chunk_inputs(kind, block.chunk), block.tiles), 0)
+        if scales is not None and kind == INT4
+        else TensorMap(),
+    ]
+    tensors = None if kind == INT4 else scales, linear.bias, y
+    pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+    numbers = [ctypes.c_int(number) for number in (num_rows, width, size)]
+    grid = -(-num_tiles // block.tiles), parts
+    launch_early(function, grid, block.threads, block.shared_bytes(kind, rows), [*maps, *pointers, *numbers])
+    return y
+
+
+@functools.cache
+def compiled(kind: int, block: BlockShape, rows: int, group: int, *, gates: bool, device: torch.device) -> Any:
+    """The kernel's function on a device; None if it cannot be compiled."""
+    try:
+        compile_kernel = torch.cuda._compile_kernel
+        source = source_of(kind, block, rows, group, gates=gates)
+        kernel = compile_kernel(source, "warpgroup_rows", compute_capability="90a", nvcc_options=["-std=c++17"])
+        kernel.set_shared_memory_config(block.shared_bytes(kind, rows))
+    except Exception as error:
+        log.warning("steps of several sequences are slower: their kernel cannot be compiled here (%s)", error)
+        return None
+    return kernel.func
+
+
+def source_of(kind: int, block: BlockShape, rows: int, group: int, *, gates: bool) -> str:
+    numbers = {
+        "WT": kind, "NR": rows, "WM": block.groups, "TILES": block.tiles, "STAGES": block.stages, "CHUNK": block.chunk,
+        "GROUP": group, "GATED": int(gates), "BLOCKS": block.per_processor,
+    }  # fmt: skip
+    lines = [f"#define {name} {value}\n" for name, value in numbers.items()]
+    return "".join([*lines, *wgmma_macros(rows), SOURCE.read_text()])
+
+
+def wgmma_macros(rows: int) -> tuple[str, str]:
+    """Macros for c += a · b, 64 outputs and 16 inputs: with weights in registers, and in shared memory."""
+    count = rows // 2  # sums of a thread
+    name = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
+    sums = ", ".join(f"%{number}" for number in range(count))
+    weights = ", ".join(f"%{number}" for number in range(count, count + 4))
+    operands = ", ".join(f'"+f"((c)[{number}])' for number in range(count))
+    registers = ", ".join(f'"r"((a)[{number}])' for number in range(4))
+    return (
+        f'#define WGMMA(c, a, b) asm volatile("{name} {{{sums}}}, {{{weights}}}, %{count + 4}, 1, 1, 1, 0;" '
+        f': {operands} : {registers}, "l"(b))\n',
+        f'#define WGMMA_SHARED(c, a, b) asm volatile("{name} {{{sums}}}, %{count}, %{count + 1}, 1, 1, 1, 0, 0;" '
+        f': {operands} : "l"(a), "l"(b))\n',
+    )
+
+
+# ---- what the copy engine is told ----
+
+SWIZZLE_64, SWIZZLE_128 = 2, 3  # rows of so many bytes, whose pieces change places
+BYTES, LINES_OF_256 = 0, 3  # a type of numbers; what the L2 cache loads at once
+MAP_SIZE, MAP_ALIGNMENT = 128, 64
+TensorMap = ctypes.c_byte * MAP_SIZE
+
+
+def weights_map(weight: Tensor, num_tiles: int, block: BlockShape, *, gates: bool) -> Any:
+    """[tiles, 2, 8, bytes of a row]: 16 rows; or 8 and those that they gate."""
+    row = weight.stride(0) * weight.element_size()
+    eight = 8 * row
+    strides = (row, num_tiles * eight, eight) if gates else (row, eight, 2 * eight)
+    swizzle = SWIZZLE_128 if block.chunk == 128 else SWIZZLE_64
+    return tensor_map(weight.data_ptr(), (row, 8, 2, num_tiles), strides, (block.chunk, 8, 2, block.tiles), swizzle)
+
+
+def tensor_map(address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int) -> Any:
+    """A tensor of bytes, the last dimension first, and the box of it that one copy loads, with zeros outside of it."""
+    rank, room = len(sizes), ctypes.create_string_buffer(MAP_SIZE + MAP_ALIGNMENT)
+    found = TensorMap.from_buffer(room, -ctypes.addressof(room) % MAP_ALIGNMENT)
+    error = driver().cuTensorMapEncodeTiled(
+        ctypes.byref(found), BYTES, rank, ctypes.c_void_p(address), (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        0, swizzle, LINES_OF_256, 0,
+    )  # fmt: skip
+    if error:
+        raise RuntimeError(f"the driver rejects a tensor of {tuple(sizes)} bytes: error {error}")
+    return found
