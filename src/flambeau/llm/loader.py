@@ -43,6 +43,7 @@ from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
+    can_keep_codes,
     can_keep_groups,
     has_whole_step,
     layer_maker,
@@ -297,12 +298,12 @@ def load_network(
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     on_gpu = can_keep_on_gpu(config, device, ranks, read_declared(path))
-    keeps = {
-        "keeps_blocks": on_gpu or can_keep_blocks(config, device, ranks),
-        "keeps_codes": on_gpu,
-        "keeps_groups": can_keep_groups(config, device, ranks),
-    }
-    arch = read_architecture(path, **keeps)
+    blocks, codes, groups = (
+        on_gpu or can_keep_blocks(config, device, ranks),
+        on_gpu or can_keep_codes(config, device, ranks),
+        can_keep_groups(config, device, ranks),
+    )
+    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -332,7 +333,9 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
-        **keeps,
+        keeps_blocks=blocks,
+        keeps_codes=codes,
+        keeps_groups=groups,
     )
     if merge is not None:
         merge.finish(model)

@@ -9,6 +9,7 @@ import torch
 
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.packed_checkpoints import check_equal, write_packed
 
@@ -61,6 +62,30 @@ def eight_bits(weight, layout=0):
 def test_4_bits_are_dequantized(tmp_path, nested, kind):
     folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested, kind=kind), FOUR)
     assert isinstance(check_equal(*folders).model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_codes_stay_for_kernels_that_know_them(tmp_path, nested):
+    folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested), FOUR)
+    layer = check_equal(*folders, keeps_codes=True).model.layers[0].mlp.down_proj
+    assert isinstance(layer, CodedLinear)
+    assert layer.layout == CodeLayout(tuple(TABLE.tolist()), 64)
+
+
+def test_codes_in_blocks_that_do_not_divide_rows_are_dequantized(tmp_path):
+    def pack(weight):
+        if weight.shape[1] != 128:
+            return {"weight": weight}, weight
+        parts, _ = four_bits(weight)
+        name = "weight.quant_state.bitsandbytes__nf4"
+        described = json.loads(bytes(parts[name].tolist())) | {"blocksize": 48}
+        blocks = -(-weight.numel() // 48)
+        parts |= {name: state(described), "weight.absmax": torch.ones(blocks)}
+        codes = torch.stack((parts["weight"] >> 4, parts["weight"] & 15), -1).flatten().int()
+        return parts, TABLE[codes].view_as(weight)
+
+    model = check_equal(*write_packed(tmp_path, pack, FOUR), keeps_codes=True)
+    assert not any(isinstance(module, CodedLinear) for module in model.modules())
 
 
 def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path):
