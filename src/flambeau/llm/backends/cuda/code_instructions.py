@@ -88,7 +88,8 @@ def instructions(layout: CodeLayout, *, is_high: bool, is_scaled: bool) -> str:
 
 def table_start(table: tuple[float, ...], *, is_high: bool) -> str:
     """The lower and the upper bytes of four numbers."""
-    numbers = [each & 0xFFFF for each in torch.tensor(table).to(torch.bfloat16).view(torch.int16).tolist()]
+    rounded = torch.tensor(table, dtype=torch.bfloat16, device="cpu").view(torch.int16)
+    numbers = [each & 0xFFFF for each in rounded.tolist()]
     text = TABLE_START.replace("SHIFT", "4" if is_high else "0")
     for plane, shift in (("low", 0), ("high", 8)):
         part = TABLE_PLANE.replace("PLANE", plane)

@@ -215,7 +215,7 @@ def add_groups(  # type: ignore[no-untyped-def]
         is_group = is_column[:, None] & (g < K // GROUP)[None, :]
         place = g[:, None] * width + tl.arange(0, width)[None, :]
         at = weight_ptr + n[:, None, None] * (K // each) + place[None, :, :]
-        loaded = tl.load(at, mask=is_group[:, :, None], other=0, eviction_policy="evict_first")
+        loaded = tl.load(at, mask=is_group[:, :, None], other=0.0, eviction_policy="evict_first")
         scales = tl.load(scale_ptr + n[:, None] * (K // GROUP) + g[None, :], mask=is_group, other=0.0)[:, :, None]
         if PAIRS:
             first, second = widen_codes(loaded, scales, table_ptr, dtype, FIRST_CODES, SECOND_CODES)
