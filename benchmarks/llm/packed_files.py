@@ -231,7 +231,10 @@ def words(*shape: int) -> Tensor:
 
 
 def some_floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Numbers up to 0.125 in size, with a sign and nine random bits each."""
+    """Numbers up to 0.125 in size, with random digits."""
+    if dtype == torch.float32:  # which 16 bits do not represent
+        bits = some_bytes(*shape, 4).view(torch.int32).squeeze(-1)
+        return (bits & (0x81FFFFFF - (1 << 32)) | 0x3C000000).view(torch.float32)
     bits = some_bytes(*shape, 2).view(torch.int16).squeeze(-1)
     return (bits & (0x81FF - (1 << 16)) | 0x3C00).view(torch.bfloat16).to(dtype)
 

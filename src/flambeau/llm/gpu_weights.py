@@ -12,9 +12,8 @@ from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
-from flambeau.llm.quantize.packed_layers import fast_layer_for
-from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.coded import CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 
 CAPABILITY = (8, 9)  # the first with 8-bit floating point numbers
 
@@ -28,17 +27,16 @@ def can_keep_on_gpu(
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
-    return arch.recurrence is None and not unknown_parts(arch)
+    return arch.recurrence is None and not unknown_parts(arch)  # else Inductor would widen weights in each step
 
 
 def order_codes(dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
     """For `load_model(arrived=…)`: puts codes into the order of the kernels as soon as a layer is loaded."""
 
     def arrived(_: str, module: nn.Module) -> nn.Module | None:
-        is_stack = isinstance(module, ExpertStack) and isinstance(module.layout, CodeLayout)
-        if not is_stack and not isinstance(module, CodedLinear):
-            return None
-        make = fast_layer_for(module, dtype)
-        return None if make is None else make(module)
+        if isinstance(module, CodedLinear):
+            return CudaCodedLinear(module, dtype)
+        is_coded = isinstance(module, ExpertStack) and isinstance(module.layout, CodeLayout)
+        return CudaCodedStack(module) if is_coded and isinstance(module, ExpertStack) else None
 
     return arrived

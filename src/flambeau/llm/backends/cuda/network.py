@@ -30,6 +30,7 @@ from flambeau.llm.backends.cuda.feed_forward import (
 )
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear
+from flambeau.llm.backends.cuda.group_scaled_experts import group_scaled_weights, is_group_scaled
 from flambeau.llm.backends.cuda.latent_attention import LatentLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
@@ -46,7 +47,7 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import PlainMLP, Transformer, is_unmodified
-from flambeau.llm.quantize.coded import CudaCodedLinear, table_tensor
+from flambeau.llm.quantize.coded import CODE_GROUPS, CudaCodedLinear, table_tensor
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
@@ -434,9 +435,22 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
         return False
     if not all(can_compute_experts(module) for module in model.modules() if isinstance(module, Experts)):
         return False
+    if not group_sizes(model) <= {*CODE_GROUPS}:
+        return False
     return have_type(model, dtype) and all(
         is_unmodified(module, (*QUANTIZED, *SPARSE, *LATENT)) for module in model.modules()
     )
+
+
+def group_sizes(model: Transformer) -> set[int]:
+    """The sizes of groups of 8-bit weights that have scales of their own."""
+    linear = {
+        module.in_features // module.scale.shape[1]
+        for module in model.modules()
+        if isinstance(module, RowScaledLinear) and module.scale.dim() == 2
+    }
+    stacks = [module for module in model.modules() if isinstance(module, ExpertStack) and is_group_scaled(module)]
+    return linear | {group_scaled_weights(stack, None).group_size for stack in stacks}
 
 
 def can_attend(arch: Architecture, rotation: Rotation) -> bool:

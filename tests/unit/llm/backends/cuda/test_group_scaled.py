@@ -7,12 +7,17 @@ import os
 import pytest
 import torch
 
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import SparseMLP
-from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.packed_layers import CudaCodedStack
-from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.quantizer import ExpertStack, replace_layers
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from flambeau.llm.quantize.settings import QuantizationSettings
+from support.llm_steps import random_model, room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
@@ -20,7 +25,8 @@ from flambeau.llm.backends.cuda import expert_tiles
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts, kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
-from flambeau.llm.backends.cuda.network import kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork, group_sizes, kernel_linear
+from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -147,3 +153,76 @@ def test_experts(num_rows, kind, changes, monkeypatch):
     assert relative_difference(found, expected) < BOUND
     again = mlp.experts.compute_each(x, chosen, weights)
     assert relative_difference(again, expected) < BOUND
+
+
+STEPS = {"one": {0: (11, [1])}, "several": {0: (11, [1]), 1: (0, [2]), 2: (30, [3])}}
+NETWORKS = {
+    "dense": {"hidden_size": 64, "intermediate_size": 128, "head_size": 32, "num_layers": 1, "qkv_bias": True},
+    "experts": {
+        "hidden_size": 64,
+        "head_size": 32,
+        "num_layers": 1,
+        "num_experts": 4,
+        "expert_size": 64,
+        "expert_bias": True,
+        "swiglu_limit": 1.0,
+    },
+}
+
+
+def quantized_network(network, kind):
+    """A network whose layers have random numbers of a kind."""
+    torch.manual_seed(0)
+    model = random_model(**NETWORKS[network])
+
+    def made(linear, _):
+        layer = plain_layer(kind, linear.in_features, linear.out_features)
+        for name in ("scale", "scales"):
+            if hasattr(layer, name):
+                setattr(layer, name, getattr(layer, name) / 8)
+        layer.bias = linear.bias
+        return layer
+
+    replace_layers(model, QuantizationSettings(kind="int4", group_size=32), made)
+    return model.to(DEVICE, DTYPE)
+
+
+@pytest.mark.parametrize("case", [*STEPS, "prompt"])
+@pytest.mark.parametrize("kind", ["fp8, 32", "int8, 64", "MXFP4"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(network, kind, case, monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 16)
+    model = quantized_network(network, kind)
+    ours, twin = (room(model, 40, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    for one, other in zip((*ours.keys, *ours.values), (*twin.keys, *twin.values), strict=True):
+        one.copy_(other)
+    inputs = (
+        step_inputs({i: (i, [i, 5] * 12) for i in range(3)})
+        if case == "prompt"
+        else step_inputs(STEPS[case], query_len=1)
+    )
+    rows = inputs.query_starts[1:] - 1
+    plain = EagerBackend(model, twin)
+    expected = plain.prefill(inputs, rows) if case == "prompt" else plain.decode(inputs.to(DEVICE))
+    arrange = order_codes(DTYPE)
+    for name, module in [*model.named_modules()]:
+        if (other := arrange(name, module)) is not None:
+            model.set_submodule(name, other)
+    assert group_sizes(model) <= {*CODE_GROUPS}
+    assert compared_weights(model) == [SCALES_OF_GROUPS]
+    with torch.inference_mode():
+        step = CudaNetwork(model, ours)
+        found = step.prefill(inputs, rows) if case == "prompt" else step.run(inputs.to(DEVICE))
+    assert (found - expected).norm() <= (0.04 if DEVICE.type == "cuda" else 1e-4) * expected.norm()
+
+
+def test_networks_without_scales_of_groups_are_not_compared_for_them():
+    assert compared_weights(random_model(**NETWORKS["experts"])) == []
+
+
+def test_other_devices_and_settings_keep_nothing():
+    arch, gpu = random_model().arch, torch.device("cuda")
+    assert not can_keep_on_gpu(EngineConfig(), torch.device("cpu"), None, arch)
+    for options in ({"compile": False}, {"quantization": "int8"}, {"merge_lora": True}):
+        assert not can_keep_on_gpu(EngineConfig(**options), gpu, None, arch)
