@@ -215,19 +215,24 @@ class GroupScaledExperts:
     def gate_options(self) -> dict[str, float]:
         return {"LIMIT": self.limit, "ALPHA": self.alpha}
 
-    def __call__(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
-        """The weighted sums [T, E] of the experts' outputs, or parts [A, T, E] of them; indices are of 32 bits."""
+    def __call__(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor, out_1E: Tensor | None = None) -> Tensor:
+        """The weighted sums [T, E] of the experts' outputs, or parts [A, T, E] of them; indices are of 32 bits.
+
+        Those of one row are in `out_1E`, if there is one.
+        """
         if len(x_TE) == 1:
-            return one_row(x_TE, self, chosen_TA, weights_TA)
+            return one_row(x_TE, self, chosen_TA, weights_TA, out_1E)
         return several_rows(x_TE, self, chosen_TA, weights_TA)
 
 
-def one_row(x: Tensor, experts: GroupScaledExperts, chosen: Tensor, weights: Tensor) -> Tensor:
+def one_row(
+    x: Tensor, experts: GroupScaledExperts, chosen: Tensor, weights: Tensor, out: Tensor | None = None
+) -> Tensor:
     """[1, E] to [1, E]."""
     gate_up, down, num_chosen = experts.gate_up, experts.down, chosen.shape[1]
     size, width = x.shape[1], gate_up.weight.shape[1] // 2
     gated = torch.empty(num_chosen, width, dtype=x.dtype, device=x.device)
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if out is None else out
     each, block, warps = one_row_shape(size, gate_up.group_size, pairs=gate_up.pairs, gates=True)
     launch: Any = gate_up_one_row
     launch[(triton.cdiv(width, each), num_chosen)](
