@@ -91,9 +91,34 @@ def in_portions(
     return wide.view(*weight.shape[:-1], -1)
 
 
+QUANTIZED_AT_ONCE = 1 << 22  # weights, which are widened to float32 …
+QUANTIZED_ON_GPU = 1 << 27  # … of which a GPU has room for more
+Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def some_rows_at_a_time(quantize: Quantize) -> Quantize:
+    """The same function of rows, for large matrices in little memory."""
+
+    def quantize_all(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        portion = (QUANTIZED_ON_GPU if weight_OI.is_cuda else QUANTIZED_AT_ONCE) // max(1, weight_OI.shape[1])
+        if len(weight_OI) <= portion or weight_OI.is_meta:
+            return quantize(weight_OI)
+        found: list[Tensor] = []  # weights and scales
+        for start, some in enumerate(torch.split(weight_OI, max(1, portion))):
+            parts = quantize(some)
+            found = found or [part.new_empty(len(weight_OI), *part.shape[1:]) for part in parts]
+            for whole, part in zip(found, parts, strict=True):
+                whole[start * max(1, portion) :][: len(part)] = part
+        weight, scale = found
+        return weight, scale
+
+    return quantize_all
+
+
 INT8_MAX = 127
 
 
+@some_rows_at_a_time
 def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit integers and their scales; the quantized values are exact in bfloat16."""
     wide_OI = weight_OI.float()
@@ -124,6 +149,7 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
 
+@some_rows_at_a_time
 def quantize_fp8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as 8-bit floating point numbers, and their scales: a row's maximum becomes the largest of these numbers."""
     wide_OI = weight_OI.float()

@@ -330,7 +330,8 @@ def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> 
         return pack_quantized(linear.weight, "int8", INT8_GROUP, linear.bias)
     if settings.kind == "int4":
         return pack_quantized(linear.weight, "int4", settings.group_size_for(linear.in_features), linear.bias)
-    return quantized_layer(linear, settings)
+    made = quantized_layer(linear, settings)
+    return packed(made) or made
 
 
 def pack_int4_layer(layer: Int4Linear) -> PackedLinear:
