@@ -1,15 +1,20 @@
 """Measures the memory that loading a language model takes, for every kind of checkpoint.
 
-    python benchmarks/llm/load_memory.py [--kinds "fp8 blocks;GPTQ int4"] [--networks dense,experts]
+    python benchmarks/llm/load_memory.py [--kinds "fp8 blocks;GPTQ int4"] [--networks dense,experts] [--device cuda]
 
 For each kind a checkpoint with random weights is made, in shards of 64 MB, and loaded by a new process with
 `Engine.from_pretrained`, which then generates a few tokens. Figures are of the process's own (anonymous) memory beyond
 what it has after its imports; the KV cache is small. Weights that stay mapped from their files are not counted: they
 belong to the system's page cache. The peak is sampled every millisecond from outside, until the tokens are there.
 The bound is 1.1 times the files plus one shard. The result is a dated JSON file.
+
+With --device cuda, networks are larger, shards have 512 MB, and what is compared with the files is the memory that
+PyTorch has allocated on the device; the anonymous memory of the process must stay below one shard. Several are loaded
+at a time.
 """
 
 import argparse
+import importlib
 import json
 import shutil
 import subprocess
@@ -17,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +31,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "serving"))
 
 FACTOR = 1.1
+LARGE_SHARD_BYTES = 512 << 20
 SAMPLE_S = 0.001
 RESET_PEAK = "5"  # of /proc/PID/clear_refs
 PROMPT = [*range(40, 56)]
@@ -41,12 +48,19 @@ def be_subject(folder: str, options: dict[str, Any]) -> None:
     from flambeau.llm import Engine, SamplingParams
     from flambeau.llm.backends.cpu.bindings import kernels
 
-    kernels.load()
-    torch.randn(256, 256) @ torch.randn(256, 256)
+    device = torch.device(options.pop("device"))
+    if device.type == "cpu":
+        kernels.load()
+    torch.randn(256, 256, device=device) @ torch.randn(256, 256, device=device)
+    if device.type == "cuda":
+        importlib.import_module("flambeau.llm.backends.cuda.network")
+        torch.empty(1).pin_memory()
     print("ready", flush=True)
     sys.stdin.readline()
     began, began_cpu = time.monotonic(), time.process_time()
-    engine = Engine.from_pretrained(folder, num_blocks=16, max_num_seqs=2, max_model_len=128, device="cpu", **options)
+    engine = Engine.from_pretrained(
+        folder, num_blocks=16, max_num_seqs=2, max_model_len=128, device=str(device), **options
+    )
     loaded_s, loaded_cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for name in ("first", "second"):
@@ -55,8 +69,18 @@ def be_subject(folder: str, options: dict[str, Any]) -> None:
         while engine.has_work:
             tokens += sum(len(output.token_ids) for output in engine.step())
         assert tokens == NEW_TOKENS, tokens
-        engine.wait_until_compiled()
-    found = {"loaded_s": round(loaded_s, 2), "loaded_cpu_s": round(loaded_cpu_s, 2), "decode": engine.info.decode}
+        if device.type == "cpu":
+            engine.wait_until_compiled()
+    found: dict[str, Any] = {
+        "loaded_s": round(loaded_s, 2),
+        "loaded_cpu_s": round(loaded_cpu_s, 2),
+        "decode": engine.info.decode,
+    }
+    if device.type == "cuda":
+        cache: Any = engine._backend.cache  # type: ignore[attr-defined]
+        cached = sum(each.nbytes for each in (*cache.keys, *cache.values))
+        found |= {"device_peak_bytes": torch.cuda.max_memory_allocated() - cached}
+        found |= {"device_bytes": torch.cuda.memory_allocated() - cached}
     print(json.dumps(found), flush=True)
     sys.stdin.readline()
 
@@ -130,6 +154,16 @@ def measure(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def row(network: str, kind: str, found: dict[str, Any], allowed_shard_bytes: int) -> dict[str, Any]:
     limit = FACTOR * found["file_bytes"] + allowed_shard_bytes
+    if "device_bytes" in found:
+        return {
+            "network": network,
+            "kind": kind,
+            **found,
+            "peak_per_file": round(found["device_peak_bytes"] / found["file_bytes"], 3),
+            "settled_per_file": round(found["device_bytes"] / found["file_bytes"], 3),
+            "is_within": found["device_peak_bytes"] <= FACTOR * found["file_bytes"]
+            and found["peak_bytes"] <= allowed_shard_bytes,
+        }
     return {
         "network": network,
         "kind": kind,
@@ -144,10 +178,15 @@ HEAD = "network  kind                            file MB  peak MB  settled   pea
 
 
 def line_of(row: dict[str, Any]) -> str:
-    sizes = " ".join(f"{row[name] / 1e6:8.0f}" for name in ("file_bytes", "peak_bytes", "settled_bytes"))
+    of_device = ("file_bytes", "device_peak_bytes", "device_bytes")
+    of_host = ("file_bytes", "peak_bytes", "settled_bytes")
+    is_device = "device_bytes" in row
+    sizes = " ".join(f"{row[name] / 1e6:8.0f}" for name in (of_device if is_device else of_host))
     ratios = f"{row['peak_per_file']:5.2f}x {row['settled_per_file']:7.2f}x {row['loaded_cpu_s']:6.1f}"
     return (
-        f"{row['network']:8} {row['kind']:30} {sizes} {ratios}  {row['decode']}{'' if row['is_within'] else '  OVER'}"
+        f"{row['network']:8} {row['kind']:30} {sizes} {ratios}  "
+        + (f"host {row['peak_bytes'] / 1e6:.0f} MB, {row['loaded_s']} s" if is_device else row["decode"])
+        + ("" if row["is_within"] else "  OVER")
     )
 
 
@@ -160,6 +199,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="for checkpoints, which are removed again (default: a temporary one)"
     )
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="loaded at a time (default %(default)s)")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
 
@@ -169,21 +210,34 @@ def main() -> None:
     import packed_files
     import results
 
-    asked, began, rows = arguments(), time.monotonic(), []
+    asked, began = arguments(), time.monotonic()
+    networks = packed_files.NETWORKS
+    if asked.device != "cpu":
+        networks, packed_files.SHARD_BYTES = packed_files.LARGE, LARGE_SHARD_BYTES
     kinds = asked.kinds.split(";") if asked.kinds else [*packed_files.KINDS]
     print(HEAD, flush=True)
-    for name in kinds:
+    asked_networks = asked.networks.split(",") if asked.networks else [*networks]
+    pairs = [
+        (name, network)
+        for name in kinds
+        for network in packed_files.KINDS[name].networks
+        if network in asked_networks and network in networks
+    ]
+
+    def measured(pair: tuple[str, str]) -> dict[str, Any]:
+        name, network = pair
         kind = packed_files.KINDS[name]
-        for network in kind.networks:
-            if asked.networks and network not in asked.networks.split(","):
-                continue
-            with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
-                folder = Path(scratch) / "checkpoint"
-                shape = packed_files.NETWORKS[network]
-                packed_files.write_checkpoint(folder, kind, shape)
-                rows.append(row(network, name, measure(folder, dict(kind.engine)), packed_files.SHARD_BYTES))
-                shutil.rmtree(folder)
-            print(line_of(rows[-1]), flush=True)
+        with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
+            folder = Path(scratch) / "checkpoint"
+            packed_files.write_checkpoint(folder, kind, networks[network])
+            options = {**kind.engine, "device": asked.device}
+            found = row(network, name, measure(folder, options), packed_files.SHARD_BYTES)
+            shutil.rmtree(folder)
+        print(line_of(found), flush=True)
+        return found
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        rows = [*pool.map(measured, pairs)]
     date = datetime.now(UTC)
     result = {
         "date": date.isoformat(timespec="seconds"),

@@ -114,6 +114,36 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
+LARGE: dict[str, dict[str, Any]] = {  # for a GPU, where what a step takes would be much of a small network
+    "dense": {
+        **NETWORKS["dense"],
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 12,
+        "num_key_value_heads": 32,
+    },
+    "experts": {
+        **NETWORKS["experts"],
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    "gpt-oss": {
+        **NETWORKS["gpt-oss"],
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+    },
+}
+
+
 def shapes_of(network: Mapping[str, Any]) -> Shapes:
     """The tensors of a checkpoint in 16 or 32 bits."""
     hidden = network["hidden_size"]
@@ -192,7 +222,8 @@ def gated(hidden: int, size: int) -> Shapes:
 
 
 def some_bytes(*shape: int) -> Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8)
+    words_of_8 = torch.randint(-(1 << 63), (1 << 63) - 1, (-(-math.prod(shape) // 8),))
+    return words_of_8.view(torch.uint8)[: math.prod(shape)].view(shape)
 
 
 def words(*shape: int) -> Tensor:
@@ -200,8 +231,12 @@ def words(*shape: int) -> Tensor:
 
 
 def some_floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Numbers up to 0.125 in size, with eight random bits each."""
-    return ((some_bytes(*shape).float() - 127.5) / 1024 * (1 + torch.rand(shape) / 64)).to(dtype)
+    """Numbers up to 0.125 in size, with random digits."""
+    if dtype == torch.float32:  # which 16 bits do not represent
+        bits = some_bytes(*shape, 4).view(torch.int32).squeeze(-1)
+        return (bits & (0x81FFFFFF - (1 << 32)) | 0x3C000000).view(torch.float32)
+    bits = some_bytes(*shape, 2).view(torch.int16).squeeze(-1)
+    return (bits & (0x81FF - (1 << 16)) | 0x3C00).view(torch.bfloat16).to(dtype)
 
 
 def some_fp8(*shape: int) -> Tensor:

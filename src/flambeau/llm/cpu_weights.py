@@ -31,6 +31,7 @@ from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import Experts
+from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
@@ -53,6 +54,11 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
 def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
     """Whether fp8 weights with a scale for each block stay as they are: on a CPU, if nothing is to be made of them."""
     return device.type == "cpu" and ranks is None and config.quantization in (None, "fp8") and not config.merge_lora
+
+
+def can_keep_codes(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether codes of 4 bits stay: as integers in groups, only the CPU kernels multiply them fast."""
+    return can_keep_groups(config, device, ranks)
 
 
 def can_keep_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
@@ -97,7 +103,7 @@ def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str,
     """
     packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
     quantization, is_whole = read_quantization(arch.source), has_whole_step(arch)
-    has_integers = quantization is not None and quantization.kind in ("int8", "int4")
+    has_integers = quantization is not None and quantization.kind in ("int8", "int4") and not quantization.table
     packs_experts = is_whole and has_whole_panels(arch)
     freed_bytes = 0
 
@@ -132,7 +138,7 @@ def weight_file_bytes(path: Path) -> int:
 
 def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
-    kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear)
+    kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear, CodedLinear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)

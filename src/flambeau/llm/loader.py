@@ -43,6 +43,7 @@ from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
+    can_keep_codes,
     can_keep_groups,
     has_whole_step,
     layer_maker,
@@ -68,6 +69,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
+from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -295,8 +297,13 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    keeps_blocks, groups = can_keep_blocks(config, device, ranks), can_keep_groups(config, device, ranks)
-    arch = read_architecture(path, keeps_blocks=keeps_blocks, keeps_groups=groups)
+    on_gpu = can_keep_on_gpu(config, device, ranks, read_declared(path))
+    blocks, codes, groups = (
+        on_gpu or can_keep_blocks(config, device, ranks),
+        on_gpu or can_keep_codes(config, device, ranks),
+        can_keep_groups(config, device, ranks),
+    )
+    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -312,6 +319,8 @@ def load_network(
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype)
         keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
+    if on_gpu:
+        arrived = order_codes(dtype)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
@@ -324,7 +333,8 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
-        keeps_blocks=keeps_blocks,
+        keeps_blocks=blocks,
+        keeps_codes=codes,
         keeps_groups=groups,
     )
     if merge is not None:

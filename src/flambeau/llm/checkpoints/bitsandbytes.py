@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.packed_layouts import ill_formed, require
+from flambeau.llm.checkpoints.packed_layouts import ill_formed, require, swap_halves
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, LazyTensor, PackedLayer, Parts
+from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.coded import CODE_GROUPS, CodeLayout
 
 STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 LEAVES = frozenset(
@@ -79,7 +81,24 @@ def read_4_bits(name: str, parts: Parts) -> PackedLayer:
     num_blocks = -(-shape.numel() // state["blocksize"])
     if parts["weight.absmax"].shape.numel() != num_blocks or parts["weight.quant_map"].shape.numel() != TABLE_SIZE:
         raise ill_formed(name, parts)
-    return PackedLayer(weight=LazyTensor(shape, torch.float32, partial(dequantize_4_bits, parts, state)))
+    whole = LazyTensor(shape, torch.float32, partial(dequantize_4_bits, parts, state))
+    size = state["blocksize"]
+    if shape[1] % size or size not in CODE_GROUPS:
+        return PackedLayer(weight=whole)
+    grouped = torch.Size((shape[0], shape[1] // size))
+    coded = {
+        "weight": LazyTensor(
+            torch.Size((shape[0], shape[1] // 2)), torch.uint8, lambda: pairs_of(packed).view(shape[0], -1)
+        ),
+        "scales": LazyTensor(grouped, torch.float32, lambda: maxima(parts, state).view(grouped)),
+    }
+    codes = CodeLayout(tuple(parts["weight.quant_map"].read().float().tolist()), size)
+    return PackedLayer(weight=whole, codes=codes, coded=coded)
+
+
+def pairs_of(packed: StoredTensor) -> Tensor:
+    """Codes with the first in the lower half of a byte."""
+    return swap_halves(packed.read().flatten().view(torch.uint8))
 
 
 def read_state(name: str, parts: Parts) -> Mapping[str, Any]:

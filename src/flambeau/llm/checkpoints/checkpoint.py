@@ -78,23 +78,25 @@ def load_model(
     arch: Architecture | None = None,
     keeps_types: bool = False,
     keeps_blocks: bool = False,
+    keeps_codes: bool = False,
     keeps_groups: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
     `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers and experts
     arrive in the type of the files if the network's represents it exactly; those that `arrived` does not replace are
-    converted, and embeddings stay. `keeps_blocks` and `keeps_groups` are for a CPU: see `unpack_weights`.
+    converted, and embeddings stay. For `keeps_blocks`, `keeps_codes` and `keeps_groups` see `unpack_weights`.
     """
     path = Path(path)
     files = open_files(path)
     arch = arch or read_declared(path, files)
     if keeps_blocks and is_mxfp4(arch):
-        files, settings = keep_mxfp4(files, arch)
+        files, settings = keep_mxfp4(files, arch, as_codes=keeps_codes)
         arch = as_unpacked(arch, settings)
     files = given = read_mxfp4(files)
     if is_packed(arch):
-        unpacked = unpack_weights(files, arch, keeps_blocks=keeps_blocks, keeps_groups=keeps_groups)
+        keeps = {"keeps_blocks": keeps_blocks, "keeps_codes": keeps_codes, "keeps_groups": keeps_groups}
+        unpacked = unpack_weights(files, arch, **keeps)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         if unpacked.message:
             logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
@@ -124,14 +126,17 @@ def load_model(
     return model
 
 
-def read_architecture(path: Path, *, keeps_blocks: bool = False, keeps_groups: bool = False) -> Architecture:
+def read_architecture(
+    path: Path, *, keeps_blocks: bool = False, keeps_codes: bool = False, keeps_groups: bool = False
+) -> Architecture:
     """The architecture of a checkpoint, and the quantization that its network will have."""
     arch = read_declared(path)
     if keeps_blocks and is_mxfp4(arch):
-        return as_unpacked(arch, keep_mxfp4(open_files(path), arch)[1])
+        return as_unpacked(arch, keep_mxfp4(open_files(path), arch, as_codes=keeps_codes)[1])
     if not is_packed(arch):
         return arch
-    unpacked = unpack_weights(open_files(path), arch, keeps_blocks=keeps_blocks, keeps_groups=keeps_groups)
+    keeps = {"keeps_blocks": keeps_blocks, "keeps_codes": keeps_codes, "keeps_groups": keeps_groups}
+    unpacked = unpack_weights(open_files(path), arch, **keeps)
     return as_unpacked(arch, unpacked.settings)
 
 

@@ -186,4 +186,4 @@ def read_fp4(name: str, parts: Parts) -> PackedLayer:
         return fp4_layer(packed, lambda: scale.read().float() / whole.read().float(), scale.shape[1])
     if scale.dtype != torch.uint8:
         raise ill_formed(name, parts)
-    return fp4_layer(packed, lambda: scale_values(scale.read()), scale.shape[1])
+    return fp4_layer(packed, lambda: scale_values(scale.read()), scale.shape[1], has_wide_scales=False)

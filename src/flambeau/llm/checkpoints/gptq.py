@@ -33,6 +33,7 @@ KNOWN = frozenset(_KNOWN.split())  # of GPTQ and AWQ; how weights were found has
 REJECTED = ("adapter", "rotation")  # which change the result
 LEAVES = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight outputs of a word: output i is at place AWQ_PLACES[i]
+AWQ_WORDS_AT_ONCE = 64  # of a row, each of eight outputs
 BITS = (2, 3, 4, 8)
 
 
@@ -151,8 +152,17 @@ def read_awq(name: str, parts: Parts) -> PackedLayer:
 
     def ordered(words: Tensor) -> Tensor:
         """[…, O] from the words […, O/8]."""
-        values = unpack_words(words, 4, out_features).view(len(words), -1, 8)
+        values = unpack_words(words, 4, words.shape[1] * 8).view(len(words), -1, 8)
         return values[:, :, AWQ_PLACES].flatten(1)
+
+    def read_words() -> Tensor:
+        """The levels of some outputs after the other: one in a byte, they take twice the memory of the file."""
+        pairs = torch.empty(out_features, in_features // 2, dtype=torch.uint8)
+        for start, some in enumerate(torch.split(qweight.read(), AWQ_WORDS_AT_ONCE, dim=1)):
+            levels = ordered(some).t().contiguous()
+            rows = slice(start * AWQ_WORDS_AT_ONCE * 8, start * AWQ_WORDS_AT_ONCE * 8 + len(levels))
+            pairs[rows] = levels[:, ::2] | levels[:, 1::2] << 4
+        return pairs.view(torch.int32)
 
     def read_levels() -> Tensor:
         return ordered(qweight.read()).t().contiguous()
@@ -167,4 +177,5 @@ def read_awq(name: str, parts: Parts) -> PackedLayer:
         levels=read_levels,
         scales=lambda: scales.read().t(),
         zeros=read_zeros,
+        words=read_words if in_features % 8 == 0 else None,
     )

@@ -1,4 +1,4 @@
-"""Weights in MXFP4 (gpt-oss), read as fp8 or as bfloat16: blocks of 32 numbers of 4 bits that share an exponent.
+"""Weights in MXFP4 (gpt-oss), read as codes, fp8 or bfloat16: blocks of 32 numbers of 4 bits that share an exponent.
 
 A stack of experts [N, I, O] is stored as `NAME_blocks` [N, O, I/32, 16], two numbers a byte, and `NAME_scales`
 [N, O, I/32], the exponents plus 127.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,13 +17,13 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.tensor_names import canonical_name
+from flambeau.llm.quantize.coded import FP4
 from flambeau.llm.quantize.row_scaled import FP8
 from flambeau.llm.quantize.settings import QuantizationSettings
 
 logger = logging.getLogger(__name__)
 
 BLOCKS, SCALES = "_blocks", "_scales"
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the lower three bits; the fourth is the sign
 EXPONENT_BIAS = 127
 GROUP = 32
 PAIRS_AT_ONCE = 1 << 20
@@ -80,19 +81,30 @@ def scales_of(files: list[WeightFile]) -> dict[str, StoredTensor]:
 
 
 class KeptMxfp4File:
-    """A file whose blocks appear as fp8 weights [N, O, I] with scales [N, O, I/32], which represent them exactly."""
+    """A file whose blocks appear as fp8 weights [N, O, I] with scales [N, O, I/32], which represent them exactly.
 
-    def __init__(self, file: WeightFile, scales: dict[str, StoredTensor], *, interleaved_gates: bool) -> None:
+    Or they appear as codes [N, O, I/2] with scales in bfloat16, which represents powers of two.
+    """
+
+    def __init__(
+        self, file: WeightFile, scales: dict[str, StoredTensor], *, interleaved_gates: bool, as_codes: bool = False
+    ) -> None:
         self.path = file.path
         self._file, self._scales, self._interleaved = file, scales, interleaved_gates
+        self._as_codes = as_codes
 
     def __iter__(self) -> Iterator[StoredTensor]:
         for stored in self._file:
             if stored.name.endswith(BLOCKS):
                 count, rows, groups, size = stored.shape
                 name = stored.name.removesuffix(BLOCKS)
-                yield StoredTensor(self, f"{name}.weight", torch.Size((count, rows, groups * size * 2)), FP8)
-                yield StoredTensor(self, f"{name}.scale", torch.Size((count, rows, groups)), torch.float32)
+                of_groups = torch.Size((count, rows, groups))
+                if self._as_codes:
+                    yield StoredTensor(self, f"{name}.weight", torch.Size((count, rows, groups * size)), torch.uint8)
+                    yield StoredTensor(self, f"{name}.scales", of_groups, torch.bfloat16)
+                else:
+                    yield StoredTensor(self, f"{name}.weight", torch.Size((count, rows, groups * size * 2)), FP8)
+                    yield StoredTensor(self, f"{name}.scale", of_groups, torch.float32)
             elif not stored.name.endswith(SCALES):
                 yield stored
 
@@ -102,11 +114,18 @@ class KeptMxfp4File:
         found = self._file.read(stack + BLOCKS).flatten(2) if leaf == "weight" else self._scales[stack].read()
         if self._interleaved and stack.endswith(".gate_up_proj"):
             found = torch.cat((found[:, ::2], found[:, 1::2]), dim=1)
-        return fp4_as_fp8(found) if leaf == "weight" else torch.exp2(found.float() - EXPONENT_BIAS)
+        if leaf == "weight":
+            return found if self._as_codes else fp4_as_fp8(found)
+        return torch.exp2(found.float() - EXPONENT_BIAS).to(torch.bfloat16 if self._as_codes else torch.float32)
 
 
-def keep_mxfp4(files: list[WeightFile], arch: Architecture) -> tuple[list[WeightFile], QuantizationSettings | None]:
-    """Files whose weights in MXFP4 stay quantized, and the settings of a network for them; None: there are none."""
+def keep_mxfp4(
+    files: list[WeightFile], arch: Architecture, *, as_codes: bool = False
+) -> tuple[list[WeightFile], QuantizationSettings | None]:
+    """Files whose weights in MXFP4 stay quantized, and the settings of a network for them; None: there are none.
+
+    They stay as codes of 4 bits, or as fp8.
+    """
     packed, scales = packed_stacks(files), scales_of(files)
     if not packed:
         return files, None
@@ -116,13 +135,16 @@ def keep_mxfp4(files: list[WeightFile], arch: Architecture) -> tuple[list[Weight
             raise CheckpointError(f"{stored.file.path} has {stored.name}, but no file has fitting {name}{SCALES}")
     names = {canonical_name(stored.name.removesuffix(BLOCKS), arch.renames) for stored in packed}
     settings = QuantizationSettings(kind="fp8", block_size=GROUP, layers=frozenset(names))
-    kept: list[WeightFile] = [KeptMxfp4File(file, scales, interleaved_gates=arch.interleaved_gates) for file in files]
+    if as_codes:
+        settings = replace(settings, kind="int4", table=FP4)
+    options = {"interleaved_gates": arch.interleaved_gates, "as_codes": as_codes}
+    kept: list[WeightFile] = [KeptMxfp4File(file, scales, **options) for file in files]
     return kept, settings
 
 
 def fp4_as_fp8(pairs: Tensor) -> Tensor:
     """Pairs of 4-bit numbers […, P], the first in the lower half, to equal numbers of fp8 […, 2 * P]."""
-    numbers = torch.tensor((*VALUES, *(-value for value in VALUES))).to(FP8).view(torch.uint8)
+    numbers = torch.tensor(FP4).to(FP8).view(torch.uint8)
     codes = torch.arange(256)
     table = torch.stack((numbers[codes & 15], numbers[codes >> 4]), dim=1).view(torch.int16).flatten()
     flat = pairs.contiguous().flatten()
@@ -135,7 +157,7 @@ def fp4_as_fp8(pairs: Tensor) -> Tensor:
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """Blocks [N, O, I/32, 16] and exponents [N, O, I/32] to numbers [N, O, I]; exact in bfloat16."""
-    table = torch.tensor((*VALUES, *(-value for value in VALUES)), dtype=torch.bfloat16)
+    table = torch.tensor(FP4, dtype=torch.bfloat16)
     found = torch.empty(*blocks.shape[:2], blocks.shape[2] * 32, dtype=torch.bfloat16)
     for i, (block, scale) in enumerate(zip(blocks, scales, strict=True)):  # one expert at a time: the indices are large
         pairs = torch.stack((block & 0x0F, block >> 4), dim=-1).flatten(-2).int()

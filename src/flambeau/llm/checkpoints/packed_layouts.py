@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, VALUES, fp4_as_fp8
+from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, fp4_as_fp8
 from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.coded import FP4, CodeLayout
 from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
 from flambeau.llm.quantize.row_scaled import FP8
 
@@ -146,7 +147,7 @@ def scaled_layer(
         """Those of the blocks of each row."""
         return in_blocks(read_scale(), (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
 
-    numbers = LazyTensor(weight.shape, weight.dtype, weight.read)
+    numbers = LazyTensor(weight.shape, weight.dtype, weight.read, stored=weight)
     if size[1] == columns:
         of_rows = LazyTensor(torch.Size((rows,)), torch.float32, lambda: row_scales().flatten())
         kind: Quantization = "int8" if weight.dtype == torch.int8 else "fp8"
@@ -199,15 +200,15 @@ def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:
 # ---- 4-bit floating point numbers ----
 
 
-def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> PackedLayer:
+def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int, *, has_wide_scales: bool = True) -> PackedLayer:
     """A layer of pairs of numbers [O, I/2], the first in the lower half, and the scales [O, N] of their groups.
 
-    Our layout of it is fp8, which represents the numbers; the CPU kernels store them in 4 bits again.
+    Our layout of it is codes, or fp8, which represents the numbers; the CPU kernels store them in 4 bits again.
     """
     shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
 
     def weight() -> Tensor:
-        table = torch.tensor((*VALUES, *(-value for value in VALUES)))
+        table = torch.tensor(FP4)
         pairs = packed.read()
         numbers = table[torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()]
         return (numbers.view(len(pairs), num_groups, -1) * scale().float().unsqueeze(2)).flatten(1)
@@ -216,8 +217,14 @@ def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int) -> Packe
         "weight": LazyTensor(shape, FP8, lambda: fp4_as_fp8(packed.read())),
         "scale": LazyTensor(torch.Size((shape[0], num_groups)), torch.float32, lambda: scale().float()),
     }
+    size, scale_dtype = shape[1] // num_groups, torch.float32 if has_wide_scales else torch.bfloat16
+    coded = {
+        "weight": LazyTensor(packed.shape, torch.uint8, packed.read, stored=packed),
+        "scales": LazyTensor(torch.Size((shape[0], num_groups)), scale_dtype, lambda: scale().to(scale_dtype)),
+    }
     whole = LazyTensor(shape, torch.float32, weight)
-    return PackedLayer(weight=whole, layout=("fp8", shape[1] // num_groups), own=own)
+    codes = CodeLayout(FP4, size, has_wide_scales=has_wide_scales)
+    return PackedLayer(weight=whole, layout=("fp8", size), own=own, codes=codes, coded=coded)
 
 
 # ---- errors ----

@@ -24,12 +24,13 @@ from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layouts
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.coded import CodeLayout
 from flambeau.llm.quantize.groups import GroupLayout
 from flambeau.llm.quantize.settings import Parts as GroupParts
 from flambeau.llm.quantize.settings import QuantizationSettings
 
 EMBEDDINGS = "model.embed_tokens"
-Layout = tuple[Quantization, int]  # and the size of its groups, 0 if it has none
+Layout = tuple[Quantization, int] | CodeLayout  # a kind and the size of its groups, 0 if it has none; or codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class LazyTensor:
     shape: torch.Size
     dtype: torch.dtype
     read: Callable[[], Tensor]
+    stored: StoredTensor | None = None  # of which it is an unchanged copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,10 @@ class PackedLayer:
     """The weights of one linear layer, dequantized or in our own layout."""
 
     weight: LazyTensor  # [outputs, inputs]
-    layout: Layout | None = None  # None: only dequantized
+    layout: Layout | None = None  # None: only dequantized, or codes
     own: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that layout by their names in a layer
+    codes: CodeLayout | None = None  # codes of 4 bits, which some kernels multiply; None: it has no such form
+    coded: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a CodedLinear
     groups: GroupLayout | None = (
         None  # integers in groups, which only the CPU kernels multiply; None: it has no such form
     )
@@ -93,7 +97,10 @@ class UnpackedFile:
                 yield stored
                 continue
             for name, tensor in self._replaced[stored.name].items():
-                yield StoredTensor(self, name, tensor.shape, tensor.dtype)
+                if tensor.stored is not None and tensor.stored.name == name:
+                    yield tensor.stored  # which threads may copy to a GPU
+                else:
+                    yield StoredTensor(self, name, tensor.shape, tensor.dtype)
 
     def read(self, name: str) -> Tensor:
         """A tensor in the form that the network takes."""
@@ -101,11 +108,16 @@ class UnpackedFile:
 
 
 def unpack(
-    files: list[WeightFile], arch: Architecture, layer_format: LayerFormat, *, keeps_blocks: bool = False
+    files: list[WeightFile],
+    arch: Architecture,
+    layer_format: LayerFormat,
+    *,
+    keeps_blocks: bool = False,
+    keeps_codes: bool = False,
 ) -> UnpackedFiles:
     """The files with their quantized layers in a form that the network can take.
 
-    Without `keeps_blocks`, fp8 with several scales for a row is dequantized.
+    Without `keeps_blocks`, fp8 with several scales for a row is dequantized. With `keeps_codes`, codes of 4 bits stay.
     """
     tensors = {stored.name: stored for file in files for stored in file}
     marked = marked_layers(tensors, layer_format.markers)
@@ -115,6 +127,8 @@ def unpack(
             f"{' or '.join(layer_format.markers)}; download the checkpoint again, or remove quantization_config"
         )
     layers = {name: as_stored(arch, name, read_layer(name, tensors, layer_format)) for name in marked}
+    if keeps_codes:
+        layers = {name: with_codes(layer) for name, layer in layers.items()}
     settings, kept = choose_layout(arch, layers, keeps_blocks=keeps_blocks)
     replaced: dict[str, Mapping[str, LazyTensor]] = {}
     for name, layer in layers.items():
@@ -138,6 +152,11 @@ def read_layer(name: str, tensors: Mapping[str, StoredTensor], layer_format: Lay
     return layer_format.read(name, parts)
 
 
+def with_codes(layer: PackedLayer) -> PackedLayer:
+    """A layer whose own layout is that of its codes, if it has any."""
+    return layer if layer.codes is None else replace(layer, layout=layer.codes, own=layer.coded)
+
+
 def as_stored(arch: Architecture, name: str, layer: PackedLayer) -> PackedLayer:
     """A layer as the family's files have it: tools quantize linear layers, also those that GPT-2 stores transposed."""
     if not arch.transposed or not re.search(arch.transposed, canonical_name(f"{name}.weight", arch.renames)):
@@ -158,15 +177,15 @@ def choose_layout(
             sizes[layer.layout] += layer.weight.shape.numel()
     if not sizes:
         return None, frozenset()
-    (kind, group_size), _ = sizes.most_common(1)[0]
-    settings = settings_for((kind, group_size))
+    most, _ = sizes.most_common(1)[0]
+    settings = settings_for(most)
     canonical = {canonical_name(f"{name}.weight", arch.renames): name for name in layers}
     modules: set[str] = set()
     kept: set[str] = set()
     for module, choices in weights_of(arch, settings):
         for tensors in choices:
             names = {canonical.get(tensor) for tensor in tensors}
-            found = {name for name in names if name is not None and fits(layers[name], name, (kind, group_size), arch)}
+            found = {name for name in names if name is not None and fits(layers[name], name, most, arch)}
             if found == names:
                 modules.add(module)
                 kept |= found
@@ -178,11 +197,19 @@ def choose_layout(
 
 def has_blocks(layout: Layout) -> bool:
     """Whether a row of fp8 has several scales."""
-    return layout[0] == "fp8" and layout[1] > 0
+    return not isinstance(layout, CodeLayout) and layout[0] == "fp8" and layout[1] > 0
 
 
 def settings_for(layout: Layout) -> QuantizationSettings:
     """The settings of a network whose layers all have this layout."""
+    if isinstance(layout, CodeLayout):
+        return QuantizationSettings(
+            kind="int4",
+            table=layout.table,
+            block_size=layout.size,
+            lm_head=True,
+            wide_scales=layout.has_wide_scales,
+        )
     kind, size = layout
     if has_blocks(layout):
         return QuantizationSettings(kind=kind, block_size=size, lm_head=True)
@@ -330,7 +357,7 @@ def describe(
     if settings is not None:
         group = f" in groups of {settings.group_size}" if settings.kind == "int4" else ""
         group = f" in blocks of {settings.block_size} inputs" if settings.block_size else group
-        parts.append(f"{len(kept)} layers stay {settings.kind}{group}")
+        parts.append(f"{len(kept)} layers stay {settings.title}{group}")
     if num_other:
         size_gb = sum(layer.weight.shape.numel() for name, layer in layers.items() if name not in kept) * 2 / 1e9
         parts.append(f"{num_other} layers are dequantized and take {size_gb:.1f} GB in 16 bits")

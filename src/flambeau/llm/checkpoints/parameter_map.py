@@ -151,15 +151,17 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
     def arrange(tensor: Tensor) -> Tensor:
         if is_score_bias:
             return tensor.flatten()
-        if is_normalized:
-            return F.normalize(tensor.float(), dim=-1).to(tensor.dtype)
         if is_transposed:
             tensor = tensor.transpose(-1, -2)
+        if tensor.is_meta:  # only the shape is needed; torch.cat would import a compiler here, which takes 70 MB
+            return tensor
+        if is_normalized:
+            return F.normalize(tensor.float(), dim=-1).to(tensor.dtype)
         if has_alternating_gates:
             tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
         if is_grouped and tensor.numel():
             tensor = ungrouped(tensor, arch)
-        if tensor.is_meta or not 0 < heads * arch.head_size <= tensor.shape[0] * head_rows:  # only the shape is needed
+        if not 0 < heads * arch.head_size <= tensor.shape[0] * head_rows:
             return tensor
         rows = tensor.reshape(-1, *tensor.shape[2 if head_rows > 1 else 1 :])  # a norm's weights are [H, D]
         return to_halves(rows, heads, arch.head_size, arch.rotary_size).view_as(tensor)

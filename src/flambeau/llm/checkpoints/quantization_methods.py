@@ -31,18 +31,25 @@ GGUF = "gguf"  # of files that say it themselves
 
 
 def unpack_weights(
-    files: list[WeightFile], arch: Architecture, *, keeps_blocks: bool = False, keeps_groups: bool = False
+    files: list[WeightFile],
+    arch: Architecture,
+    *,
+    keeps_blocks: bool = False,
+    keeps_codes: bool = False,
+    keeps_groups: bool = False,
 ) -> UnpackedFiles:
     """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
 
     With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply. With
-    `keeps_blocks`, fp8 weights with several scales for a row do.
+    `keeps_blocks`, fp8 weights with several scales for a row do; with `keeps_codes`, 4 bits that index a table.
     """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:
         return unpack_gguf(files, arch, keeps_groups=keeps_groups)
     make = METHODS.get(declared.get("quant_method", ""))
-    return UnpackedFiles(files) if make is None else unpack(files, arch, make(declared), keeps_blocks=keeps_blocks)
+    if make is None:
+        return UnpackedFiles(files)
+    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, keeps_codes=keeps_codes)
 
 
 def is_packed(arch: Architecture) -> bool:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.quantize.coded import CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows, quantize_fp8
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ def use_fast_layers(model: nn.Module, dtype: torch.dtype, *, keeps_plain: bool =
             continue
         try:
             faster = make(layer)
-            if type(layer) not in checked:
+            if type(layer) not in checked and not isinstance(layer, ExpertStack):
                 check(faster, layer, dtype)
                 checked.add(type(layer))
             model.set_submodule(name, faster)
@@ -61,7 +63,13 @@ def fast_layer_for(layer: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = 
     if isinstance(layer, Int8Linear):
         return CpuInt8Linear if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Fp8Linear):
-        return CudaFp8Linear if layer.weight.is_cuda and has_capability(layer.weight, 8, 9) else None
+        has_rows = layer.scale.dim() == 1  # the Triton kernels read scales of groups as they are
+        return CudaFp8Linear if has_rows and layer.weight.is_cuda and has_capability(layer.weight, 8, 9) else None
+    if isinstance(layer, CodedLinear):
+        return partial(CudaCodedLinear, dtype=dtype) if layer.weight.is_cuda else None
+    if isinstance(layer, ExpertStack) and isinstance(layer.layout, CodeLayout):
+        is_new = layer.get_buffer("weight").is_cuda and not isinstance(layer, CudaCodedStack)
+        return CudaCodedStack if is_new else None
     return None
 
 
@@ -71,7 +79,7 @@ def has_capability(tensor: Tensor, major: int, minor: int) -> bool:
 
 
 @torch.inference_mode()
-def check(faster: nn.Module, plain: Int8Linear | Int4Linear | Fp8Linear, dtype: torch.dtype) -> None:
+def check(faster: nn.Module, plain: Int8Linear | Int4Linear | Fp8Linear | CodedLinear, dtype: torch.dtype) -> None:
     """Raise if a faster layer does not give the results of the plain one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, plain.in_features, generator=generator).to(plain.weight.device, dtype)

@@ -17,12 +17,19 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import part_rows
 from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.quantize.coded import (
+    CodedLinear,
+    CodeLayout,
+    dequantize_codes,
+    half_groups_apart,
+    narrow_scales,
+)
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear, dequantize_levels
 from flambeau.llm.quantize.int4 import Int4Linear, dequantize_groups
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows
 from flambeau.llm.quantize.settings import Parts, QuantizationSettings, read_quantization
 
-QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear
+QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear | CodedLinear
 MakeLayer = Callable[[nn.Linear, QuantizationSettings], nn.Module]
 
 
@@ -152,6 +159,9 @@ def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedL
     """A quantized layer of the same shape, to be filled from files."""
     size_in, size_out, bias = linear.in_features, linear.out_features, linear.bias is not None
     scale_dtype = torch.float32 if settings.wide_scales else torch.bfloat16
+    if settings.table:
+        layout = CodeLayout(settings.table, settings.block_size, has_wide_scales=settings.wide_scales)
+        return CodedLinear(size_in, size_out, layout, bias=bias)
     if settings.kind == "int4":
         group_size = settings.group_size_for(size_in)
         return Int4Linear(size_in, size_out, group_size=group_size, bias=bias, scale_dtype=scale_dtype)
@@ -165,11 +175,14 @@ class ExpertStack(nn.Module):
     """The quantized weights of all experts; replaces a parameter [N, O, I] and is used like it."""
 
     def __init__(
-        self, rows: Int8Linear | Int4Linear | Fp8Linear | GroupedLinear, num_experts: int, dtype: torch.dtype
+        self,
+        rows: Int8Linear | Int4Linear | Fp8Linear | GroupedLinear | CodedLinear,
+        num_experts: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.layout = rows.layout if isinstance(rows, GroupedLinear) else None
+        self.layout = rows.layout if isinstance(rows, (GroupedLinear, CodedLinear)) else None
         for name, buffer in rows.named_buffers():
             self.register_buffer(name, buffer.view(num_experts, -1, *buffer.shape[1:]))
 
@@ -179,6 +192,9 @@ class ExpertStack(nn.Module):
     def __getitem__(self, chosen: Any) -> Tensor:
         """The weights [O, I] of an expert, or […, O, I] of several."""
         buffers = {name: buffer[chosen] for name, buffer in self.named_buffers()}
+        if isinstance(self.layout, CodeLayout):
+            ordered = isinstance(self, CudaCodedStack)
+            return dequantize_codes(buffers["weight"], buffers["scales"], self.layout, self.dtype, is_ordered=ordered)
         if self.layout is not None:
             weights = buffers["weight"], buffers["scales"], buffers.get("minimums")
             return dequantize_levels(*weights, self.layout).to(self.dtype)
@@ -188,6 +204,17 @@ class ExpertStack(nn.Module):
     def transpose(self, first: int, second: int) -> Tensor:
         """All weights, transposed."""
         return self[:].transpose(first, second)
+
+
+class CudaCodedStack(ExpertStack):
+    """Codes of all experts in the order of the Triton kernels: the two codes of a byte are half a group apart."""
+
+    def __init__(self, plain: ExpertStack) -> None:
+        nn.Module.__init__(self)
+        assert isinstance(plain.layout, CodeLayout)
+        self.dtype, self.layout = plain.dtype, plain.layout
+        self.register_buffer("weight", half_groups_apart(plain.get_buffer("weight"), plain.layout.size))
+        self.register_buffer("scales", narrow_scales(plain.get_buffer("scales"), plain.dtype))
 
 
 def as_linear(weight_NOI: Tensor) -> nn.Linear:

@@ -1,12 +1,13 @@
 """Linear layers with 8-bit weights and one scale per output: int8, and floating point (fp8, e4m3).
 
-There may be a scale for each group of a row instead, which only the CPU kernels compute fast.
+There may be a scale for each group of a row instead, which only the kernels compute fast.
 
 Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -63,13 +64,61 @@ def dequantize_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor
     """The weights […, O, I] from the scales […, O] of their rows, or […, O, N] of their groups."""
     if scale.dim() < weight.dim():
         return weight.to(dtype) * scale.to(dtype).unsqueeze(-1)
-    groups = weight.to(dtype).view(*scale.shape, -1)
-    return (groups * scale.to(dtype).unsqueeze(-1)).flatten(-2)
+
+    def of_rows(some: Tensor, scales: Tensor) -> Tensor:
+        return some.float().view(*scales.shape, -1).mul_(scales.float().unsqueeze(-1)).flatten(1)
+
+    return in_portions(of_rows, weight, scale, dtype)
+
+
+WEIGHTS_AT_ONCE = 1 << 24  # which are widened to float32
+
+
+def in_portions(
+    of_rows: Callable[[Tensor, Tensor], Tensor], weight: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Weights […, O, I], from what a function makes of some rows [R, …] and their scales [R, N]."""
+    rows, groups = weight.flatten(0, -2), scales.flatten(0, -2)
+    portion = max(1, WEIGHTS_AT_ONCE // max(1, rows.shape[1]))
+    if len(rows) <= portion:
+        return of_rows(rows, groups).to(dtype).view(*weight.shape[:-1], -1)
+    first = of_rows(rows[:portion], groups[:portion])
+    wide = torch.empty(len(rows), first.shape[1], dtype=dtype, device=weight.device)
+    wide[:portion] = first
+    for start in range(portion, len(rows), portion):
+        some = slice(start, start + portion)
+        wide[some] = of_rows(rows[some], groups[some])
+    return wide.view(*weight.shape[:-1], -1)
+
+
+QUANTIZED_AT_ONCE = 1 << 22  # weights, which are widened to float32 …
+QUANTIZED_ON_GPU = 1 << 27  # … of which a GPU has room for more
+Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def some_rows_at_a_time(quantize: Quantize) -> Quantize:
+    """The same function of rows, for large matrices in little memory."""
+
+    def quantize_all(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        portion = (QUANTIZED_ON_GPU if weight_OI.is_cuda else QUANTIZED_AT_ONCE) // max(1, weight_OI.shape[1])
+        if len(weight_OI) <= portion or weight_OI.is_meta:
+            return quantize(weight_OI)
+        found: list[Tensor] = []  # weights and scales
+        for start, some in enumerate(torch.split(weight_OI, max(1, portion))):
+            parts = quantize(some)
+            found = found or [part.new_empty(len(weight_OI), *part.shape[1:]) for part in parts]
+            for whole, part in zip(found, parts, strict=True):
+                whole[start * max(1, portion) :][: len(part)] = part
+        weight, scale = found
+        return weight, scale
+
+    return quantize_all
 
 
 INT8_MAX = 127
 
 
+@some_rows_at_a_time
 def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit integers and their scales; the quantized values are exact in bfloat16."""
     wide_OI = weight_OI.float()
@@ -100,6 +149,7 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
 
+@some_rows_at_a_time
 def quantize_fp8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as 8-bit floating point numbers, and their scales: a row's maximum becomes the largest of these numbers."""
     wide_OI = weight_OI.float()

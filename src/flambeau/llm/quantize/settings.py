@@ -15,6 +15,8 @@ from flambeau.llm.quantize.int4 import GROUP_SIZES
 
 Parts = tuple[GroupLayout | None, ...]  # the layout of a module, or of each of its projections; None: not quantized
 METHOD = "flambeau"
+CODES = "codes of 4 bits"
+TABLE_SIZE = 16
 DEQUANTIZED = ("mxfp4",)  # while they are loaded
 DECAYS = (".in_proj_ba", ".dt_proj")  # layers that give the decays of recurrent states
 
@@ -25,7 +27,8 @@ class QuantizationSettings:
 
     kind: Quantization
     group_size: int = 64  # int4: weights that share a scale
-    block_size: int = 0  # fp8: weights of a row that share a scale; 0: all
+    block_size: int = 0  # fp8 and codes: weights of a row that share a scale; 0: all
+    table: tuple[float, ...] = ()  # codes of 4 bits: the numbers that they stand for; empty: weights are no codes
     lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
     layers: frozenset[str] | None = None  # the only layers that are quantized, by name; None: all that can be
     wide_scales: bool = False  # integers: scales in float32 instead of bfloat16, for files that were made elsewhere
@@ -34,6 +37,8 @@ class QuantizationSettings:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Quantization):
             raise LLMError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {self.kind!r}")
+        if self.table and (len(self.table) != TABLE_SIZE or not self.block_size):
+            raise LLMError(f"codes of 4 bits need a table of {TABLE_SIZE} numbers and a block_size")
         if self.group_size not in GROUP_SIZES:
             raise LLMError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size!r}")
 
@@ -41,7 +46,7 @@ class QuantizationSettings:
     def title(self) -> str:
         """The kinds of weights, in words."""
         if not self.groups:
-            return self.kind
+            return CODES if self.table else self.kind
         return ", ".join(sorted({f"int{part.bits}" for parts in self.groups.values() for part in parts if part}))
 
     def to_config(self) -> dict[str, Any]:
@@ -50,6 +55,7 @@ class QuantizationSettings:
         settings |= {"layers": sorted(self.layers)} if self.layers is not None else {}
         settings |= {"wide_scales": True} if self.wide_scales else {}
         settings |= {"block_size": self.block_size} if self.block_size else {}
+        settings |= {"table": [*self.table]} if self.table else {}
         if self.groups:
             settings["groups"] = {name: [*map(to_list, parts)] for name, parts in self.groups.items()}
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
@@ -64,6 +70,8 @@ class QuantizationSettings:
         """Whether the weights of this name and with this many inputs can be quantized."""
         if self.layers is not None and name not in self.layers:
             return False
+        if self.table:
+            return in_features % self.block_size == 0
         return self.kind != "int4" or any(in_features % size == 0 for size in GROUP_SIZES if size <= self.group_size)
 
     def group_size_for(self, in_features: int) -> int:
@@ -81,6 +89,7 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
             kind=declared["kind"],
             group_size=declared.get("group_size", 64),
             block_size=declared.get("block_size", 0),
+            table=tuple(map(float, declared.get("table", ()))),
             lm_head=bool(declared.get("lm_head", False)),
             layers=frozenset(declared["layers"]) if "layers" in declared else None,
             wide_scales=bool(declared.get("wide_scales", False)),

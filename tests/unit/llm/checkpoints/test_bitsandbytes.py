@@ -7,10 +7,15 @@ import json
 import pytest
 import torch
 
+from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.loader import load_network
+from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.packed_checkpoints import check_equal, write_packed
+from support.weights import logits_of
 
 FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -61,6 +66,43 @@ def eight_bits(weight, layout=0):
 def test_4_bits_are_dequantized(tmp_path, nested, kind):
     folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested, kind=kind), FOUR)
     assert isinstance(check_equal(*folders).model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_codes_stay_for_kernels_that_know_them(tmp_path, nested):
+    folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested), FOUR)
+    layer = check_equal(*folders, keeps_codes=True).model.layers[0].mlp.down_proj
+    assert isinstance(layer, CodedLinear)
+    assert layer.layout == CodeLayout(tuple(TABLE.tolist()), 64)
+
+
+def test_codes_stay_in_4_bits_on_the_cpu_kernels(tmp_path):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder, plain = write_packed(tmp_path, four_bits, FOUR)
+    config = EngineConfig(device="cpu", num_blocks=16, block_size=4)
+    backend = load_network(folder, config, torch.device("cpu"), None).backend
+    assert backend.decode_path == "CPU kernels"
+    layers = [module for name, module in backend.model.named_modules() if name.endswith("_proj")]
+    assert {layer.kind for layer in layers} == {"codes"}
+    found, expected = (logits_of(model) for model in (backend.model, load_model(plain, dtype=torch.float32)))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_codes_in_blocks_that_do_not_divide_rows_are_dequantized(tmp_path):
+    def pack(weight):
+        if weight.shape[1] != 128:
+            return {"weight": weight}, weight
+        parts, _ = four_bits(weight)
+        name = "weight.quant_state.bitsandbytes__nf4"
+        described = json.loads(bytes(parts[name].tolist())) | {"blocksize": 48}
+        blocks = -(-weight.numel() // 48)
+        parts |= {name: state(described), "weight.absmax": torch.ones(blocks)}
+        codes = torch.stack((parts["weight"] >> 4, parts["weight"] & 15), -1).flatten().int()
+        return parts, TABLE[codes].view_as(weight)
+
+    model = check_equal(*write_packed(tmp_path, pack, FOUR), keeps_codes=True)
+    assert not any(isinstance(module, CodedLinear) for module in model.modules())
 
 
 def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path):

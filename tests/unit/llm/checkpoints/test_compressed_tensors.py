@@ -12,6 +12,7 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import packed as packed_for_kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from support.packed_checkpoints import check_equal, to_levels, to_words, write_packed
@@ -152,9 +153,9 @@ def test_groups_of_fp8_with_exponents_are_dequantized(tmp_path):
     assert check_equal(*folders, keeps_blocks=True).model.layers[0].mlp.down_proj.scale.shape == (128, 8)
 
 
-@pytest.mark.parametrize("keeps_blocks", [True, False])
+@pytest.mark.parametrize("kept", ["", "blocks", "codes"])
 @pytest.mark.parametrize("form", ["nvfp4-pack-quantized", "mxfp4-pack-quantized"])
-def test_4_bit_floating_point_is_dequantized_or_stays_as_fp8(tmp_path, form, keeps_blocks):
+def test_4_bit_floating_point_is_dequantized_or_stays_as_fp8_or_as_codes(tmp_path, form, kept):
     def pack(weight):
         size = 16 if form.startswith("nv") else 32
         groups = weight.unflatten(1, (-1, size))
@@ -171,10 +172,14 @@ def test_4_bit_floating_point_is_dequantized_or_stays_as_fp8(tmp_path, form, kee
         return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": stored, **more}, plain
 
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 16, "strategy": "tensor_group"}
-    model = check_equal(*write_packed(tmp_path, pack, config(form, weights)), keeps_blocks=keeps_blocks)
+    folders = write_packed(tmp_path, pack, config(form, weights))
+    model = check_equal(*folders, keeps_blocks=bool(kept), keeps_codes=kept == "codes")
     layer = model.model.layers[0].mlp.down_proj
-    assert isinstance(layer, Fp8Linear) == keeps_blocks
-    if keeps_blocks and kernels.load():
+    assert type(layer) is {"": torch.nn.Linear, "blocks": Fp8Linear, "codes": CodedLinear}[kept]
+    if kept == "codes":
+        scale_dtype = torch.float32 if form.startswith("nv") else torch.bfloat16  # of powers of two
+        assert (layer.layout.table, layer.scales.dtype) == (tuple(FP4.tolist()), scale_dtype)
+    if kept == "blocks" and kernels.load():
         assert packed_for_kernels(layer).kind == ("fp4_wide" if form.startswith("nv") else "fp4")
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flambeau.llm.checkpoints import gptq as gptq_files
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.parallel import Shard, local_architecture
@@ -106,7 +107,9 @@ def test_small_groups_are_dequantized(tmp_path):
     check_equal(*write_packed(tmp_path, gptq(16), config(group_size=16)))
 
 
-def test_awq_groups_are_ours(tmp_path):
+@pytest.mark.parametrize("words_at_once", [3, 64])
+def test_awq_groups_are_ours(tmp_path, words_at_once, monkeypatch):
+    monkeypatch.setattr(gptq_files, "AWQ_WORDS_AT_ONCE", words_at_once)
     model = check_equal(*write_packed(tmp_path, awq, AWQ))
     assert isinstance(model.model.layers[1].mlp.gate_up_proj, Int4Linear)
 

@@ -27,7 +27,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
 from flambeau.llm.loader import load_network
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, build, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
 from support.llm_steps import step_inputs
@@ -418,7 +418,7 @@ def write_mxfp4(tmp_path):
     return reference
 
 
-def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8(tmp_path, caplog):
+def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8_or_as_codes(tmp_path, caplog):
     reference = write_mxfp4(tmp_path)
     model = load_model(tmp_path)
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
@@ -427,6 +427,17 @@ def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8(tmp_path
     kept = load_model(tmp_path, dtype=torch.float32, keeps_blocks=True)
     assert kept.model.layers[0].mlp.experts.down_proj.weight.dtype == torch.float8_e4m3fn
     torch.testing.assert_close(whole_logits(kept, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
+    coded = load_model(
+        tmp_path,
+        dtype=torch.float32,
+        keeps_blocks=True,
+        keeps_codes=True,
+        arrived=lambda _, module: CudaCodedStack(module) if isinstance(module, ExpertStack) else None,
+    )
+    weights = coded.model.layers[0].mlp.experts.down_proj
+    assert isinstance(weights, CudaCodedStack)
+    assert weights.get_buffer("weight").nbytes == kept.model.layers[0].mlp.experts.down_proj.weight.nbytes // 2
+    torch.testing.assert_close(whole_logits(coded, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
 
 
 def test_weights_in_mxfp4_stay_in_4_bits_on_the_cpu_kernels(tmp_path):

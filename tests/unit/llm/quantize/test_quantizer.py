@@ -25,7 +25,7 @@ from flambeau.llm.loader import load_engine
 from flambeau.llm.models.tensor_names import parts_of
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.perplexity import perplexity, perplexity_of
-from flambeau.llm.quantize import int4
+from flambeau.llm.quantize import int4, row_scaled
 from flambeau.llm.quantize.int4 import Int4Linear, pack_int4, unpack_int4
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize, quantize_on_load, quantized_layer
@@ -70,6 +70,15 @@ class TestLayers:
         error = (layer_of("int8", linear).dequantize(torch.float32) - linear.weight).abs()
         assert (error <= 0.76 * step).all()  # half, and a quarter at the very end: scales are rounded to bfloat16
         assert error.mean() < 0.26 * step.mean()
+
+    @pytest.mark.parametrize("make", [Int8Linear, Fp8Linear])
+    def test_some_rows_at_a_time_give_the_same(self, make, linear, monkeypatch):
+        whole = make.from_linear(linear)
+        monkeypatch.setattr(row_scaled, "QUANTIZED_AT_ONCE", 3 * linear.in_features)
+        parts = make.from_linear(linear)
+        assert parts.weight.dtype == whole.weight.dtype
+        assert torch.equal(parts.weight.float(), whole.weight.float())
+        assert torch.equal(parts.scale, whole.scale)
 
     def test_fp8_keeps_three_bits_after_the_first(self, linear):
         error = (layer_of("fp8", linear).dequantize(torch.float32) - linear.weight).abs()

@@ -51,6 +51,7 @@ KINDS = (  # as in csrc/matrix.h
     "fp8",
     "fp4",
     "fp4_wide",
+    "codes",
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
 
@@ -262,6 +263,8 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
     library.flambeau_fits_fp4.argtypes = (c_void_p, c_int64, c_int)
     library.flambeau_fits_fp4.restype = c_bool
     library.flambeau_pack_fp8.restype = None
+    library.flambeau_pack_codes.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
+    library.flambeau_pack_codes.restype = None
     library.flambeau_pack_levels.argtypes = (*[c_void_p] * 3, *[c_int64] * 4, c_void_p, c_int)
     library.flambeau_pack_levels.restype = None
     library.flambeau_read_rows.argtypes = (POINTER(CMatrix), c_void_p, c_int64, c_void_p)

@@ -31,6 +31,7 @@ from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
+from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
@@ -39,7 +40,7 @@ from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 
 INTEGER_LAYERS = (Int8Linear, CpuInt8Linear, Int4Linear, CpuInt4Linear, GroupedLinear)
-QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear)
+QUANTIZED_LAYERS = (*INTEGER_LAYERS, Fp8Linear, CodedLinear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack, PackedStack)
 # Parts beyond Llama's that the kernels compute.
 EXTRAS = frozenset(

@@ -16,6 +16,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     PANEL,
     PackedLinear,
     multiply,
+    pack_codes,
     pack_floats,
     pack_fp8,
     pack_int4_layer,
@@ -25,6 +26,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import ExpertLayers, Experts
+from flambeau.llm.quantize.coded import CodeLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import FP8
@@ -84,6 +86,8 @@ def pack_quantized_stack(stack: ExpertStack) -> PackedLinear:
     buffers = {name: buffer.flatten(0, 1) for name, buffer in stack.named_buffers()}
     if buffers["weight"].dtype == FP8:
         return pack_fp8(buffers["weight"], buffers["scale"])
+    if isinstance(stack.layout, CodeLayout):
+        return pack_codes(buffers["weight"], buffers["scales"], stack.layout)
     if stack.layout is not None:
         levels, scales, layout = buffers["weight"], buffers["scales"], stack.layout
         return pack_levels(lambda rows: levels[rows], scales, buffers.get("minimums"), layout.bits, layout.size)

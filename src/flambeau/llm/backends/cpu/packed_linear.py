@@ -1,10 +1,10 @@
 """PackedLinear: a linear layer whose weights are in the order in which the C++ kernels read them.
 
-Weights are float32, bfloat16, float16, fp8 or fp4 with a scale for each row or group of it, or integers of 4, 5, 6 or
-8 bits with a scale for each group of a row, and perhaps a minimum: int8 that is quantized here has none, int4 has them,
-and files have both (`INTEGER_KINDS`). With integer weights, inputs are rounded to 8 bits in the same groups: see
-`rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All sums are in float32,
-or exact.
+Weights are float32, bfloat16, float16, fp8, fp4 or other codes of 4 bits with a scale for each row or group of it, or
+integers of 4, 5, 6 or 8 bits with a scale for each group of a row, and perhaps a minimum: int8 that is quantized here
+has none, int4 has them, and files have both (`INTEGER_KINDS`). With integer weights, inputs are rounded to 8 bits in
+the same groups: see `rounded_inputs`. In a network of bfloat16 they are rounded to bfloat16, as its own layers do. All
+sums are in float32, or exact.
 
 Shapes: … any leading dimensions · I inputs · O outputs · G groups of a row
 """
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix, kernels
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.mapped_files import trim_heap
+from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
@@ -152,6 +153,8 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
         return pack_int8(layer.weight, layer.scale, layer.bias)
     if type(layer) is Fp8Linear:
         return pack_fp8(layer.weight, layer.scale, layer.bias)
+    if type(layer) is CodedLinear:
+        return pack_codes(layer.weight, layer.scales, layer.layout, layer.bias)
     if type(layer) is GroupedLinear:
         layout = layer.layout
         return pack_levels(
@@ -271,6 +274,33 @@ def pack_fp8(weight_OI: Tensor, scale: Tensor, bias: Tensor | None = None) -> Pa
 
 
 @torch.inference_mode()
+def pack_codes(pairs: Tensor, scales_OG: Tensor, layout: CodeLayout, bias: Tensor | None = None) -> PackedLinear:
+    """For each group of a panel its scales, then its codes; a panel begins with its table if codes are no fp4."""
+    library = kernels.library
+    assert library is not None
+    out_features, in_features = len(pairs), 2 * pairs.shape[1]
+    num_groups = scales_OG.shape[1]
+    scales, pairs = scales_OG.float().contiguous(), pairs.contiguous()
+    is_exact = layout.is_fp4 and torch.equal(scales.bfloat16().float(), scales)
+    kind = "fp4" if is_exact else "fp4_wide" if layout.is_fp4 else "codes"
+    words = num_groups * (LANES if is_exact else PANEL) + in_features * PANEL // 8 + (LANES if kind == "codes" else 0)
+    panels = zeros_in_huge_pages((words * -(-out_features // PANEL),), torch.int32)
+    table = torch.tensor(layout.table, dtype=torch.float32)
+    library.flambeau_pack_codes(
+        pairs.data_ptr(),
+        scales.data_ptr(),
+        table.data_ptr(),
+        KINDS.index(kind),
+        out_features,
+        in_features,
+        layout.size,
+        panels.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return PackedLinear(kind, panels, in_features, out_features, bias, layout.size)
+
+
+@torch.inference_mode()
 def pack_quantized(weight_OI: Tensor, kind: str, group_size: int, bias: Tensor | None = None) -> PackedLinear:
     """Round float weights to int8 or int4 and pack them, in one pass of the kernels over them."""
     library = kernels.library
@@ -300,7 +330,8 @@ def quantized_for_kernels(linear: nn.Linear, settings: QuantizationSettings) -> 
         return pack_quantized(linear.weight, "int8", INT8_GROUP, linear.bias)
     if settings.kind == "int4":
         return pack_quantized(linear.weight, "int4", settings.group_size_for(linear.in_features), linear.bias)
-    return quantized_layer(linear, settings)
+    made = quantized_layer(linear, settings)
+    return packed(made) or made
 
 
 def pack_int4_layer(layer: Int4Linear) -> PackedLinear:

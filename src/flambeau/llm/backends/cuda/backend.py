@@ -34,7 +34,7 @@ from flambeau.llm.backends.cuda.graphs import (
     size_for,
 )
 from flambeau.llm.backends.cuda.lora_steps import LoraSteps, WithAdapter
-from flambeau.llm.backends.cuda.parts import compared_parts, unknown_parts
+from flambeau.llm.backends.cuda.parts import compared_parts, compared_weights, unknown_parts
 from flambeau.llm.backends.cuda.prompt_graphs import CapturedPrompts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy, StartedTokens
@@ -279,7 +279,7 @@ class CudaBackend:
 
     def _find_difference(self, build: Callable[..., CudaNetwork]) -> str | None:
         """What the kernels do differently from plain PyTorch, if the network has parts that need a comparison."""
-        parts = compared_parts(self.model.arch)
+        parts = compared_parts(self.model.arch) + compared_weights(self.model)
         if not parts:
             return None
         # A step of a long sequence may replace the tables of longrope meanwhile: its network has a second chance.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
+from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, group_scaled_experts, is_group_scaled
 from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear
 from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.router import can_route, route
@@ -44,7 +45,7 @@ class SparseLayer:
 
     norm: NormParameters
     mlp: SparseMLP
-    experts: KernelExperts
+    experts: KernelExperts | GroupScaledExperts
     shared: tuple[KernelLinear, KernelLinear] | None  # gate_up and down
 
     def __call__(self, x_TE: Tensor, sums: Tensor | None, counters_T: Tensor) -> Sums:
@@ -80,8 +81,10 @@ def joined(first: Tensor, second: Tensor, like_TE: Tensor) -> Tensor:
     return torch.cat((first.view(-1, *like_TE.shape), second.view(-1, *like_TE.shape)))
 
 
-def kernel_experts(experts: Experts) -> KernelExperts:
+def kernel_experts(experts: Experts) -> KernelExperts | GroupScaledExperts:
     matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
+    if is_group_scaled(matrices[0]):
+        return group_scaled_experts(experts)
     gate_up, down = (
         replace(expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix), bias=bias)
         for matrix, bias in zip(matrices, experts.biases(slice(None)), strict=True)
@@ -101,7 +104,5 @@ def expert_weights(stack: ExpertStack) -> ExpertWeights:
 
 
 def can_compute_experts(experts: Experts) -> bool:
-    """Whether the kernels support the weights: all but those of 8 bits with scales of groups."""
-    matrices: list[Any] = [experts.gate_up_proj, experts.down_proj]
-    buffers = [dict(each.named_buffers()) for each in matrices if isinstance(each, ExpertStack)]
-    return all("minimums" in each or each["scale"].dim() == 2 for each in buffers)
+    """Whether the kernels support the weights: with scales of groups in both matrices, or in neither."""
+    return is_group_scaled(experts.gate_up_proj) == is_group_scaled(experts.down_proj)

@@ -177,6 +177,8 @@ def kind_of(linear: nn.Module) -> int | None:
     if isinstance(linear, CudaInt4Linear):
         has_groups = linear.group_size in (INT4_PIECE, 2 * INT4_PIECE) and len(weight) % 16 == 0
         return INT4 if has_groups and linear.scales.dtype == torch.bfloat16 else None
+    if isinstance(linear, RowScaledLinear) and linear.scale.dim() > 1:  # group_scaled.py
+        return None
     if isinstance(linear, (RowScaledLinear, CudaFp8Linear)):
         return {torch.int8: INT8, torch.float8_e4m3fn: FP8}.get(weight.dtype)
     return BFLOAT16 if type(linear) is nn.Linear and weight.dtype == torch.bfloat16 else None

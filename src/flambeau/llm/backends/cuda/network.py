@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda import few_row_kernel, latent_attention
 from flambeau.llm.backends.cuda.attention import ScoreParts, attend_uniform
+from flambeau.llm.backends.cuda.code_instructions import Codes
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
@@ -28,6 +29,8 @@ from flambeau.llm.backends.cuda.feed_forward import (
     kernel_experts,
 )
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
+from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear
+from flambeau.llm.backends.cuda.group_scaled_experts import group_scaled_weights, is_group_scaled
 from flambeau.llm.backends.cuda.latent_attention import LatentLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
@@ -44,11 +47,12 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import PlainMLP, Transformer, is_unmodified
+from flambeau.llm.quantize.coded import CODE_GROUPS, CudaCodedLinear, table_tensor
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
-QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear)
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear, CudaCodedLinear)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack)
 LATENT = (LatentAttention, LatentUp)
 
@@ -388,6 +392,8 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False, activation: Activati
     weight, bias = layer.weight, getattr(layer, "bias", None)
     assert isinstance(weight, Tensor)
     activation = activation or ("silu" if gates else None)
+    if isinstance(layer, CudaCodedLinear) or (isinstance(layer, RowScaledLinear) and layer.scale.dim() == 2):
+        return group_scaled_linear(layer, gates=gates, activation=activation)
     has_kernel = few_row_kernel.runs_on(weight.device) and few_row_kernel.kind_of(layer) is not None
     scales = few_row_kernel.kernel_scales(layer, gates) if has_kernel else None
     linear = KernelLinear(
@@ -398,6 +404,23 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False, activation: Activati
     if isinstance(layer, CudaInt4Linear):
         return replace(linear, scale=layer.scales, minimums=layer.minimums, group_size=layer.group_size)
     return linear
+
+
+def group_scaled_linear(
+    layer: CudaCodedLinear | RowScaledLinear, *, gates: bool, activation: Activation | None
+) -> GroupScaledLinear:
+    """A linear layer with scales of groups for the kernels."""
+    linear = GroupScaledLinear(layer=layer, weight=layer.weight, bias=layer.bias, gates=gates, activation=activation)
+    if isinstance(layer, RowScaledLinear):
+        group_size = layer.in_features // layer.scale.shape[1]
+        return replace(linear, scale=layer.scale, group_size=group_size)
+    layout = layer.layout
+    return replace(
+        linear,
+        scale=layer.scales,
+        group_size=layout.size,
+        codes=Codes(layout, table_tensor(layout, layer.weight.device)),
+    )
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
@@ -412,9 +435,22 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
         return False
     if not all(can_compute_experts(module) for module in model.modules() if isinstance(module, Experts)):
         return False
+    if not group_sizes(model) <= {*CODE_GROUPS}:
+        return False
     return have_type(model, dtype) and all(
         is_unmodified(module, (*QUANTIZED, *SPARSE, *LATENT)) for module in model.modules()
     )
+
+
+def group_sizes(model: Transformer) -> set[int]:
+    """The sizes of groups of 8-bit weights that have scales of their own."""
+    linear = {
+        module.in_features // module.scale.shape[1]
+        for module in model.modules()
+        if isinstance(module, RowScaledLinear) and module.scale.dim() == 2
+    }
+    stacks = [module for module in model.modules() if isinstance(module, ExpertStack) and is_group_scaled(module)]
+    return linear | {group_scaled_weights(stack, None).group_size for stack in stacks}
 
 
 def can_attend(arch: Architecture, rotation: Rotation) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.quantize.coded import CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
 # Those that were computed and measured on a GPU.
 TUNED = frozenset(
@@ -66,6 +71,7 @@ COMPARED = frozenset(
 )
 HEAD_PARTS = TUNED | {"num_chosen_groups", "num_expert_groups", "rotary_size"}  # of a head that proposes tokens
 TUNED_HEAD_SIZE = 128  # the largest
+SCALES_OF_GROUPS = "scales of groups"  # of weights: their kernels were measured alone, not in a whole network
 
 
 def unknown_parts(arch: Architecture) -> list[str]:
@@ -92,3 +98,16 @@ def compared_parts(arch: Architecture) -> list[str]:
     if arch.head_size > TUNED_HEAD_SIZE:
         found.add("head_size")
     return sorted(found)
+
+
+def compared_weights(model: nn.Module) -> list[str]:
+    """The kinds of weights that nobody has measured in a network on a GPU."""
+    return [SCALES_OF_GROUPS] if any(map(has_scales_of_groups, model.modules())) else []
+
+
+def has_scales_of_groups(module: nn.Module) -> bool:
+    """Whether a module has codes, or 8-bit weights with several scales for a row."""
+    if isinstance(module, ExpertStack):
+        scale = dict(module.named_buffers()).get("scale")
+        return isinstance(module.layout, CodeLayout) or (scale is not None and scale.dim() > 2)
+    return isinstance(module, CudaCodedLinear) or (isinstance(module, RowScaledLinear) and module.scale.dim() > 1)

@@ -21,6 +21,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     packed,
     rounded_inputs,
 )
+from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -316,6 +317,25 @@ def test_fp8_weights_that_4_bits_represent_are_packed_as_such(shape, num_groups,
     fast = packed(layer)
     assert fast.kind == kind
     weight = layer.dequantize(torch.float32)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[0])
+        torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fp4", "fp4_wide", "codes"])
+@pytest.mark.parametrize(("shape", "num_groups"), [((64, 32), 4), ((256, 40), 4), ((160, 100), 10)])
+def test_codes_of_4_bits(shape, num_groups, kind):
+    torch.manual_seed(0)
+    table = tuple(torch.randn(16).tolist()) if kind == "codes" else FP4
+    layer = CodedLinear(*shape, CodeLayout(table, shape[0] // num_groups), bias=True)
+    layer.weight.random_(0, 256)
+    layer.scales.copy_(
+        torch.exp2(torch.randint(-6, -2, layer.scales.shape).float()) * (1.1 if kind == "fp4_wide" else 1)
+    )
+    torch.nn.init.normal_(layer.bias)
+    fast, weight = packed(layer), layer.dequantize(torch.float32)
+    assert fast.kind == kind
+    assert weight[3, 1] == torch.tensor(table)[int(layer.weight[3, 0]) >> 4] * layer.scales[3, 0]
     for rows in ROWS:
         x = torch.randn(rows, shape[0])
         torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)

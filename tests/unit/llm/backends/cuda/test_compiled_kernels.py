@@ -14,6 +14,9 @@ import torch
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
+from flambeau.llm.quantize.row_scaled import Fp8Linear
 from support.llm_steps import step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
@@ -23,10 +26,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flambeau.llm.backends.cuda import launch
+from flambeau.llm.backends.cuda.feed_forward import kernel_experts
+from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
+from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, layer_shapes
-from flambeau.llm.backends.cuda.network import CudaNetwork
+from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
 from flambeau.llm.backends.cuda.parts import unknown_parts
 
 pytestmark = [
@@ -182,6 +188,64 @@ def test_layers_with_quantized_weights_compile(kind, gates, activation, launches
         for num_rows in (1, 8, 64):
             y = linear(torch.empty(num_rows, size, dtype=torch.bfloat16))
             assert y.shape == (num_rows, linear.width)
+    compile_all(launches)
+
+
+NO_FP4 = tuple(i / 8 - 1 for i in range(16))
+GROUP_SCALED = {
+    "fp8 blocks": (None, 128),
+    "MXFP8": (None, 32),
+    "MXFP4": (FP4, 32),
+    "NVFP4": (FP4, 16),
+    "nf4": (NO_FP4, 64),
+}
+
+
+def coded(layer, table, group):
+    """A layer with codes of 4 bits; there are no numbers."""
+    plain = CodedLinear(layer.in_features, layer.out_features, CodeLayout(table, group))
+    return CudaCodedLinear(plain)
+
+
+@pytest.mark.parametrize("kind", GROUP_SCALED)
+def test_layers_with_scales_of_groups_compile(kind, launches):
+    table, group = GROUP_SCALED[kind]
+    with torch.device("meta"):
+        for outputs, size, gates in ((6144, 4096, False), (11520, 2880 if group < 128 else 2816, True)):
+            layer = torch.nn.Linear(size, outputs, bias=False, dtype=torch.bfloat16)
+            quantized = coded(layer, table, group) if table else Fp8Linear(size, outputs, num_groups=size // group)
+            linear = kernel_linear(quantized, gates=gates)
+            assert isinstance(linear, GroupScaledLinear)
+            for num_rows in (1, 8, 64):
+                y = linear(torch.empty(num_rows, size, dtype=torch.bfloat16))
+                assert y.shape[-2:] == (num_rows, linear.width)
+            widened(linear, torch.bfloat16)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("kind", ["fp8 blocks", "MXFP4"])
+def test_experts_with_scales_of_groups_compile(kind, launches):
+    table, group = GROUP_SCALED[kind]
+    model = random_network(**{**NETWORKS["gpt-oss"], **({} if table else {"hidden_size": 2816, "expert_size": 1536})})
+    experts = model.model.layers[0].mlp.experts
+    with torch.device("meta"):
+        for leaf in ("gate_up_proj", "down_proj"):
+            weight = getattr(experts, leaf)
+            count, rows, size = weight.shape
+            quantized = (
+                CodedLinear(size, count * rows, CodeLayout(table, group, has_wide_scales=False))
+                if table
+                else Fp8Linear(size, count * rows, num_groups=size // group)
+            )
+            delattr(experts, leaf)
+            stack = ExpertStack(quantized, num_experts=count, dtype=torch.bfloat16)
+            experts.add_module(leaf, CudaCodedStack(stack) if table else stack)
+        kernel = kernel_experts(experts)
+        assert isinstance(kernel, GroupScaledExperts)
+        for num_rows in (1, 32, 1024):
+            x = torch.empty(num_rows, model.arch.hidden_size, dtype=torch.bfloat16)
+            chosen = torch.empty(num_rows, 4, dtype=torch.int32)
+            kernel(x, chosen, torch.empty(num_rows, 4))
     compile_all(launches)
 
 

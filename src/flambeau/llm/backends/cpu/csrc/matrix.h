@@ -9,7 +9,7 @@
 namespace flambeau {
 
 // kPlain: float32 as in a checkpoint. int4 and int5 have minimums, int8 has none; the others say it.
-// kFp4, kFp4Wide: with scales of bfloat16 and of float32.
+// kFp4, kFp4Wide: with scales of bfloat16 and of float32. kCodes: codes of 4 bits with scales of float32.
 enum Kind : int64_t {
   kPlain,
   kFloat32,
@@ -25,7 +25,8 @@ enum Kind : int64_t {
   kInt8Minimums,
   kFp8,
   kFp4,
-  kFp4Wide
+  kFp4Wide,
+  kCodes
 };
 
 // Calls use(bits, has_minimums), both as constants, for a kind of integers; false: it is another kind.
@@ -89,6 +90,7 @@ struct Matrix {  // [width, size]
       case kFp8: return with_group(multiply_fp8);
       case kFp4: return with_group(multiply_fp4<Bfloat16>);
       case kFp4Wide: return with_group(multiply_fp4<Float32>);
+      case kCodes: return with_group(multiply_fp4<Float32, CodeTable>);
       case kPlain: {
         const auto* numbers = static_cast<const float*>(weights);
         flambeau::multiply(x, numbers, out, num_rows, size, width, stride, adds, num_threads);

@@ -54,6 +54,13 @@ void flambeau_pack_fp8(const uint8_t* weights, const float* scales, int64_t kind
   pack(weights, scales, width, size, group, panels, num_threads);
 }
 
+// Puts pairs of codes [width, size / 2] with scales [width, size / group] into panels of zeros; kCodes have a table.
+void flambeau_pack_codes(const uint8_t* pairs, const float* scales, const float* table, int64_t kind, int64_t width,
+                         int64_t size, int64_t group, uint32_t* panels, int num_threads) {
+  const auto pack = kind == flambeau::kFp4 ? flambeau::pack_pairs<flambeau::Bfloat16> : flambeau::pack_pairs<flambeau::Float32>;
+  pack(pairs, scales, kind == flambeau::kCodes ? table : nullptr, width, size, group, panels, num_threads);
+}
+
 // Whether 4 bits represent all numbers of fp8.
 bool flambeau_fits_fp4(const uint8_t* numbers, int64_t count, int num_threads) {
   return flambeau::fits_fp4(numbers, count, num_threads);

@@ -1,0 +1,228 @@
+"""Products with scales of groups give what the plain layers give: on a GPU, or by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.packed_layers import CudaCodedStack
+from flambeau.llm.quantize.quantizer import ExpertStack, replace_layers
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from flambeau.llm.quantize.settings import QuantizationSettings
+from support.llm_steps import random_model, room, step_inputs
+
+pytest.importorskip("triton", reason="there is no Triton here")
+
+from flambeau.llm.backends.cuda import expert_tiles
+from flambeau.llm.backends.cuda.feed_forward import can_compute_experts, kernel_experts
+from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
+from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
+from flambeau.llm.backends.cuda.network import CudaNetwork, group_sizes, kernel_linear
+from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_weights
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+BOUND = 0.01 if DEVICE.type == "cuda" else 1e-5
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
+    ),
+]
+NO_FP4 = tuple(round(-1 + i / 7.3, 3) for i in range(16))  # any other table
+KINDS = {
+    "fp8, 128": ("fp8", 128),
+    "fp8, 32": ("fp8", 32),
+    "int8, 64": ("int8", 64),
+    "int8, 32": ("int8", 32),
+    "MXFP4": ("fp4", 32),
+    "NVFP4": ("fp4", 16),
+    "table": ("table", 64),
+}
+
+
+def relative_difference(found, expected):
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def plain_layer(kind, size_in, size_out, *, bias=False):
+    """A layer of random numbers; scales of MXFP4 are powers of two."""
+    if DEVICE.type == "cpu" and kind.startswith("fp8"):
+        pytest.skip("the interpreter does not know 8-bit floating point numbers")
+    name, group = KINDS[kind]
+    shape = size_out, size_in // group
+    scales = torch.exp2(torch.randint(-8, -4, shape)) if kind == "MXFP4" else 0.01 + torch.rand(shape) / 50
+    if name in ("fp4", "table"):
+        layer = CodedLinear(size_in, size_out, CodeLayout(FP4 if name == "fp4" else NO_FP4, group), bias=bias)
+        layer.weight.random_(0, 256)
+        layer.scales.copy_(scales)
+    else:
+        make = Fp8Linear if name == "fp8" else Int8Linear
+        layer = make(size_in, size_out, bias=bias, scale_dtype=torch.float32, num_groups=shape[1])
+        layer.weight = torch.randn(size_out, size_in).mul(40).to(layer.weight.dtype)
+        layer.scale.copy_(scales / 40)
+    if bias:
+        torch.nn.init.normal_(layer.bias)
+        layer.bias.data = layer.bias.data.to(DTYPE)
+    return layer.to(DEVICE)
+
+
+def of_kernels(layer):
+    return CudaCodedLinear(layer, DTYPE) if isinstance(layer, CodedLinear) else layer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 2, 40, 70])
+def test_linear_layers(kind, num_rows):
+    torch.manual_seed(0)
+    layer = plain_layer(kind, 384, 200, bias=True)
+    x = torch.randn(num_rows, 384, device=DEVICE).to(DTYPE)
+    linear = kernel_linear(of_kernels(layer))
+    assert isinstance(linear, GroupScaledLinear)
+    found, expected = linear(x), layer(x)
+    assert relative_difference(found.sum(0) if found.dim() == 3 else found, expected) < BOUND
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 3, 300])
+def test_gates(kind, num_rows):
+    torch.manual_seed(0)
+    layer = plain_layer(kind, 256, 144)
+    x = torch.randn(num_rows, 256, device=DEVICE).to(DTYPE)
+    gate, up = layer(x).chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    assert relative_difference(kernel_linear(of_kernels(layer), gates=True)(x), expected) < 2 * BOUND
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_wide_copy_and_the_order_of_codes(kind):
+    layer = plain_layer(kind, 256, 24)
+    plain, ordered = layer.dequantize(torch.float32), of_kernels(layer)
+    if isinstance(layer, CodedLinear):
+        ordered = CudaCodedLinear(layer, torch.float32)
+        assert torch.equal(ordered.dequantize(torch.float32), plain)
+    torch.testing.assert_close(widened(kernel_linear(ordered), torch.float32), plain)
+
+
+def experts_of(kind, *, hidden, size, **changes):
+    shape = {"vocab_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_size": 16}
+    sizes = {"hidden_size": hidden, "intermediate_size": 64, "num_experts": 12, "num_experts_per_token": 3}
+    mlp = SparseMLP(Architecture(**{**shape, **sizes, "expert_size": size, **changes})).requires_grad_(False)
+    experts = mlp.experts
+    for leaf, rows, columns in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
+        delattr(experts, leaf)
+        experts.add_module(leaf, ExpertStack(plain_layer(kind, columns, 12 * rows), num_experts=12, dtype=DTYPE))
+    for bias in (experts.gate_up_proj_bias, experts.down_proj_bias):
+        if bias is not None:
+            bias.data = torch.randn_like(bias)
+    return mlp.to(DEVICE)
+
+
+@pytest.mark.parametrize("changes", [{}, {"expert_bias": True, "swiglu_limit": 1.0}, {"scales_expert_inputs": True}])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 90])
+def test_experts(num_rows, kind, changes, monkeypatch):
+    monkeypatch.setattr(expert_tiles, "SEARCHED", (16, 64))
+    torch.manual_seed(0)
+    group = KINDS[kind][1]
+    mlp = experts_of(kind, hidden=3 * max(32, group), size=max(32, group), **changes)
+    for parameter in mlp.parameters():
+        parameter.data = parameter.data.to(DTYPE)
+    x = torch.randn(num_rows, 3 * max(32, group), device=DEVICE).to(DTYPE)
+    weights, chosen = mlp.choose(x)
+    expected = mlp.experts.compute_each(x, chosen, weights)
+    for leaf in ("gate_up_proj", "down_proj"):
+        stack = getattr(mlp.experts, leaf)
+        if KINDS[kind][0] in ("fp4", "table"):
+            delattr(mlp.experts, leaf)
+            mlp.experts.add_module(leaf, CudaCodedStack(stack))
+    assert can_compute_experts(mlp.experts)
+    experts = kernel_experts(mlp.experts)
+    assert isinstance(experts, GroupScaledExperts)
+    found = experts(x, chosen.int(), weights.float())
+    found = found.sum(0) if found.dim() == 3 else found
+    assert relative_difference(found, expected) < BOUND
+    again = mlp.experts.compute_each(x, chosen, weights)
+    assert relative_difference(again, expected) < BOUND
+
+
+STEPS = {"one": {0: (11, [1])}, "several": {0: (11, [1]), 1: (0, [2]), 2: (30, [3])}}
+NETWORKS = {
+    "dense": {"hidden_size": 64, "intermediate_size": 128, "head_size": 32, "num_layers": 1, "qkv_bias": True},
+    "experts": {
+        "hidden_size": 64,
+        "head_size": 32,
+        "num_layers": 1,
+        "num_experts": 4,
+        "expert_size": 64,
+        "expert_bias": True,
+        "swiglu_limit": 1.0,
+    },
+}
+
+
+def quantized_network(network, kind):
+    """A network whose layers have random numbers of a kind."""
+    torch.manual_seed(0)
+    model = random_model(**NETWORKS[network])
+
+    def made(linear, _):
+        layer = plain_layer(kind, linear.in_features, linear.out_features)
+        for name in ("scale", "scales"):
+            if hasattr(layer, name):
+                setattr(layer, name, getattr(layer, name) / 8)
+        layer.bias = linear.bias
+        return layer
+
+    replace_layers(model, QuantizationSettings(kind="int4", group_size=32), made)
+    return model.to(DEVICE, DTYPE)
+
+
+@pytest.mark.parametrize("case", [*STEPS, "prompt"])
+@pytest.mark.parametrize("kind", ["fp8, 32", "int8, 64", "MXFP4"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(network, kind, case, monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 16)
+    model = quantized_network(network, kind)
+    ours, twin = (room(model, 40, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    for one, other in zip((*ours.keys, *ours.values), (*twin.keys, *twin.values), strict=True):
+        one.copy_(other)
+    inputs = (
+        step_inputs({i: (i, [i, 5] * 12) for i in range(3)})
+        if case == "prompt"
+        else step_inputs(STEPS[case], query_len=1)
+    )
+    rows = inputs.query_starts[1:] - 1
+    plain = EagerBackend(model, twin)
+    expected = plain.prefill(inputs, rows) if case == "prompt" else plain.decode(inputs.to(DEVICE))
+    arrange = order_codes(DTYPE)
+    for name, module in [*model.named_modules()]:
+        if (other := arrange(name, module)) is not None:
+            model.set_submodule(name, other)
+    assert group_sizes(model) <= {*CODE_GROUPS}
+    assert compared_weights(model) == [SCALES_OF_GROUPS]
+    with torch.inference_mode():
+        step = CudaNetwork(model, ours)
+        found = step.prefill(inputs, rows) if case == "prompt" else step.run(inputs.to(DEVICE))
+    assert (found - expected).norm() <= (0.04 if DEVICE.type == "cuda" else 1e-4) * expected.norm()
+
+
+def test_networks_without_scales_of_groups_are_not_compared_for_them():
+    assert compared_weights(random_model(**NETWORKS["experts"])) == []
+
+
+def test_other_devices_and_settings_keep_nothing():
+    arch, gpu = random_model().arch, torch.device("cuda")
+    assert not can_keep_on_gpu(EngineConfig(), torch.device("cpu"), None, arch)
+    for options in ({"compile": False}, {"quantization": "int8"}, {"merge_lora": True}):
+        assert not can_keep_on_gpu(EngineConfig(**options), gpu, None, arch)
