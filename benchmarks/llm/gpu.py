@@ -50,7 +50,12 @@ from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 Figures = dict[str, Any]
 
 READ_BYTES = 16 << 30
-SETTINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, "top_k": 200, "seed": 1}}
+SETTINGS = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_k": 200, "seed": 1},
+    "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    "min-p": {"temperature": 0.8, "min_p": 0.05, "seed": 1},
+}
 SHORT = 6  # tokens of a prompt
 LONG_PROMPTS = 3
 MIXED = 256  # requests

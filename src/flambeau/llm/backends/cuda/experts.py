@@ -167,6 +167,62 @@ def down_one_row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def load_slots(weight_ptr, row, is_row, start, K: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some weights [A, EACH, BLOCK] of the rows [A, EACH] of several experts."""
+    place = start + tl.arange(0, BLOCK)
+    at = weight_ptr + row[:, :, None] * K + place[None, None, :]
+    mask = is_row[:, :, None] & (place < K)[None, None, :]
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def down_early(  # type: ignore[no-untyped-def]
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EACH: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SCALES_INPUTS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """As `down_one_row`, for all experts at a time. The first EARLY blocks of weights are read before the inputs."""
+    n = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    slot = tl.arange(0, CHOSEN_PADDED)
+    is_slot = slot < CHOSEN
+    # The experts were chosen before the kernel that gives the inputs, and that has waited for them.
+    row = tl.load(chosen_ptr + slot, mask=is_slot, other=0).to(tl.int64)[:, None] * N + n[None, :]
+    is_row = is_slot[:, None] & (n < N)[None, :]
+    first = load_slots(weight_ptr, row, is_row, 0, K, BLOCK)
+    second, third = first, first
+    if EARLY > 1:
+        second = load_slots(weight_ptr, row, is_row, BLOCK, K, BLOCK)
+    if EARLY > 2:
+        third = load_slots(weight_ptr, row, is_row, 2 * BLOCK, K, BLOCK)
+    factor = tl.full([CHOSEN_PADDED], 1.0, tl.float32)[:, None]
+    if not SCALES_INPUTS:
+        factor = tl.load(weights_ptr + slot, mask=is_slot, other=0.0)[:, None]
+    if HAS_BIAS:
+        biases = tl.sum(tl.load(bias_ptr + row, mask=is_row, other=0.0).to(tl.float32) * factor, 0)
+    if HAS_SCALE:
+        factor = factor * tl.load(scale_ptr + row, mask=is_row, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAPS)
+    sums = tl.zeros([EACH, BLOCK], tl.float32)
+    for start in tl.static_range(0, K, BLOCK):
+        weights = first
+        if start == BLOCK and EARLY > 1:
+            weights = second
+        elif start == 2 * BLOCK and EARLY > 2:
+            weights = third
+        elif start > 0:
+            weights = load_slots(weight_ptr, row, is_row, start, K, BLOCK)
+        place = start + tl.arange(0, BLOCK)
+        x_mask = is_slot[:, None] & (place < K)[None, :]
+        x = tl.load(x_ptr + slot[:, None] * K + place[None, :], mask=x_mask, other=0.0).to(tl.float32)
+        sums += tl.sum(weights.to(tl.float32) * x[:, None, :] * factor[:, :, None], 0)
+    y = tl.sum(sums, 1)
+    if HAS_BIAS:
+        y += biases
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def pairs_of_expert(chosen_ptr, expert, first, P, ROWS: tl.constexpr, SEARCHED: tl.constexpr):  # type: ignore[no-untyped-def]
     """The pairs of an expert [ROWS] from its number `first` on, and how many it has in all."""
     pair = tl.arange(0, SEARCHED)
@@ -332,19 +388,22 @@ class KernelExperts:
     def gate_options(self) -> dict[str, float]:
         return {"LIMIT": self.limit, "ALPHA": self.alpha}
 
-    def __call__(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
-        """The weighted sums [T, E] of the experts' outputs, or parts [A, T, E] of them; indices are of 32 bits."""
+    def __call__(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor, out_1E: Tensor | None = None) -> Tensor:
+        """The weighted sums [T, E] of the experts' outputs, or parts [A, T, E] of them; indices are of 32 bits.
+
+        Those of one row are in `out_1E`, if there is one.
+        """
         if len(x_TE) == 1:
-            return one_row(x_TE, self, chosen_TA, weights_TA)
+            return one_row(x_TE, self, chosen_TA, weights_TA, out_1E)
         return several_rows(x_TE, self, chosen_TA, weights_TA)
 
 
-def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) -> Tensor:
+def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
     """[1, E] to [1, E]."""
     gate_up, down, num_chosen = experts.gate_up, experts.down, chosen.shape[1]
     size, width = x.shape[1], gate_up.weight.shape[1] // 2
     gated = torch.empty(num_chosen, width, dtype=x.dtype, device=x.device)
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if out is None else out
     each, block, warps = gate_up_shape(size, gate_up.itemsize)
     launch: Any = gate_up_one_row
     launch[(triton.cdiv(width, each), num_chosen)](
@@ -352,11 +411,22 @@ def one_row(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Tensor) 
         N=width, K=size, EACH=each, BLOCK=max(block, gate_up.group_size), **gate_up.options, **experts.gate_options,
         SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
-    each, block, warps = down_shape(width, down.itemsize)
-    launch = down_one_row
+    shape = None if down.group_size else early_shape(width, num_chosen, down.itemsize)
+    if shape is None:
+        each, block, warps = down_shape(width, down.itemsize)
+        launch = down_one_row
+        launch[(triton.cdiv(size, each),)](
+            gated, *down.tensors, chosen, weights, y,
+            N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=max(block, down.group_size), **down.options,
+            SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
+        )  # fmt: skip
+        return y
+    each, block, early, warps = shape
+    launch = down_early
     launch[(triton.cdiv(size, each),)](
-        gated, *down.tensors, chosen, weights, y,
-        N=size, K=width, CHOSEN=num_chosen, EACH=each, BLOCK=max(block, down.group_size), **down.options,
+        gated, down.weight, down.scale, down.bias, chosen, weights, y,
+        N=size, K=width, CHOSEN=num_chosen, CHOSEN_PADDED=triton.next_power_of_2(num_chosen), EACH=each, BLOCK=block,
+        EARLY=early, HAS_SCALE=down.scale is not None, HAS_BIAS=down.bias is not None,
         SCALES_INPUTS=experts.scales_inputs, **overlap_options(1), num_warps=warps,
     )  # fmt: skip
     return y
@@ -394,12 +464,14 @@ def several_rows(x: Tensor, experts: KernelExperts, chosen: Tensor, weights: Ten
 
 
 def gate_up_shape(size: int, itemsize: float) -> tuple[int, int, int]:
-    """Outputs of a program, inputs that it reads at a time, and warps: the best of those measured for bfloat16.
+    """Outputs of a program, inputs that it reads at a time, and warps: the best of those measured.
 
     `itemsize` are the bytes of a weight.
     """
     block = triton.next_power_of_2(size)
-    return (2, min(2048, block), min(4, max(1, block // 512))) if itemsize > 1 else (4, min(1024, block), 4)
+    if itemsize == 1:
+        return 4, min(1024, block), 4
+    return 2, min(2048, block), min(4, max(1, block // 512))
 
 
 def down_shape(width: int, itemsize: float) -> tuple[int, int, int]:
@@ -408,6 +480,16 @@ def down_shape(width: int, itemsize: float) -> tuple[int, int, int]:
     if itemsize > 1:
         return 2 if block == 256 else 1, block, 1
     return 4, min(1024, triton.next_power_of_2(width)), 4
+
+
+def early_shape(width: int, num_chosen: int, itemsize: float) -> tuple[int, int, int, int] | None:
+    """Outputs of a program, inputs that it reads at a time, how many of these blocks early, and warps.
+
+    None: `down_one_row` is as fast, or was not measured beside it.
+    """
+    if not 512 < width <= 768 or num_chosen > 8:
+        return None
+    return 1, 256, 2 if itemsize > 1 else 3, 1
 
 
 def tile_shape(dtype: torch.dtype, itemsize: float, rows: int, *, gates: bool) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, group_scaled_experts, is_group_scaled
-from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear
+from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear, one_row
 from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.router import can_route, route
 from flambeau.llm.models.moe import Experts, SparseMLP
@@ -65,8 +65,16 @@ class SparseLayer:
         return self._compute_routed(y_TE, chosen_TA.int(), weights_TA.float().contiguous())
 
     def _compute_routed(self, y_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
+        if self.shared is None:
+            return self.experts(y_TE, chosen_TA, weights_TA)
+        gate_up, down = self.shared
+        if len(y_TE) == 1 and self.mlp.shared_expert_gate is None and type(down) is KernelLinear:
+            parts = y_TE.new_empty(2, *y_TE.shape)
+            self.experts(y_TE, chosen_TA, weights_TA, parts[0])
+            one_row(gate_up(y_TE), down, parts[1])
+            return parts
         y = self.experts(y_TE, chosen_TA, weights_TA)
-        return y if self.shared is None else joined(y, self._compute_shared(self.shared, y_TE), y_TE)
+        return joined(y, self._compute_shared(self.shared, y_TE), y_TE)
 
     def _compute_shared(self, shared: tuple[KernelLinear, KernelLinear], y_TE: Tensor) -> Tensor:
         """Parts [S, T, E] of the outputs of the expert for all rows."""

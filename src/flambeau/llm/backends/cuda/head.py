@@ -18,6 +18,7 @@ from flambeau.llm.backends.cuda.network import (
     QUANTIZED,
     SPARSE,
     CudaLayers,
+    Projected,
     can_attend,
     cuda_layers,
     have_type,
@@ -71,8 +72,8 @@ class CudaHead(CudaLayers):
         x_TE, given = self._begin(F.embedding(ids_T, self._embedding), hidden_TE)
         sums: Tensor | None = None
         for layer, counters_CT in zip(self._layers, self._counters(len(x_TE), has_prompts=False), strict=True):
-            given = layer.norm(x_TE, sums) if given is None else given
-            x_TE, sums = self._compute(layer, x_TE, given, inputs, None, counters_CT)
+            projected = layer.project(x_TE, sums) if given is None else Projected(x_TE, given, layer.qkv(given))
+            x_TE, sums = self._compute(layer, projected, inputs, None, counters_CT)
             given = None
         assert sums is not None
         if self._last_norm is None:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.attention import compute_type_of, merge_splits, num_splits
+from flambeau.llm.backends.cuda.latent_one_row import has_kernels, latent_queries, values_of_splits
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import normalize
@@ -25,8 +26,8 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.latent_attention import LatentAttention
 
 # Rows of a program (its tokens times its heads), places that it reads at a time, warps and pipeline stages, for decode
-# steps and for prompts; in float32 half as many places. Nobody has measured them.
-FEW_SHAPE = 16, 64, 4, 2
+# steps (the best of those measured with 16 heads and 200 tokens) and for prompts; in float32 half as many places.
+FEW_SHAPE = 16, 32, 4, 2
 SHAPE = 64, 32, 8, 2
 
 
@@ -171,17 +172,29 @@ class LatentLayer:
     tables: tuple[Tensor, Tensor]  # cosine and sine of positions
     keys: Tensor  # [blocks, K, 1, R + P]
 
-    def __call__(self, x_TE: Tensor, kv: Tensor, inputs: StepInputs, tiles_M3: Tensor | None) -> Tensor:
+    def __call__(
+        self, x_TE: Tensor, kv: Tensor, inputs: StepInputs, tiles_M3: Tensor | None, first_q: Tensor | None = None
+    ) -> Tensor:
         """The outputs [T, H·V] for normalized rows; `kv` [T, R+P], or parts, are their latents and rotated keys.
 
-        Keys are written to their slots. `tiles_M3` are those of prompts; None: sequences have `query_len` tokens.
+        Keys are written to their slots. `tiles_M3` are those of prompts; None: sequences have `query_len` tokens. With
+        `first_q`, the outputs of the first projection of queries, the rows are not used.
         """
         attention, num_tokens = self.attention, len(x_TE)
         self._cache(kv, x_TE, inputs)
-        q_THD = self._project(x_TE).view(num_tokens, attention.num_heads, -1)
+        q_THD = self._project(x_TE, first_q).view(num_tokens, attention.num_heads, -1)
         to_keys_HNR, to_values_HVR = attention.kv_b_proj.parts()
-        q_HTR = torch.bmm(q_THD[..., : attention.unrotated_size].transpose(0, 1), to_keys_HNR)
-        y_THR = self._attend(q_HTR, q_THD, inputs, tiles_M3)
+        if num_tokens == 1 and tiles_M3 is None and has_kernels(to_keys_HNR, to_values_HVR):
+            q_HTR = latent_queries(q_THD[0], to_keys_HNR)
+            found = self._attend(q_HTR, q_THD, inputs, None, merges=False)
+            if not isinstance(found, Tensor):
+                return values_of_splits(
+                    found, inputs.positions_T, to_values_HVR, shape_for(FEW_SHAPE, q_THD.dtype)[1], x_TE.dtype
+                )
+            y_THR = found
+        else:
+            q_HTR = torch.bmm(q_THD[..., : attention.unrotated_size].transpose(0, 1), to_keys_HNR)
+            y_THR = self._attend(q_HTR, q_THD, inputs, tiles_M3)
         return torch.bmm(y_THR.transpose(0, 1), to_values_HVR.transpose(1, 2)).transpose(0, 1).flatten(1)
 
     def _cache(self, kv: Tensor, like_TE: Tensor, inputs: StepInputs) -> None:
@@ -204,21 +217,22 @@ class LatentLayer:
             "PAIRED": self.attention.is_paired,
         }
 
-    def _project(self, x_TE: Tensor) -> Tensor:
+    def _project(self, x_TE: Tensor, first_q: Tensor | None) -> Tensor:
         """The queries [T, H·(N+P)]."""
         first, *rest = self.queries
-        q = whole(first(x_TE), x_TE.dtype)
+        q = whole(first(x_TE), x_TE.dtype) if first_q is None else first_q
         for second in rest:
             norm = self.attention.q_a_layernorm
             q = whole(second(normalize(q, norm.weight, norm.epsilon)), x_TE.dtype)
         return q
 
-    def _attend(self, q_HTR: Tensor, q_THD: Tensor, inputs: StepInputs, tiles_M3: Tensor | None) -> Tensor:
-        """What the heads find [T, H, R]."""
+    def _attend(
+        self, q_HTR: Tensor, q_THD: Tensor, inputs: StepInputs, tiles_M3: Tensor | None, *, merges: bool = True
+    ) -> Any:
+        """What the heads find [T, H, R]; or the sums, highest scores and totals of splits, if these are not merged."""
         num_tokens, heads, latent = len(q_THD), self.attention.num_heads, self.attention.latent_size
         tables_SB, query_len = inputs.block_tables_SB, inputs.query_len if tiles_M3 is None else 0
-        rows, places, warps, stages = SHAPE if tiles_M3 is not None else FEW_SHAPE
-        places = places if q_THD.dtype.itemsize == 2 else places // 2
+        rows, places, warps, stages = shape_for(SHAPE if tiles_M3 is not None else FEW_SHAPE, q_THD.dtype)
         heads_each = min(rows, triton.next_power_of_2(heads))
         num_blocks = triton.cdiv(heads, heads_each)
         num_tiles, splits = len(tables_SB) * triton.cdiv(query_len, rows // heads_each), 1
@@ -239,6 +253,8 @@ class LatentLayer:
             BLOCK_SIZE=self.keys.shape[1], SPLITS=splits, ROWS=rows, PLACES=places,
             **overlap_options(num_tokens), num_warps=warps, num_stages=stages,
         )  # fmt: skip
+        if splits > 1 and not merges:
+            return sums, highs, totals
         if splits > 1:
             launch = merge_splits
             launch[(num_tokens * heads,)](
@@ -246,6 +262,11 @@ class LatentLayer:
                 **overlap_options(num_tokens), num_warps=2,
             )  # fmt: skip
         return out
+
+
+def shape_for(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[int, int, int, int]:
+    rows, places, warps, stages = shape
+    return rows, places if dtype.itemsize == 2 else places // 2, warps, stages
 
 
 def whole(sums: Tensor, dtype: torch.dtype) -> Tensor:

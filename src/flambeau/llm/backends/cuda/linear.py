@@ -157,10 +157,10 @@ class KernelLinear:
         return y if self.activation is None else activate(y, self)
 
 
-def one_row(x: Tensor, linear: KernelLinear) -> Tensor:
+def one_row(x: Tensor, linear: KernelLinear, out: Tensor | None = None) -> Tensor:
     """[1, K] to [1, N]."""
     width, size = linear.width, linear.size
-    y = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    y = torch.empty((1, width), dtype=x.dtype, device=x.device) if out is None else out
     each, block, warps = one_row_shape(size, linear.weight.dtype)
     options = {**linear.options, "HAS_BIAS": linear.bias is not None, "num_warps": warps, **overlap_options(1)}
     sizes = {"N": width, "K": size, "EACH": each, "BLOCK": block}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from flambeau.llm.backends.cuda.group_scaled_experts import group_scaled_weights
 from flambeau.llm.backends.cuda.latent_attention import LatentLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
+from flambeau.llm.backends.cuda.norm_product import is_joinable, is_plain, multiply_normalized
 from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED, attend_prompts, make_tiles, shape_of
 from flambeau.llm.backends.cuda.rope import HeadParts, rope
@@ -98,6 +99,15 @@ class HeadAttention:
         return attend_prompts(q_THD, *cached, tiles, *options).flatten(1)
 
 
+class Projected(NamedTuple):
+    """Rows before attention."""
+
+    x_TE: Tensor  # the residual stream
+    normal_TE: Tensor  # normalized, if something else needs that
+    projections: Tensor  # [T, X], or parts [S, T, X] of them
+    queries: Tensor | None = None  # the outputs of the first projection of queries, if they are there
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLayer:
     """The tensors of one layer, and what happens between its products."""
@@ -108,6 +118,21 @@ class CudaLayer:
     out: KernelLinear
     mlp: DenseLayer | SparseLayer
     is_parallel: bool = False  # attention and the feed-forward layer have the same input
+
+    def project(self, x_TE: Tensor, sums: Tensor | None) -> Projected:
+        """What attention needs, after the sums were added to the residual stream, perhaps in place."""
+        if len(x_TE) > 1 or self.is_parallel or not is_joinable(self.norm, self.qkv):
+            normal_TE = self.norm(x_TE, sums)
+            return Projected(x_TE, normal_TE, self.qkv(normal_TE))
+        if not isinstance(self.attention, LatentLayer):
+            x_TE, projections = multiply_normalized(x_TE, sums, self.norm, self.qkv)
+            return Projected(x_TE, x_TE, projections)
+        first = self.attention.queries[0]
+        if not (is_plain(self.qkv) and is_plain(first)):
+            normal_TE = self.norm(x_TE, sums)
+            return Projected(x_TE, normal_TE, self.qkv(normal_TE))
+        x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, first)
+        return Projected(x_TE, x_TE, both[:, : self.qkv.width], both[:, self.qkv.width :])
 
 
 class CudaLayers:
@@ -143,27 +168,26 @@ class CudaLayers:
     def _compute(
         self,
         layer: CudaLayer,
-        x_TE: Tensor,
-        normal_TE: Tensor,
+        projected: Projected,
         inputs: StepInputs,
         tiles: Tensor | None,
         counters_CT: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [T, E] and what is to be added to it, [T, E] or parts; `normal_TE` is its norm."""
-        sums = layer.out(self._attend(layer, normal_TE, inputs, tiles, counters_CT))
+        """The residual stream [T, E] and what is to be added to it, [T, E] or parts."""
+        x_TE, normal_TE = projected[:2]
+        sums = layer.out(self._attend(layer, projected, inputs, tiles, counters_CT))
         if not layer.is_parallel:
             return layer.mlp(x_TE, sums, counters_CT[0])
         given_TE = normal_TE if layer.mlp.norm.gain is None else layer.mlp.norm(x_TE, None)
         return x_TE, joined(sums, layer.mlp.compute(given_TE), x_TE)
 
     def _attend(
-        self, layer: CudaLayer, normal_TE: Tensor, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+        self, layer: CudaLayer, projected: Projected, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
     ) -> Tensor:
         """The outputs of attention [T, H·D]."""
-        projected = layer.qkv(normal_TE)
         if isinstance(layer.attention, LatentLayer):
-            return layer.attention(normal_TE, projected, inputs, tiles)
-        return layer.attention(projected, self._dtype, inputs, tiles, counters_CT[1:])
+            return layer.attention(projected.normal_TE, projected.projections, inputs, tiles, projected.queries)
+        return layer.attention(projected.projections, self._dtype, inputs, tiles, counters_CT[1:])
 
 
 class CudaNetwork(CudaLayers):
@@ -198,10 +222,10 @@ class CudaNetwork(CudaLayers):
         inputs_of: dict[int, Tensor] = {}
         counters = self._counters(len(x_TE), has_prompts=tiles is not None)
         for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
-            normal_TE = layer.norm(x_TE, sums)
+            projected = layer.project(x_TE, sums)
             if number in layers:
-                inputs_of[number] = x_TE.clone()  # the next norm adds to it in place
-            x_TE, sums = self._compute(layer, x_TE, normal_TE, inputs, tiles, counters_CT)
+                inputs_of[number] = projected.x_TE.clone()  # the next norm adds to it in place
+            x_TE, sums = self._compute(layer, projected, inputs, tiles, counters_CT)
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE

@@ -22,6 +22,7 @@ from flambeau.llm.models.routers import WIDE
 
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
+LOWEST_KEY = tl.constexpr(-(2**31))
 KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
 
 
@@ -53,45 +54,60 @@ def in_best_groups(  # type: ignore[no-untyped-def]
     return tl.reshape(tl.broadcast_to(is_chosen[:, None], [GROUPS, each]), [EXPERTS]) > 0
 
 
+@triton.jit
+def order_of(scores):  # type: ignore[no-untyped-def]
+    """Integers in the order of the scores."""
+    bits = scores.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def choose(  # type: ignore[no-untyped-def]
     logits_ptr, bias_ptr, chosen_ptr, weights_ptr, routed_scale,
     EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NORMALIZES: tl.constexpr,
+    NORMALIZES: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """The experts of one row, by the scores that all of its programs have stored."""
-    i = tl.arange(0, EXPERTS_PADDED)
+    """The experts of one row, by the scores that all of its programs have stored.
+
+    Each warp has a copy of the scores [COPIES, N], so warps do not wait for each other. The maximum of integers in a
+    warp is one instruction.
+    """
+    i = tl.arange(0, EXPERTS_PADDED)[None, :] + tl.zeros([COPIES, EXPERTS_PADDED], tl.int32)
     is_expert = i < EXPERTS
     logits = tl.load(logits_ptr + i, mask=is_expert, other=-float("inf"), cache_modifier=".cg")
     if SIGMOID:
         weights = 1.0 / (1.0 + tl.exp(-logits))
     else:
-        weights = tl.exp(logits - tl.max(logits, 0))
-        weights = weights / tl.sum(weights, 0)
+        weights = tl.exp(logits - tl.max(logits, 1)[:, None])
+        weights = weights / tl.sum(weights, 1)[:, None]
     scores = weights
     if HAS_BIAS:
         scores += tl.load(bias_ptr + i, mask=is_expert, other=0.0)
     # Not a number counts as the smallest one: chosen experts are always different.
-    is_number = tl.sum((logits != logits).to(tl.int32), 0) == 0
+    is_number = tl.min((logits == logits).to(tl.int32), 1)[:, None] > 0
     scores = tl.where(is_number, scores, -1.0e38)
     if GROUPS > 1:
         # Beyond the best groups, weights are 0, and sums with a bias less than any other.
-        is_best = in_best_groups(scores, EXPERTS, GROUPS, CHOSEN_GROUPS, SIGMOID)
+        is_best = in_best_groups(tl.max(scores, 0), EXPERTS, GROUPS, CHOSEN_GROUPS, SIGMOID)[None, :]
         scores = tl.where(is_best, scores, -3.0e38 if HAS_BIAS else 0.0)
-    scores = tl.where(is_expert, scores, -float("inf"))
-    slots = tl.arange(0, CHOSEN_PADDED)
-    chosen = tl.zeros([CHOSEN_PADDED], tl.int32)
-    kept = tl.zeros([CHOSEN_PADDED], tl.float32)
+    keys = order_of(tl.where(is_expert, scores, -float("inf")))
+    bits = weights.to(tl.int32, bitcast=True)  # in the order of the weights, which are not negative
+    slots = tl.arange(0, CHOSEN_PADDED)[None, :] + tl.zeros([COPIES, CHOSEN_PADDED], tl.int32)
+    chosen = tl.zeros([COPIES, CHOSEN_PADDED], tl.int32)
+    kept = tl.zeros([COPIES, CHOSEN_PADDED], tl.int32)
     for slot in range(CHOSEN):  # not unrolled: fetching long code takes longer
-        weight, number = tl.max(scores, 0, return_indices=True)
-        if HAS_BIAS:
-            weight = tl.sum(tl.where(i == number, weights, 0.0), 0)
+        best = tl.max(keys, 1)[:, None]
+        number = tl.min(tl.where(keys == best, i, EXPERTS_PADDED), 1)[:, None]
+        weight = tl.max(tl.where(i == number, bits, 0), 1)[:, None]
         chosen = tl.where(slots == slot, number, chosen)
         kept = tl.where(slots == slot, weight, kept)
-        scores = tl.where(i == number, -float("inf"), scores)
+        keys = tl.where(i == number, LOWEST_KEY, keys)
+    kept = kept.to(tl.float32, bitcast=True)
+    if GROUPS > 1 and not HAS_BIAS:  # those beyond the best groups
+        kept = tl.where(slots < CHOSEN, kept, 0.0)
     if NORMALIZES:
-        kept = kept / tl.sum(kept, 0)
+        kept = kept / tl.sum(kept, 1)[:, None]
     kept = tl.where(is_number, kept, float("nan"))
     tl.store(chosen_ptr + slots, chosen, mask=slots < CHOSEN)
     tl.store(weights_ptr + slots, kept * routed_scale, mask=slots < CHOSEN)
@@ -106,7 +122,7 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
     CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     EACH: tl.constexpr, CHUNK: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, NORMALIZES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    COPIES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, normalize it, and compute the scores of some experts."""
     share, row = tl.program_id(0), tl.program_id(1)
@@ -143,6 +159,7 @@ def normalize_and_route(  # type: ignore[no-untyped-def]
         choose(
             logits_ptr + row * EXPERTS, bias_ptr, chosen_ptr + row * CHOSEN, weights_ptr + row * CHOSEN, routed_scale,
             EXPERTS, EXPERTS_PADDED, CHOSEN, CHOSEN_PADDED, GROUPS, CHOSEN_GROUPS, SIGMOID, HAS_BIAS, NORMALIZES,
+            COPIES,
         )  # fmt: skip
 
 
@@ -180,6 +197,7 @@ def route(
     each = experts_of_a_program(num_experts, num_rows)
     groups, chosen_groups = groups_of(mlp)
     gate_bias = None if mlp.router in WIDE else mlp.gate.bias
+    warps = num_warps(size, each)
     device = x_TE.device
     kept_TE, y_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
     logits_TN = torch.empty(num_rows, num_experts, device=device)
@@ -194,8 +212,8 @@ def route(
         CHOSEN_PADDED=triton.next_power_of_2(num_chosen), GROUPS=groups, CHOSEN_GROUPS=chosen_groups,
         EACH=each, CHUNK=min(each, CHUNK),
         SIGMOID=mlp.router.endswith("sigmoid"), HAS_BIAS=mlp.score_bias is not None,
-        HAS_GATE_BIAS=gate_bias is not None, NORMALIZES=mlp.normalizes_experts,
-        **overlap_options(num_rows, MAX_ROWS), num_warps=num_warps(size, each),
+        HAS_GATE_BIAS=gate_bias is not None, NORMALIZES=mlp.normalizes_experts, COPIES=warps,
+        **overlap_options(num_rows, MAX_ROWS), num_warps=warps,
     )  # fmt: skip
     return Routed(kept_TE, y_TE, chosen_TA, weights_TA)
 

@@ -1,10 +1,10 @@
 """Sampling in Triton, so that it is part of a captured step: the same tokens as `sampling.sampler.Sampler`.
 
 Many programs find the best of each of up to LANES groups of tokens, with noise where no threshold applies: the best of
-these is the greedy token, or the one that is drawn. For other settings one program handles a row. It finds a score that
-at least k groups reach, and keeps the few tokens above it, which are in those groups. Top-k, top-p and min-p are then
-exact thresholds on those. Where too many tokens are left the thresholds are searched in the whole row, which takes
-several times as long.
+these is the greedy token, or the one that is drawn. For top-k, one program of a row finds a score that at least k
+groups reach, and keeps the few tokens above it, which are in those groups. Top-k, top-p and min-p are then exact
+thresholds on those. Where too many tokens are left, without top-k, and for min-p alone, several programs search the
+thresholds in the whole row together.
 
 Shares for top-p are summed as integers: the result depends on no order.
 
@@ -13,17 +13,26 @@ Shapes: T rows · V vocabulary
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.backends.cuda.mask_kernel import TokenMasks
-from flambeau.llm.core.outputs import NO_TOKEN
+from flambeau.llm.backends.cuda.sampling_functions import (
+    LOWEST_KEY,
+    NONE,
+    POSITION_STEP,
+    best_of,
+    gumbel,
+    num_reached,
+    ordered_keys,
+    scores_of,
+    shares_of,
+)
+from flambeau.llm.backends.cuda.sampling_search import SLOTS, num_parts, search_tokens_kernel
 from flambeau.llm.core.sequence import SamplingState
-from flambeau.llm.sampling import rng
 from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler
@@ -31,67 +40,36 @@ from flambeau.llm.sampling_params import SamplingParams
 
 BLOCK = 4096  # tokens that a program reads at a time
 LANES = 4096  # groups of tokens at most
-CANDIDATES = 4096  # tokens that are ranked at most without reading the whole row again
+CANDIDATES = 4096  # tokens that one program ranks at most
+FEW = 512  # candidates that are ranked faster
 TOP_P_CANDIDATES = 1536  # about so many are ranked for top-p without top-k
+MANY_PARTS = 16  # of a row: so many programs search it as fast as one ranks candidates
 NUM_WARPS = 16
 GROUP_WARPS = 8
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-POSITION_STEP = tl.constexpr(rng.POSITION_STEP)
-TOKEN_STEP = tl.constexpr(rng.TOKEN_STEP)
-FIRST_FACTOR = tl.constexpr(rng.FIRST_FACTOR)
-SECOND_FACTOR = tl.constexpr(rng.SECOND_FACTOR)
-POSITIVE = tl.constexpr(rng.POSITIVE)
-TO_UNIT = tl.constexpr(rng.TO_UNIT)
-SMALLEST = tl.constexpr(rng.SMALLEST)
-NONE = tl.constexpr(NO_TOKEN)
-ONE_SHARE = tl.constexpr(2.0**40)  # the share of the best token; 2**18 of them fit into 64 bits
-LOWEST_KEY = tl.constexpr(-(2**31))
-COUNT_BITS = tl.constexpr(20)  # of each of three counts in one number
-TWO_COUNTS = tl.constexpr(40)
-COUNT_MASK = tl.constexpr(2**20 - 1)
-
-if IS_INTERPRETED:
-
-    @triton.jit
-    def log1p(x):  # type: ignore[no-untyped-def]
-        """The interpreter has no library of device functions."""
-        whole = 1.0 + x
-        return tl.where(whole == 1.0, x, tl.log(whole) * (x / tl.where(whole == 1.0, 1.0, whole - 1.0)))
-
-else:
-    from triton.language.extra.cuda import libdevice
-
-    log1p = libdevice.log1p  # as torch's own: the last digit decides between tokens that are equally likely
-
-
-@triton.jit
-def ordered_keys(scores):  # type: ignore[no-untyped-def]
-    """Integers in the order of the scores."""
-    bits = scores.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def scores_of(keys):  # type: ignore[no-untyped-def]
-    bits = keys ^ ((keys >> 31) & 0x7FFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
+SEARCH_WARPS = 8
+SEARCH_BLOCK = 2048  # tokens that a program of a search reads at a time
+MAX_PACKED = tl.constexpr(1023)  # three counts up to this fit into 32 bits
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def kth_largest(keys, k, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest key that at least k of the keys reach, or a smaller one that has the same first bits."""
+def kth_largest(keys, k, SIZE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest key that at least k of the keys [SIZE] reach, or a smaller one that has the same first bits.
+
+    Counts are of 32 bits: their sums in a warp are one instruction.
+    """
     found = tl.full([], LOWEST_KEY, tl.int32)
     for i in tl.range(0, BITS, 2):
         step = tl.full([], 1, tl.int32) << (30 - i)
-        # Three counts in one sum.
-        reached = (keys >= found + step).to(tl.int64)
-        reached += (keys >= found + step + step).to(tl.int64) << COUNT_BITS
-        reached += (keys >= found + step + step + step).to(tl.int64) << TWO_COUNTS
-        counts = tl.sum(reached, 0)
-        found += step * ((counts & COUNT_MASK) >= k).to(tl.int32)
-        found += step * (((counts >> COUNT_BITS) & COUNT_MASK) >= k).to(tl.int32)
-        found += step * ((counts >> TWO_COUNTS) >= k).to(tl.int32)
+        one = (keys >= found + step).to(tl.int32)
+        two = (keys >= found + step + step).to(tl.int32)
+        three = (keys >= found + step + step + step).to(tl.int32)
+        if SIZE <= MAX_PACKED:
+            counts = tl.sum(one + (two << 10) + (three << 20), 0)
+            first, second, third = counts & 1023, (counts >> 10) & 1023, counts >> 20
+        else:
+            counts = tl.sum(one + (two << 16), 0)
+            first, second, third = counts & 0xFFFF, counts >> 16, tl.sum(three, 0)
+        found += step * ((first >= k).to(tl.int32) + (second >= k).to(tl.int32) + (third >= k).to(tl.int32))
     return found
 
 
@@ -99,93 +77,22 @@ def kth_largest(keys, k, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 def nucleus_key(keys, shares, limit):  # type: ignore[no-untyped-def]
     """The smallest key such that the shares of larger ones sum to less than the limit."""
     found = tl.full([], LOWEST_KEY, tl.int64)
-    for i in tl.range(0, 32):
-        step = tl.full([], 1, tl.int64) << (31 - i)
-        reached = tl.sum(tl.where(keys >= (found + step).to(tl.int32), shares, 0), 0)
-        found += step * (reached.to(tl.float64) >= limit).to(tl.int64)
+    for i in tl.range(0, 32, 2):
+        step = tl.full([], 1, tl.int64) << (30 - i)
+        one = tl.sum(tl.where(keys >= (found + step).to(tl.int32), shares, 0), 0)
+        two = tl.sum(tl.where(keys >= (found + step + step).to(tl.int32), shares, 0), 0)
+        three = tl.sum(tl.where(keys >= (found + step + step + step).to(tl.int32), shares, 0), 0)
+        found += step * num_reached(one.to(tl.float64), two.to(tl.float64), three.to(tl.float64), limit)
     return found.to(tl.int32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def row_counts(logits_ptr, temperature, key, V: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many tokens of the row reach a key."""
-    count = tl.zeros([BLOCK], tl.int32)
-    for start in tl.range(0, V, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-        keys = ordered_keys(tl.div_rn(logits, temperature))
-        count += ((keys >= key) & (token < V)).to(tl.int32)
-    return tl.sum(count, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def row_shares(  # type: ignore[no-untyped-def]
-    logits_ptr, temperature, best, key, lowest, V: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The sum of the shares of tokens of the row that reach a key and the lowest score."""
-    sums = tl.zeros([BLOCK], tl.int64)
-    for start in tl.range(0, V, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-        scores = tl.div_rn(logits, temperature)
-        is_in = (ordered_keys(scores) >= key) & (scores >= lowest)
-        sums += tl.where(is_in, shares_of(scores, best), 0)
-    return tl.sum(sums, 0)
-
-
-@triton.jit
-def shares_of(scores, best):  # type: ignore[no-untyped-def]
-    return (tl.exp(scores - best) * ONE_SHARE).to(tl.int64)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def row_threshold(  # type: ignore[no-untyped-def]
-    logits_ptr, temperature, best, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The smallest score that passes top-k and top-p, from the whole row."""
-    lowest = tl.full([], float("-inf"), tl.float32)
-    if top_k < V:
-        found = tl.full([], LOWEST_KEY, tl.int64)
-        for i in tl.range(0, 32):
-            step = tl.full([], 1, tl.int64) << (31 - i)
-            count = row_counts(logits_ptr, temperature, found + step, V, BLOCK)
-            found += step * (count >= top_k).to(tl.int64)
-        lowest = scores_of(found.to(tl.int32))
-    if top_p < 1.0:
-        found = tl.full([], LOWEST_KEY, tl.int64)
-        whole = row_shares(logits_ptr, temperature, best, found, lowest, V, BLOCK)
-        limit = whole.to(tl.float64) * top_p.to(tl.float64)
-        for i in tl.range(0, 32):
-            step = tl.full([], 1, tl.int64) << (31 - i)
-            above = row_shares(logits_ptr, temperature, best, found + step, lowest, V, BLOCK)
-            found += step * (above.to(tl.float64) >= limit).to(tl.int64)
-        lowest = tl.maximum(lowest, scores_of(found.to(tl.int32)))
-    return lowest
-
-
-@triton.jit
-def gumbel(start, tokens):  # type: ignore[no-untyped-def]
-    """As `rng.gumbel`: the same numbers."""
-    words = tokens.to(tl.int64) * TOKEN_STEP + start
-    words = (words ^ (words >> 30)) * FIRST_FACTOR
-    words = (words ^ (words >> 27)) * SECOND_FACTOR
-    negative = (words & POSITIVE).to(tl.float32) * -TO_UNIT - SMALLEST
-    return -tl.log(-log1p(negative))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def best_of(values, tokens, V: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest value, and the first of the tokens that have it."""
-    best = tl.max(values, 0)
-    return best, tl.min(tl.where(values == best, tokens, V), 0)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def group_maxima_kernel(  # type: ignore[no-untyped-def]
     logits_ptr, positions_ptr, keys_ptr, numbers_ptr, maxima_ptr,
-    T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The best of each group of tokens in a part of a row, with noise where all tokens may be drawn; NaN if one is."""
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -207,109 +114,134 @@ def draws_from_all(numbers_ptr, T, V):  # type: ignore[no-untyped-def]
     return (temperature > 0.0) & (top_k >= V) & (top_p >= 1.0) & (log_min_p == float("-inf"))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def row_shares(logits_ptr, temperature, best, V: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum of the shares of all tokens."""
+    sums = tl.zeros([BLOCK], tl.int64)
+    for start in tl.range(0, V, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+        sums += shares_of(tl.div_rn(logits, temperature), best)
+    return tl.sum(sums, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def draw_candidate(  # type: ignore[no-untyped-def]
+    logits_ptr, scores_ptr, tokens_ptr, num_candidates, start_word, temperature, best, lowest, top_k, top_p,
+    V: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The noisy score and the token that is drawn from up to SIZE candidates, the best ones of the row.
+
+    The third number is 0 if more candidates are needed for top-p.
+    """
+    candidate = tl.arange(0, SIZE)
+    is_candidate = candidate < num_candidates
+    scores = tl.load(scores_ptr + candidate, mask=is_candidate, other=float("-inf"))
+    tokens = tl.load(tokens_ptr + candidate, mask=is_candidate, other=V)
+    noise = gumbel(start_word, tokens)
+    keys = ordered_keys(scores)
+    ranked = tl.full([], float("-inf"), tl.float32)
+    is_enough = tl.full([], 1, tl.int32)
+    if top_k < V:
+        ranked = scores_of(kth_largest(keys, top_k, SIZE, 32))
+    if top_p < 1.0:
+        shares = tl.where(scores >= ranked, shares_of(scores, best), 0)
+        few = tl.sum(shares, 0)
+        whole = few
+        if top_k >= V:
+            whole = row_shares(logits_ptr, temperature, best, V, BLOCK)
+        limit = whole.to(tl.float64) * top_p.to(tl.float64)
+        is_enough = (few.to(tl.float64) >= limit).to(tl.int32)
+        ranked = tl.maximum(ranked, scores_of(nucleus_key(keys, shares, limit)))
+    noisy = tl.where(scores >= tl.maximum(lowest, ranked), scores + noise, float("-inf"))
+    value, chosen = best_of(noisy, tokens, V)
+    return value, chosen, is_enough
+
+
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def choose_tokens_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr, maxima_ptr, positions_ptr, keys_ptr, numbers_ptr, counts_ptr, groups_ptr, scores_ptr, tokens_ptr,
-    chosen_ptr, next_ptr, T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, TOP_P_CANDIDATES: tl.constexpr,
+    logits_ptr, maxima_ptr, positions_ptr, keys_ptr, numbers_ptr, groups_ptr, scores_ptr, tokens_ptr,
+    bests_ptr, totals_ptr, chosen_ptr, next_ptr, T, V: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, FEW: tl.constexpr,
+    TOP_P_CANDIDATES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row, from the best of its groups.
+    """The token of one row, from the best of its groups; or its best score in `bests_ptr`, if it must be searched.
 
-    `counts_ptr`, `groups_ptr`, `scores_ptr` and `tokens_ptr` have room for its candidates, in any order.
+    `groups_ptr`, `scores_ptr` and `tokens_ptr` have room for its candidates.
     """
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * V
-    counts_ptr += row * 2
     groups_ptr += row * NUM_GROUPS
     scores_ptr += row * CANDIDATES
     tokens_ptr += row * CANDIDATES
     numbers_ptr += row
     temperature = tl.load(numbers_ptr)
+    top_k = tl.load(numbers_ptr + T).to(tl.int32)
+    top_p = tl.load(numbers_ptr + 2 * T)
+    log_min_p = tl.load(numbers_ptr + 3 * T)
     start_word = tl.load(keys_ptr + row) + (tl.load(positions_ptr + row) + 1) * POSITION_STEP
     lane = tl.arange(0, LANES)
     maxima = tl.load(maxima_ptr + row * NUM_GROUPS + lane, mask=lane < NUM_GROUPS, other=float("-inf"))
     has_nan = tl.max((maxima != maxima).to(tl.int32), 0)
     maxima = tl.where(maxima == maxima, maxima, float("-inf"))
-    value, group = best_of(maxima, lane, LANES)
-    member = group * GROUP + tl.arange(0, GROUP)
-    values = tl.load(logits_ptr + member, mask=member < V, other=float("-inf"))
+    value = tl.max(maxima, 0)
+    is_finite = (tl.abs(value) < float("inf")) & (has_nan == 0)
     is_free = draws_from_all(numbers_ptr, T, V)
-    if is_free:
-        values = tl.div_rn(values, temperature) + gumbel(start_word, member)
-    _, chosen = best_of(values, member, V)
-    if (temperature > 0.0) & (is_free == 0):
-        top_k = tl.load(numbers_ptr + T).to(tl.int32)
-        top_p = tl.load(numbers_ptr + 2 * T)
+    chosen = tl.full([], 0, tl.int32)
+    is_searched = False
+    if (temperature <= 0.0) | is_free:
+        group = tl.min(tl.where(maxima == value, lane, LANES), 0)
+        member = group * GROUP + tl.arange(0, GROUP)
+        values = tl.load(logits_ptr + member, mask=member < V, other=float("-inf"))
+        if is_free:
+            values = tl.div_rn(values, temperature) + gumbel(start_word, member)
+        _, chosen = best_of(values, member, V)
+    elif is_finite:
         best = tl.div_rn(value, temperature)
-        lowest = best + tl.load(numbers_ptr + 3 * T)
-        has_top_k = top_k < V
-        is_ranked = has_top_k | (top_p < 1.0)
-        is_few = temperature <= 0.0
-        if is_ranked:
-            wanted = tl.where(has_top_k, top_k, TOP_P_CANDIDATES)
-            bound = tl.div_rn(scores_of(kth_largest(ordered_keys(maxima), wanted, 16)), temperature)
+        is_searched = True
+        if (top_k < V) | ((top_p < 1.0) & (TOP_P_CANDIDATES > 0)):
+            wanted = tl.where(top_k < V, top_k, TOP_P_CANDIDATES)
+            bound = tl.div_rn(scores_of(kth_largest(ordered_keys(maxima), wanted, LANES, 16)), temperature)
             bound = tl.where(bound == bound, bound, float("-inf"))  # fewer groups than wanted
-            tl.store(counts_ptr, 0)
-            tl.store(counts_ptr + 1, 0)
+            is_in = ((tl.div_rn(maxima, temperature) >= bound) & (lane < NUM_GROUPS)).to(tl.int32)
+            tl.store(groups_ptr + tl.cumsum(is_in, 0) - 1, lane, mask=is_in > 0)
+            num_found = tl.sum(is_in, 0) * GROUP  # tokens of these groups
             tl.debug_barrier()
-            is_in = (tl.div_rn(maxima, temperature) >= bound) & (lane < NUM_GROUPS)
-            place = tl.atomic_add(counts_ptr + tl.zeros([LANES], tl.int32), 1, mask=is_in, sem="relaxed")
-            tl.store(groups_ptr + place, lane, mask=is_in)
-            num_found = tl.sum(is_in.to(tl.int32), 0) * GROUP  # tokens of these groups
-            tl.debug_barrier()
-            counts = tl.zeros([BLOCK], tl.int32)
+            num_candidates = tl.full([], 0, tl.int32)
             for start in tl.range(0, num_found, BLOCK):
                 found = start + tl.arange(0, BLOCK)
-                is_found = found < num_found
-                token = tl.load(groups_ptr + found // GROUP, mask=is_found, other=V) * GROUP + found % GROUP
-                is_found = is_found & (token < V)
-                scores = tl.div_rn(tl.load(logits_ptr + token, mask=is_found, other=float("-inf")), temperature)
-                is_in = is_found & (scores >= bound)
-                place = tl.atomic_add(counts_ptr + 1 + tl.zeros([BLOCK], tl.int32), 1, mask=is_in, sem="relaxed")
-                tl.store(scores_ptr + place, scores, mask=is_in & (place < CANDIDATES))
-                tl.store(tokens_ptr + place, token, mask=is_in & (place < CANDIDATES))
-                counts += is_in.to(tl.int32)
+                token = tl.load(groups_ptr + found // GROUP, mask=found < num_found, other=V) * GROUP + found % GROUP
+                is_token = (found < num_found) & (token < V)
+                scores = tl.div_rn(tl.load(logits_ptr + token, mask=is_token, other=float("-inf")), temperature)
+                is_in = (is_token & (scores >= bound)).to(tl.int32)
+                place = num_candidates + tl.cumsum(is_in, 0) - 1
+                tl.store(scores_ptr + place, scores, mask=(is_in > 0) & (place < CANDIDATES))
+                tl.store(tokens_ptr + place, token, mask=(is_in > 0) & (place < CANDIDATES))
+                num_candidates += tl.sum(is_in, 0)
             tl.debug_barrier()
-            num_candidates = tl.sum(counts, 0)
-            is_few = num_candidates <= CANDIDATES
-            if is_few:
-                candidate = tl.arange(0, CANDIDATES)
-                is_candidate = candidate < num_candidates
-                few_scores = tl.load(scores_ptr + candidate, mask=is_candidate, other=float("-inf"))
-                few_tokens = tl.load(tokens_ptr + candidate, mask=is_candidate, other=V)
-                keys = ordered_keys(few_scores)
-                ranked = tl.full([], float("-inf"), tl.float32)
-                if has_top_k:
-                    ranked = scores_of(kth_largest(keys, top_k, 32))
-                if top_p < 1.0:
-                    few_shares = tl.where(few_scores >= ranked, shares_of(few_scores, best), 0)
-                    few_sum = tl.sum(few_shares, 0)
-                    whole = few_sum
-                    if not has_top_k:
-                        whole = row_shares(logits_ptr, temperature, best, LOWEST_KEY, float("-inf"), V, BLOCK)
-                    limit = whole.to(tl.float64) * top_p.to(tl.float64)
-                    is_few = few_sum.to(tl.float64) >= limit
-                    ranked = tl.maximum(ranked, scores_of(nucleus_key(keys, few_shares, limit)))
-                noisy = few_scores + gumbel(start_word, few_tokens)
-                noisy = tl.where(few_scores >= tl.maximum(lowest, ranked), noisy, float("-inf"))
-                value, chosen = best_of(noisy, few_tokens, V)
-        if not is_few:
-            if is_ranked:
-                lowest = tl.maximum(lowest, row_threshold(logits_ptr, temperature, best, top_k, top_p, V, BLOCK))
-            lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
-            lane_token = tl.full([BLOCK], V, tl.int32)
-            for start in tl.range(0, V, BLOCK):
-                token = start + tl.arange(0, BLOCK)
-                logits = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-                scores = tl.div_rn(logits, temperature)
-                noisy = tl.where(scores >= lowest, scores + gumbel(start_word, token), float("-inf"))
-                is_better = noisy > lane_best
-                lane_best = tl.where(is_better, noisy, lane_best)
-                lane_token = tl.where(is_better, token, lane_token)
-            value, chosen = best_of(lane_best, lane_token, V)
-    is_finite = (tl.abs(value) < float("inf")) & (has_nan == 0)
-    tl.store(chosen_ptr + row, tl.where(is_finite, chosen, NONE).to(tl.int64))
-    tl.store(next_ptr + row, tl.where(is_finite, chosen, 0).to(tl.int64))
+            lowest = best + log_min_p
+            is_enough = tl.full([], 0, tl.int32)
+            if num_candidates <= FEW:
+                value, chosen, is_enough = draw_candidate(
+                    logits_ptr, scores_ptr, tokens_ptr, num_candidates, start_word, temperature, best, lowest, top_k,
+                    top_p, V, FEW, BLOCK,
+                )  # fmt: skip
+            elif num_candidates <= CANDIDATES:
+                value, chosen, is_enough = draw_candidate(
+                    logits_ptr, scores_ptr, tokens_ptr, num_candidates, start_word, temperature, best, lowest, top_k,
+                    top_p, V, CANDIDATES, BLOCK,
+                )  # fmt: skip
+            is_searched = is_enough == 0
+        if is_searched:
+            slot = tl.arange(0, SLOTS)
+            tl.store(totals_ptr + row * SLOTS + slot, tl.zeros([SLOTS], tl.int64))
+            tl.store(bests_ptr + row, best)
+        is_finite = tl.abs(value) < float("inf")
+    if not is_searched:
+        tl.store(bests_ptr + row, float("nan"))
+        tl.store(chosen_ptr + row, tl.where(is_finite, chosen, NONE).to(tl.int64))
+        tl.store(next_ptr + row, tl.where(is_finite, chosen, 0).to(tl.int64))
 
 
 def is_exact(vocab_size: int, device: torch.device) -> bool:
@@ -343,9 +275,14 @@ class TokenChoice:
         self._block = max(self._group, min(BLOCK, triton.next_power_of_2(vocab_size)))
         self._maxima = torch.empty(num_rows, self._num_groups, device=device)
         self._groups = torch.empty(num_rows, self._num_groups, dtype=torch.int32, device=device)
-        self._counts = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
         self._scores = torch.empty(num_rows, CANDIDATES, device=device)
         self._tokens = torch.empty(num_rows, CANDIDATES, dtype=torch.int32, device=device)
+        self._bests_T = torch.zeros(num_rows, device=device)  # of rows that are searched; NaN: the others
+        self._totals = torch.zeros(num_rows, SLOTS.value, dtype=torch.int64, device=device)
+        self._parts = num_parts(num_rows, device)
+        self._top_p_candidates = TOP_P_CANDIDATES if self._parts < MANY_PARTS else 0  # 0: rows are searched at once
+        self._part_values = torch.empty(num_rows, self._parts, device=device)
+        self._part_tokens = torch.empty(num_rows, self._parts, dtype=torch.int32, device=device)
         self.chosen_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def set(self, settings: RowSettings | None) -> None:
@@ -383,16 +320,24 @@ class TokenChoice:
     def _choose(self, logits_TV: Tensor, positions_T: Tensor, next_T: Tensor, numbers: Tensor) -> None:
         logits_TV = logits_TV.contiguous()  # the kernels know no strides, and a compiler may pad rows
         num_rows, vocab_size = logits_TV.shape
-        num_parts = triton.cdiv(self._num_groups * self._group, self._block)
-        group_maxima_kernel[(num_rows, num_parts)](
+        overlaps = overlap_options(num_rows, num_rows)
+        num_blocks = triton.cdiv(self._num_groups * self._group, self._block)
+        group_maxima_kernel[(num_rows, num_blocks)](
             logits_TV, positions_T, self._keys_T, numbers, self._maxima, num_rows,
             V=vocab_size, GROUP=self._group, NUM_GROUPS=self._num_groups, BLOCK=self._block,
-            num_warps=GROUP_WARPS, enable_fp_fusion=False,
+            **overlaps, num_warps=GROUP_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         choose_tokens_kernel[(num_rows,)](
-            logits_TV, self._maxima, positions_T, self._keys_T, numbers, self._counts, self._groups, self._scores,
-            self._tokens, self.chosen_T, next_T, num_rows,
+            logits_TV, self._maxima, positions_T, self._keys_T, numbers, self._groups, self._scores,
+            self._tokens, self._bests_T, self._totals, self.chosen_T, next_T, num_rows,
             V=vocab_size, GROUP=self._group, NUM_GROUPS=self._num_groups,
             LANES=triton.next_power_of_2(self._num_groups), BLOCK=self._block, CANDIDATES=CANDIDATES,
-            TOP_P_CANDIDATES=TOP_P_CANDIDATES, num_warps=NUM_WARPS, enable_fp_fusion=False,
+            FEW=min(FEW, CANDIDATES), TOP_P_CANDIDATES=self._top_p_candidates,
+            **overlaps, num_warps=NUM_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        search_tokens_kernel[(self._parts, num_rows)](
+            logits_TV, positions_T, self._keys_T, numbers, self._bests_T, self._totals, self._part_values,
+            self._part_tokens, self.chosen_T, next_T, num_rows,
+            V=vocab_size, PARTS=self._parts, BLOCK=min(SEARCH_BLOCK, triton.next_power_of_2(vocab_size)),
+            **overlaps, num_warps=SEARCH_WARPS, enable_fp_fusion=False,
         )  # fmt: skip

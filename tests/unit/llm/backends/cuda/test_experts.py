@@ -14,7 +14,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
-from flambeau.llm.backends.cuda import expert_tiles, router
+from flambeau.llm.backends.cuda import expert_tiles, experts, router
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts, kernel_experts
 from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.router import can_route, experts_of_a_program, route
@@ -76,6 +76,25 @@ def test_experts(num_rows, kind, monkeypatch):
     expected = mlp.experts.compute_each(x, chosen, weights)
     found = kernel_experts(mlp.experts)(x, chosen.int(), weights.float())
     found = found.sum(0) if found.dim() == 3 else found
+    assert relative_difference(found, expected) < (0.01 if DEVICE.type == "cuda" else 1e-5)
+
+
+@pytest.mark.parametrize("early", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("none", {}), ("none", {"expert_bias": True}), ("int8", {}), ("fp8", {})]
+)
+def test_weights_that_are_read_before_the_inputs(kind, changes, early, monkeypatch):
+    if DEVICE.type == "cpu" and kind == "fp8":
+        pytest.skip("the interpreter does not know 8-bit floating point numbers")
+    shape = (2, 16, early, 1)  # outputs, inputs at a time, blocks, warps
+    monkeypatch.setattr(experts, "early_shape", lambda *_: shape)
+    mlp = sparse_layer(expert_size=72, **changes)  # the last block is not whole
+    if kind != "none":
+        quantize_experts(mlp.experts, "experts.down_proj", QuantizationSettings(kind=kind), quantized_layer)
+    x = torch.randn(1, 96, device=DEVICE).to(DTYPE)
+    weights, chosen = mlp.choose(x)
+    expected = mlp.experts.compute_each(x, chosen, weights)
+    found = kernel_experts(mlp.experts)(x, chosen.int(), weights.float())
     assert relative_difference(found, expected) < (0.01 if DEVICE.type == "cuda" else 1e-5)
 
 

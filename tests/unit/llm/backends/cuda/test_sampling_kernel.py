@@ -57,7 +57,8 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Some rows have more candidates than are ranked at once."""
-    for name, number in {"BLOCK": 256, "LANES": 256, "CANDIDATES": 512, "TOP_P_CANDIDATES": 128}.items():
+    sizes = {"BLOCK": 256, "LANES": 256, "CANDIDATES": 512, "FEW": 128, "TOP_P_CANDIDATES": 128, "SEARCH_BLOCK": 64}
+    for name, number in sizes.items():
         monkeypatch.setattr(sampling_kernel, name, number)
 
 
@@ -75,9 +76,11 @@ def choose(logits_TV, seed=0):
     return expected.tolist(), choice.chosen_T[:-1].tolist()
 
 
+@pytest.mark.parametrize("many_parts", [1, 1000])  # rows with top-p alone are searched at once, or ranked first
 @pytest.mark.parametrize("vocab_size", [50, 256, 900])
 @pytest.mark.parametrize("spread", [0.5, 4.0])
-def test_tokens_are_those_of_the_sampler(vocab_size, spread):
+def test_tokens_are_those_of_the_sampler(vocab_size, spread, many_parts, monkeypatch):
+    monkeypatch.setattr(sampling_kernel, "MANY_PARTS", many_parts)
     for seed in range(2 if DEVICE.type == "cpu" else 50):
         generator = torch.Generator().manual_seed(seed)
         logits_TV = torch.randn(len(SETTINGS), vocab_size, generator=generator) * spread
