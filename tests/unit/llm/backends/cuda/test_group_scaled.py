@@ -173,7 +173,7 @@ NETWORKS = {
 def quantized_network(network, kind):
     """A network whose layers have random numbers of a kind."""
     torch.manual_seed(0)
-    model = random_model(**NETWORKS[network])
+    model = random_model(**NETWORKS[network]).to(DTYPE)  # first: scales and numbers of 8 bits keep their types
 
     def made(linear, _):
         layer = plain_layer(kind, linear.in_features, linear.out_features)
@@ -184,7 +184,7 @@ def quantized_network(network, kind):
         return layer
 
     replace_layers(model, QuantizationSettings(kind="int4", group_size=32), made)
-    return model.to(DEVICE, DTYPE)
+    return model.to(DEVICE)
 
 
 @pytest.mark.parametrize("case", [*STEPS, "prompt"])

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from flambeau.llm.backends.cuda import few_row_kernel, linear, warpgroup_kernel
+from flambeau.llm.backends.cuda import few_row_kernel, warpgroup_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY, FP8, INT4, INT8
-from flambeau.llm.backends.cuda.network import kernel_linear
-from flambeau.llm.backends.cuda.warpgroup_kernel import BEST_ROWS, Division, best_division, block_shape
+from flambeau.llm.backends.cuda.warpgroup_kernel import BEST_ROWS, WarpgroupDivision, best_division, block_shape
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -100,6 +99,10 @@ def test_the_operands_of_products_are_numbered_in_turn(rows):
 
 def test_sums_of_more_rows_than_the_kernel_has_are_computed_in_pieces(monkeypatch):
     """As many parts for each piece, whatever its rows, and by which kernel."""
+    pytest.importorskip("triton", reason="there is no Triton here")
+    from flambeau.llm.backends.cuda import linear
+    from flambeau.llm.backends.cuda.network import kernel_linear
+
     asked = []
 
     def compute(x, layer, as_for_rows):
@@ -151,7 +154,7 @@ def test_it_gives_what_the_layer_gives(kind, gates, rows):
 def test_fewer_rows_than_the_block_is_for_give_the_same_parts():
     layer = Int8Linear.from_linear(nn.Linear(1024, 2048, bias=False, dtype=torch.bfloat16, device="cuda"))
     x = torch.randn(128, 1024, dtype=torch.bfloat16, device="cuda")
-    division = Division(block_shape(INT8, 128, 8, 128), parts=2)
+    division = WarpgroupDivision(block_shape(INT8, 128, 8, 128), parts=2)
     scales = few_row_kernel.kernel_scales(layer, False)
     with torch.inference_mode():
         y, some = (warpgroup_kernel.multiply(rows, layer, scales, 2048, division, gates=False) for rows in (x, x[:5]))
