@@ -1,9 +1,10 @@
 """Checks and times the persistent kernel for one sequence beside the Triton kernels of the engine.
 
-    python benchmarks/llm/persistent_step.py [--preset Llama-2-7B] [--length 200]
+    python benchmarks/llm/persistent_step.py [--preset Llama-2-7B] [--length 200] [--candidate]
 
 Both compute the same step from the same weights and KV cache. Printed are the times of graph replays, the limit that
-memory bandwidth sets, and the relative difference of the logits.
+memory bandwidth sets, and the relative difference of the logits. With `--candidate`, a kernel that is not in the
+package yet takes part (candidates/persistent_products.py).
 """
 
 import argparse
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "candidates")]
 
 import gpu  # noqa: E402
 import torch  # noqa: E402
@@ -22,6 +23,7 @@ from flambeau.llm.backends.cuda.persistent_step import PersistentStep  # noqa: E
 from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
+from flambeau.llm.models.transformer import Transformer  # noqa: E402
 from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 
@@ -56,11 +58,21 @@ def replay_ms(run: Callable[[StepInputs], torch.Tensor], inputs: StepInputs) -> 
     return sorted(times)[2]
 
 
+def measure_candidate(model: Transformer, cache: KVCache, inputs: StepInputs, expected: torch.Tensor) -> None:
+    from persistent_products import CandidateStep
+
+    step = CandidateStep(model, cache)
+    found = step.run(inputs).clone()
+    difference = ((found - expected).norm() / expected.norm()).item()
+    print(f"      candidate {replay_ms(step.run, inputs):.2f} ms, difference {difference:.4f}")
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="Llama-2-7B", help="default: %(default)s")
     parser.add_argument("--length", type=int, default=200, help="tokens in the KV cache (default %(default)s)")
+    parser.add_argument("--candidate", action="store_true")
     asked = parser.parse_args()
     arch, read = preset(asked.preset), gpu.bandwidth("cuda")
     for kind in KINDS:
@@ -75,6 +87,8 @@ def main() -> None:
         network, step = CudaNetwork(model, cache), PersistentStep(model, cache)
         expected, found = network.run(inputs), step.run(inputs).clone()
         difference = ((found - expected).norm() / expected.norm()).item()
+        if asked.candidate and kind != "none":
+            measure_candidate(model, cache, inputs, expected)
         times = [replay_ms(each.run, inputs) for each in (step, network)]
         limit_ms = gpu.weight_bytes(model) / read * 1e3
         figures = f"persistent {times[0]:.2f} ms, network {times[1]:.2f} ms, limit {limit_ms:.2f} ms"
