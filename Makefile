@@ -13,6 +13,7 @@ SERVE ?=
 TESTS ?=
 SCORECARD ?=
 PROCESSES ?= 4
+GPU_PROCESSES ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install serve test unit perf gpu clients coverage check lint types format docs site picture house bench scorecard wheel hooks clean browser
@@ -47,7 +48,8 @@ perf: install ## Run the tests that bound CPU time, memory or throughput, one by
 	$(PYTEST) -m perf
 
 gpu: install ## Run the tests that need a CUDA device; without one, see TRITON_INTERPRET in CONTRIBUTING.md.
-	$(PYTEST) -m gpu
+	# Kernels are compiled by the processor, so many processes share one GPU; each line has a test's name and result.
+	$(PYTEST) -m gpu --numprocesses $(GPU_PROCESSES) --dist worksteal --verbose
 
 clients: install ## Run programs of instructor, langchain-openai and openai-agents against a server; build/clients has them.
 	$(PYTHON) -m venv build/clients
