@@ -32,7 +32,7 @@ from flambeau.llm.adapters.lora_weights import (
 )
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models import norms
-from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer
+from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, tied_logits
 from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = "inner"  # the only child of a layer whose outputs are summed over all ranks
@@ -171,7 +171,7 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         [embedding] = self._embedding
-        return embedding.rows(x) if isinstance(embedding, RowEmbedding) else F.linear(x, embedding.weight)
+        return embedding.rows(x) if isinstance(embedding, RowEmbedding) else tied_logits(x, embedding.weight)
 
 
 # ---- linear layers ----

@@ -382,6 +382,19 @@ def test_what_was_trained_as_a_whole_keeps_the_networks_type_beside_narrow_embed
     assert matrices == 2
 
 
+def test_an_adapter_that_changes_norms_runs_with_narrow_embeddings_as_the_last_layer(tmp_path):
+    write_checkpoint(tmp_path, "smol-lm", dtype=torch.bfloat16)
+    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", modules_to_save=["norm"], target_modules=["v_proj"])
+    wide, narrow = (load_model(tmp_path, dtype=torch.float32) for _ in range(2))
+    narrow.model.embed_tokens = NarrowEmbedding(narrow.model.embed_tokens.weight.to(torch.bfloat16), torch.float32)
+    logits = [
+        prompt_logits(EagerBackend(model, room(model, len(PROMPTS)), adapters=store_of(model, adapter)), [1] * 4)
+        for model in (wide, narrow)
+    ]
+    for expected, found in zip(*logits, strict=True):
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
 # ---- experts ----
 
 LEAVES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
