@@ -32,7 +32,7 @@ from flambeau.llm.adapters.lora_weights import (
 )
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models import norms
-from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, tied_logits
 from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = "inner"  # the only child of a layer whose outputs are summed over all ranks
@@ -117,7 +117,7 @@ def changes_of(adapter: LoraAdapter, model: Transformer) -> AdapterChanges:
     return AdapterChanges(
         layers=layers,
         norms={name: changed_norm(find_layer(model, name), tensors) for name, tensors in norm_tensors.items()},
-        embedding=embedding_change(adapter, embedding, lambda: model.model.embed_tokens.weight),
+        embedding=embedding_change(adapter, embedding, lambda: embeddings_of(model)),
     )
 
 
@@ -171,7 +171,7 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         [embedding] = self._embedding
-        return embedding.rows(x) if isinstance(embedding, RowEmbedding) else F.linear(x, embedding.weight)
+        return embedding.rows(x) if isinstance(embedding, RowEmbedding) else tied_logits(x, embedding.weight)
 
 
 # ---- linear layers ----
@@ -192,7 +192,7 @@ class BaseLayer:
         layer: Any = find_layer(model, name)
         embedding = model.model.embed_tokens
         first: Tensor = next(iter(embedding.state_dict().values()))
-        dtype = embedding.dtype if isinstance(embedding, RowEmbedding) else first.dtype
+        dtype = embedding.dtype if isinstance(embedding, RowEmbedding | NarrowEmbedding) else first.dtype
         return cls(lambda: weight_of(layer), layer.bias, width_of(layer, model.arch.vocab_size), first.device, dtype)
 
 
@@ -315,6 +315,13 @@ def changed_norm(norm: nn.Module, tensors: Sequence[WholeTensor]) -> nn.Module:
         value[whole.region or ...] = whole.tensor.to(value)
         other._parameters[whole.leaf] = nn.Parameter(value, requires_grad=False)
     return other
+
+
+def embeddings_of(model: Transformer) -> Tensor:
+    """The embeddings [V, E] in the type of the network."""
+    embedding: Any = model.model.embed_tokens
+    weight_VE: Tensor = embedding.weight
+    return weight_VE.to(embedding.dtype) if isinstance(embedding, NarrowEmbedding) else weight_VE
 
 
 @torch.inference_mode()

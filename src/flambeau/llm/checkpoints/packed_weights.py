@@ -30,6 +30,7 @@ from flambeau.llm.quantize.settings import Parts as GroupParts
 from flambeau.llm.quantize.settings import QuantizationSettings
 
 EMBEDDINGS = "model.embed_tokens"
+FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 Layout = tuple[Quantization, int] | CodeLayout  # a kind and the size of its groups, 0 if it has none; or codes
 
 
@@ -126,6 +127,7 @@ def unpack(
             f"config.json says that the weights are quantized ({layer_format.title}), but no file has a tensor "
             f"{' or '.join(layer_format.markers)}; download the checkpoint again, or remove quantization_config"
         )
+    check_scales(tensors, marked, layer_format)
     layers = {name: as_stored(arch, name, read_layer(name, tensors, layer_format)) for name in marked}
     if keeps_codes:
         layers = {name: with_codes(layer) for name, layer in layers.items()}
@@ -139,6 +141,18 @@ def unpack(
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
     message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
+
+
+def check_scales(tensors: Mapping[str, StoredTensor], marked: Iterable[str], layer_format: LayerFormat) -> None:
+    """Raise for numbers of fp8 that no scale belongs to: they would be taken for the weights themselves."""
+    known = {f"{name}.{leaf}" for name in marked for leaf in layer_format.leaves}
+    alone = sorted(name for name, stored in tensors.items() if stored.dtype in FP8_TYPES and name not in known)
+    if alone:
+        more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+        raise CheckpointError(
+            f"config.json says that the weights are quantized ({layer_format.title}), but no file has a scale for the "
+            f"fp8 numbers of {alone[0]}{more}; download the checkpoint again"
+        )
 
 
 def marked_layers(names: Iterable[str], markers: Sequence[str]) -> dict[str, str]:
@@ -182,7 +196,8 @@ def choose_layout(
     canonical = {canonical_name(f"{name}.weight", arch.renames): name for name in layers}
     modules: set[str] = set()
     kept: set[str] = set()
-    for module, choices in weights_of(arch, settings):
+    # The rows of a head that have to be normalized are so only as whole weights.
+    for module, choices in weights_of(arch, replace(settings, lm_head=not arch.normalized_head)):
         for tensors in choices:
             names = {canonical.get(tensor) for tensor in tensors}
             found = {name for name in names if name is not None and fits(layers[name], name, most, arch)}

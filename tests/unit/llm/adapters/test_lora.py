@@ -22,11 +22,11 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.parallel import Shard, local_architecture
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import quantize
-from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs
@@ -337,7 +337,7 @@ def test_dora_needs_all_its_tensors_and_whole_weights(tmp_path):
         MergeOnLoad(adapter, target, None)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_dora_uses_what_quantized_weights_stand_for(llama, tmp_path, kind):
     folder, _, _ = llama
     adapter = write_adapter(tmp_path / "adapter", layer_shapes(folder), use_dora=True)
@@ -351,7 +351,7 @@ def test_dora_uses_what_quantized_weights_stand_for(llama, tmp_path, kind):
             lengths[name] = linear
     store, expected_store = store_of(plain, adapter), store_of(merged, adapter)
     packed = quantize(load_model(folder), kind)
-    pack_layers(packed, (Int8Linear, Int4Linear))
+    pack_layers(packed, (Int8Linear, Int4Linear, Fp8Linear))
     assert any(isinstance(layer, PackedLinear) for layer in packed.modules())
     for name, change in expected_store.adapters[1].layers.items():
         for other in (store, store_of(packed, adapter)):
@@ -361,6 +361,38 @@ def test_dora_uses_what_quantized_weights_stand_for(llama, tmp_path, kind):
     found = prompt_logits(EagerBackend(plain, room(plain, len(PROMPTS)), adapters=store), [1] * 4)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+def test_what_was_trained_as_a_whole_keeps_the_networks_type_beside_narrow_embeddings(tmp_path):
+    """A file of 16 bits in a network of float32: embeddings keep its type, and what an adapter changes does not."""
+    write_checkpoint(tmp_path, "mistral-v0.3", dtype=torch.bfloat16)
+    options = {"modules_to_save": ["v_proj", "embed_tokens"], "target_modules": ["q_proj"]}
+    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", **options)
+    wide, narrow = (load_model(tmp_path, dtype=torch.float32) for _ in range(2))
+    embeddings = narrow.model.embed_tokens.weight.to(torch.bfloat16)
+    narrow.model.embed_tokens = NarrowEmbedding(embeddings, torch.float32)
+    expected, found = (store_of(model, adapter).adapters[1] for model in (wide, narrow))
+    assert torch.equal(found.embedding.weight_VE, expected.embedding.weight_VE)
+    matrices = 0
+    for name, change in expected.layers.items():
+        for part, other in zip(change.parts, found.layers[name].parts, strict=True):
+            assert torch.equal(other.a_RI, part.a_RI)
+            assert other.a_RI.dtype == torch.float32
+            matrices += part.b_OR is None
+    assert matrices == 2
+
+
+def test_an_adapter_that_changes_norms_runs_with_narrow_embeddings_as_the_last_layer(tmp_path):
+    write_checkpoint(tmp_path, "smol-lm", dtype=torch.bfloat16)
+    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", modules_to_save=["norm"], target_modules=["v_proj"])
+    wide, narrow = (load_model(tmp_path, dtype=torch.float32) for _ in range(2))
+    narrow.model.embed_tokens = NarrowEmbedding(narrow.model.embed_tokens.weight.to(torch.bfloat16), torch.float32)
+    logits = [
+        prompt_logits(EagerBackend(model, room(model, len(PROMPTS)), adapters=store_of(model, adapter)), [1] * 4)
+        for model in (wide, narrow)
+    ]
+    for expected, found in zip(*logits, strict=True):
+        torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
 # ---- experts ----

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.loader import load_network
+from flambeau.llm.models.families import llama_like
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.row_scaled import Int8Linear
-from support.packed_checkpoints import check_equal, write_packed
+from support.packed_checkpoints import PACKABLE, check_equal, write_packed
+from support.tiny_models import tiny_model
 from support.weights import logits_of
 
 FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -103,6 +107,23 @@ def test_codes_in_blocks_that_do_not_divide_rows_are_dequantized(tmp_path):
 
     model = check_equal(*write_packed(tmp_path, pack, FOUR), keeps_codes=True)
     assert not any(isinstance(module, CodedLinear) for module in model.modules())
+
+
+@pytest.mark.parametrize(("pack", "quantization"), [(four_bits, FOUR), (lambda weight: eight_bits(weight), EIGHT)])
+def test_a_last_layer_whose_rows_have_to_be_normalized_is_dequantized(tmp_path, monkeypatch, pack, quantization):
+    monkeypatch.setattr(llama_like, "BAICHUAN_7B_SIZE", PACKABLE.hidden_size)
+    monkeypatch.setattr(llama_like, "BAICHUAN_2_VOCABULARY", PACKABLE.vocab_size)
+    model = tiny_model(replace(PACKABLE, num_kv_heads=PACKABLE.num_heads))
+    family = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan"}
+    folders = write_packed(tmp_path, pack, quantization, model=model, **family)
+    for folder, is_packed in zip(folders, (True, False), strict=True):
+        tensors = load_file(folder / "model.safetensors")
+        parts, plain = pack(tensors.pop("lm_head.weight"))
+        head = {f"lm_head.{leaf}": part for leaf, part in parts.items()} if is_packed else {"lm_head.weight": plain}
+        save_file({**tensors, **head}, folder / "model.safetensors")
+    found = check_equal(*folders, keeps_codes=True)
+    assert type(found.lm_head) is torch.nn.Linear
+    assert type(found.model.layers[0].mlp.down_proj) is not torch.nn.Linear
 
 
 def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path):

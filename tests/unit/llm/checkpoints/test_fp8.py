@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
@@ -74,6 +75,17 @@ def test_one_scale_for_all_is_ours(tmp_path, leaf):
     declared = {"quant_method": "fp8", "activation_scheme": "static"}
     model = check_equal(*write_packed(tmp_path, lambda weight: whole(weight, leaf), declared))
     assert isinstance(model.model.layers[0].self_attn.qkv_proj, Fp8Linear)
+
+
+@pytest.mark.parametrize("keeps_blocks", [False, True])
+def test_numbers_without_their_scale_are_refused(tmp_path, keeps_blocks):
+    declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
+    folder, _ = write_packed(tmp_path, lambda weight: blocks(weight, (48, 64)), declared)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight_scale_inv"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no file has a scale for .* model\.layers\.1\.mlp\.down_proj\.weight"):
+        load_model(folder, keeps_blocks=keeps_blocks)
 
 
 def test_modelopt_names_its_method_in_a_file_of_its_own(tmp_path):

@@ -45,6 +45,8 @@ INTEGER_KINDS = {  # by the bits of a level, and whether groups have minimums
     (4, True): "int4",
     (4, False): "int4_scaled",
 }
+SCALED_KINDS = ("fp8", "fp4", "fp4_wide", "codes")  # numbers of 8 and 4 bits with scales
+INPUTS_AT_ONCE = 256  # whose weights are read
 ROUTER = ".mlp.gate"  # the layer that chooses experts stays as it is: it decides between scores that are close
 
 
@@ -95,9 +97,24 @@ class PackedLinear(nn.Module):
         """The weights [O, I]."""
         if self.has_integers:
             return self.read_rows(torch.arange(self.out_features)).to(dtype)
+        if self.kind in SCALED_KINDS:
+            return self._read_inputs().to(dtype)
         lines = self.panels.view(-(-self.out_features // PANEL), -1, LANES)
         rows_OI = unpacked_floats(self.kind, lines).transpose(1, 2).flatten(0, 1)
         return rows_OI[: self.out_features, : self.in_features].to(dtype)
+
+    def _read_inputs(self) -> Tensor:
+        """The weights [O, I], as what comes out if one input is 1; exact, as nothing is rounded but sums."""
+        matrix = self.matrix
+        matrix.bias = None
+        found = torch.empty(self.out_features, self.in_features)
+        for start in range(0, self.in_features, INPUTS_AT_ONCE):
+            some = found[:, start : start + INPUTS_AT_ONCE]
+            count = some.shape[1]
+            x = torch.zeros(count, self.in_features)
+            x[torch.arange(count), torch.arange(start, start + count)] = 1.0
+            some.copy_(multiply(matrix, x).t())
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""

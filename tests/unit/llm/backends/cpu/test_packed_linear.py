@@ -293,6 +293,7 @@ def test_fp8_weights_give_the_results_of_float32(shape, num_groups):
         x = torch.randn(rows, shape[0])
         torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(fast(x), layer(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(fast.dequantize(torch.float32), weight)
 
 
 def test_every_number_of_fp8_is_widened_exactly():
@@ -320,6 +321,7 @@ def test_fp8_weights_that_4_bits_represent_are_packed_as_such(shape, num_groups,
     for rows in ROWS:
         x = torch.randn(rows, shape[0])
         torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
+    assert torch.equal(fast.dequantize(torch.float32), weight)
 
 
 @pytest.mark.parametrize("kind", ["fp4", "fp4_wide", "codes"])
@@ -339,6 +341,7 @@ def test_codes_of_4_bits(shape, num_groups, kind):
     for rows in ROWS:
         x = torch.randn(rows, shape[0])
         torch.testing.assert_close(fast(x), F.linear(x, weight, layer.bias), atol=1e-5, rtol=1e-5)
+    assert torch.equal(fast.dequantize(torch.float32), weight)
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
