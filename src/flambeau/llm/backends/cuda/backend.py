@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 KERNELS = "kernels"
 WRONG_KERNELS = "%s: the GPU kernels are not used, Inductor is, as they are wrong here: %s. Please report this"
-PROMPT_LENGTHS = (1, 8, 16, 32, 64, 96, 128)  # each of these compiles different kernels
+PROMPT_LENGTHS = (1, 8, 16, 32, 64, 96, 128, 192)  # each of these compiles different kernels
 EXPERT_LENGTHS = (256, 512, 1024, 2048)  # these too, if there are experts
 
 

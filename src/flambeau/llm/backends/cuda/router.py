@@ -91,6 +91,8 @@ def choose(  # type: ignore[no-untyped-def]
         # Beyond the best groups, weights are 0, and sums with a bias less than any other.
         is_best = in_best_groups(tl.max(scores, 0), EXPERTS, GROUPS, CHOSEN_GROUPS, SIGMOID)[None, :]
         scores = tl.where(is_best, scores, -3.0e38 if HAS_BIAS else 0.0)
+        if not HAS_BIAS:
+            weights = tl.where(is_best, weights, 0.0)
     keys = order_of(tl.where(is_expert, scores, -float("inf")))
     bits = weights.to(tl.int32, bitcast=True)  # in the order of the weights, which are not negative
     slots = tl.arange(0, CHOSEN_PADDED)[None, :] + tl.zeros([COPIES, CHOSEN_PADDED], tl.int32)
@@ -104,8 +106,6 @@ def choose(  # type: ignore[no-untyped-def]
         kept = tl.where(slots == slot, weight, kept)
         keys = tl.where(i == number, LOWEST_KEY, keys)
     kept = kept.to(tl.float32, bitcast=True)
-    if GROUPS > 1 and not HAS_BIAS:  # those beyond the best groups
-        kept = tl.where(slots < CHOSEN, kept, 0.0)
     if NORMALIZES:
         kept = kept / tl.sum(kept, 1)[:, None]
     kept = tl.where(is_number, kept, float("nan"))

@@ -117,6 +117,20 @@ def test_routers(name, num_rows, monkeypatch):
     torch.testing.assert_close(routed.weights_TA, weights, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_experts_beyond_the_best_groups_weigh_nothing(num_rows):
+    """A row has more experts than the best groups have."""
+    changes = {"num_experts_per_token": 6, "num_chosen_groups": 1, "normalizes_experts": False}
+    mlp = sparse_layer(torch.float32, **{**GROUPS, "router": "grouped_softmax", **changes})
+    x = torch.randn(num_rows, 96, device=DEVICE)
+    gain = torch.ones(96, device=DEVICE)
+    weights, _ = mlp.choose(normalize(x.clone(), gain, 1e-5))
+    counters = torch.zeros(num_rows, dtype=torch.int32, device=DEVICE)
+    routed = route(x, None, gain, 1e-5, mlp, counters)
+    assert (weights == 0.0).any(dim=1).all()
+    torch.testing.assert_close(routed.weights_TA, weights, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, which the interpreter uses
 def test_rows_that_are_not_numbers_choose_different_experts_and_leave_others_alone():
     mlp = sparse_layer(torch.float32)

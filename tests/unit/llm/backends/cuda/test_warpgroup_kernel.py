@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flambeau.llm.backends.cuda import few_row_kernel, warpgroup_kernel
+from flambeau.llm.backends.cuda import backend, few_row_kernel, prompt_graphs, warpgroup_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY, FP8, INT4, INT8
 from flambeau.llm.backends.cuda.warpgroup_kernel import BEST_ROWS, WarpgroupDivision, best_division, block_shape
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -116,6 +116,21 @@ def test_sums_of_more_rows_than_the_kernel_has_are_computed_in_pieces(monkeypatc
     assert asked == [(128, 128), (72, 128)]
     assert y.shape == (2, 200, 32)
     torch.testing.assert_close(y[1], nn.functional.linear(x, layer.dequantize(torch.float32)))
+
+
+def test_prompts_in_graphs_use_kernels_that_were_compiled_before():
+    most = warpgroup_kernel.MAX_ROWS
+
+    def kernels_of(lengths):
+        """The rows that blocks are for, and those of the kernel: linear.py divides what is longer."""
+        found = set()
+        for length in lengths:
+            if length <= 2 * most:  # more are computed by PyTorch
+                rest = length % most or most
+                found |= {(min(length, most), warpgroup_kernel.padded(rows)) for rows in {min(length, most), rest}}
+        return found
+
+    assert kernels_of(prompt_graphs.SIZES) <= kernels_of(backend.PROMPT_LENGTHS)
 
 
 @pytest.mark.gpu
