@@ -208,9 +208,11 @@ class Scheduler:
     def _num_step_tokens(self, num_decodes: int) -> int:
         """How many tokens a step may have: more where many prompts wait for each sequence that decodes.
 
-        Longer steps compute prompts faster, and sequences that decode wait for them.
+        Longer steps compute prompts faster, and sequences that decode wait for them. Prompts that wait for the end of
+        a sequence do not count.
         """
-        num_prompts = len(self.running) - num_decodes + len(self.waiting)
+        num_places = self._max_num_seqs - len(self.running)
+        num_prompts = len(self.running) - num_decodes + min(len(self.waiting), num_places)
         if not num_decodes:
             return self._prompt_step_tokens
         if num_prompts < MIN_BACKLOG:
