@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ def lines_with(log: str, *keys: str, level: str | None = None) -> list[str]:
 
 def children_of(pid: int) -> list[int]:
     """The running processes that a process has started, whichever of its threads did."""
-    lists = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for found in lists for child in found]
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found += map(int, file.read_text().split())
+    return found
 
 
 def is_running(pid: int) -> bool:
