@@ -71,7 +71,7 @@ from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
-from flambeau.llm.images.image_processor import read_processor
+from flambeau.llm.images.processors import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.kv_store.rank_store import StoreFollower
