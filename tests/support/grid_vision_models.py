@@ -22,8 +22,8 @@ NAMES = (
 END_OF_TEXT, _, EOS, BEGIN, END, IMAGE, VIDEO = range(len(NAMES))
 VOCAB_SIZE = 448
 PATCH = 4  # pixels of a side; that of a token has twice as many
-KINDS = ("qwen_2", "qwen_2.5", "qwen_3")
-CLASSES = {"qwen_2": "Qwen2VL", "qwen_2.5": "Qwen2_5_VL", "qwen_3": "Qwen3VL"}
+KINDS = ("qwen_2", "qwen_2.5", "qwen_3", "qwen_3_moe")
+CLASSES = {"qwen_2": "Qwen2VL", "qwen_2.5": "Qwen2_5_VL", "qwen_3": "Qwen3VL", "qwen_3_moe": "Qwen3VLMoe"}
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}<|im_end|>
 {% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content %}\
@@ -74,6 +74,8 @@ ENCODERS = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
+ENCODERS["qwen_3_moe"] = ENCODERS["qwen_3"]
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
 
 
 def grid_reference(kind: str, seed: int = 0, **text: Any) -> Any:
@@ -82,8 +84,10 @@ def grid_reference(kind: str, seed: int = 0, **text: Any) -> Any:
 
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     own = {**TEXT, "rope_parameters": rope}
-    if kind == "qwen_3":
+    if kind.startswith("qwen_3"):
         own |= {"head_dim": 16, "rope_parameters": {**rope, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}
+    if kind == "qwen_3_moe":
+        own |= EXPERTS
     config = getattr(transformers, f"{CLASSES[kind]}Config")(
         text_config={**own, **text},
         vision_config=ENCODERS[kind],

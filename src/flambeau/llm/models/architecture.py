@@ -149,6 +149,7 @@ class Architecture:
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
     normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
+    either_order: bool = False  # in the files only: stacks of experts may be transposed, which their shapes tell
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"

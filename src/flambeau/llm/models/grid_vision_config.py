@@ -43,7 +43,7 @@ NORM_EPSILON = 1e-6
 class EncoderKind:
     """What one kind of encoder has, and which keys its settings have."""
 
-    model_types: tuple[str, ...]  # the first is the newer name
+    model_types: tuple[str, ...]  # names of it, old and new
     defaults: Mapping[str, Any]
     inner: str  # the key of the hidden size …
     outer: str  # … and of the decoder's
@@ -73,7 +73,7 @@ ENCODERS = {
         parts={"norm": "rms", "has_gate": True},
     ),
     "qwen_3": EncoderKind(
-        model_types=("qwen3_vl_vision", "qwen3_vl"),
+        model_types=("qwen3_vl_vision", "qwen3_vl", "qwen3_vl_moe_vision", "qwen3_vl_moe"),
         defaults={
             **COMMON,
             "depth": 27,
@@ -91,14 +91,16 @@ ENCODERS = {
 }
 
 
-def grid_decoder_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def grid_decoder_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the decoder: its own section, or in older files all that are beside the encoder's.
 
-    Files of one version have both; transformers then reads the section.
+    Files of one version have both; transformers then reads the section. Whether embeddings are tied is said outside of
+    it; files of the older models may have it inside only.
     """
     own = {key: value for key, value in section(config, "text_config").items() if value is not None}
     beside = {key: value for key, value in config.items() if value is not None}
-    is_tied = bool(own.get("tie_word_embeddings") or beside.get("tie_word_embeddings"))
+    inside, outside = own.get("tie_word_embeddings"), beside.get("tie_word_embeddings")
+    is_tied = bool(outside if kind == "qwen_3" and outside is not None else inside or outside)
     outer = {key: beside[key] for key in OUTER_KEYS if key in beside}
     apart = (*TOKEN_KEYS, *UNUSED_TOKENS, "text_config", "vision_config", "processor_class")
     merged = {**beside, **own, **outer, "tie_word_embeddings": is_tied}

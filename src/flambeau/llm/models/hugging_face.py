@@ -55,6 +55,7 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "normalized_head": False,
     "transposed": "",
+    "either_order": False,
 }
 QUANTIZATION_METHODS = (
     "flambeau",
@@ -161,7 +162,7 @@ def from_hugging_face(config: Config) -> Architecture:
 def text_config(config: Config, family: Family) -> Config:
     """The part of config.json on the language model, with what is said of the whole checkpoint."""
     if family.vision is not None:
-        return decoder_config(config) if family.vision == "siglip" else grid_decoder_config(config)
+        return decoder_config(config) if family.vision == "siglip" else grid_decoder_config(family.vision, config)
     if not family.text_section:
         return config
     text = section(config, family.text_section)

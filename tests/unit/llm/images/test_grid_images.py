@@ -12,7 +12,7 @@ from torch import Tensor
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
-from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.images.image_files import ImageFile
 from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import write_adapter
@@ -264,7 +264,7 @@ def test_adapters_and_images_go_together(made, tmp_path):
     shapes = {
         name.removesuffix(".weight"): tuple(tensor.shape)
         for name, tensor in load_file(made[0] / "model.safetensors").items()
-        if name.endswith(("layers.1.self_attn.q_proj.weight", "layers.2.mlp.down_proj.weight"))
+        if name.endswith(("layers.1.self_attn.q_proj.weight", "layers.1.mlp.down_proj.weight"))
     }
     assert len(shapes) == 2
     write_adapter(tmp_path / "style", shapes, seed=3)
@@ -277,3 +277,10 @@ def test_adapters_and_images_go_together(made, tmp_path):
     check(made[1], added, prompt, (WIDE, TALL), plain)
     assert own.token_ids != plain.token_ids
     assert own.token_ids == merged.generate([prompt], GREEDY, images=[images])[0].token_ids
+
+
+@pytest.mark.parametrize("prefix", ["visual", "model.visual"])
+def test_an_adapter_of_the_encoder_is_rejected(made, tmp_path, prefix):
+    write_adapter(tmp_path / "eyes", {f"{prefix}.blocks.0.attn.qkv": (72, 24)}, seed=3)
+    with pytest.raises(CheckpointError, match=r"cannot be changed here: .*visual"):
+        Engine.from_pretrained(made[0], compile=False, device="cpu", lora_adapters={"eyes": str(tmp_path / "eyes")})

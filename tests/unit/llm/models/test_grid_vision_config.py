@@ -128,6 +128,30 @@ RELEASED: dict[str, dict[str, Any]] = {
         **TOKENS,
     },
 }
+RELEASED["qwen_3_moe"] = {  # 30B-A3B
+    **RELEASED["qwen_3"],
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **RELEASED["qwen_3"]["text_config"],
+        "decoder_sparse_step": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_vl_moe_text",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+    },
+    "vision_config": {
+        **RELEASED["qwen_3"]["vision_config"],
+        "model_type": "qwen3_vl_moe",
+        "out_hidden_size": 2048,
+    },
+}
 
 
 def with_vision(kind: str, **changes: object) -> dict[str, Any]:
@@ -221,12 +245,14 @@ def test_a_section_of_the_decoder_comes_before_what_is_beside_it(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_are_tied_if_either_place_says_so(kind):
+def test_embeddings_are_tied_where_transformers_ties_them(kind):
+    import transformers
+
     released = RELEASED[kind]
-    assert from_hugging_face({**released, "tie_word_embeddings": True}).tied_embeddings
     text = {**released.get("text_config", released), "tie_word_embeddings": True}
-    assert from_hugging_face({**released, "text_config": text}).tied_embeddings
-    assert not from_hugging_face(released).tied_embeddings
+    for config in (released, {**released, "tie_word_embeddings": True}, {**released, "text_config": text}):
+        theirs = getattr(transformers, f"{CLASSES[kind]}Config").from_dict(config)
+        assert from_hugging_face(config).tied_embeddings == theirs.tie_word_embeddings
 
 
 def test_longer_texts_by_yarn_keep_the_sections():
@@ -270,6 +296,13 @@ def test_sections_of_the_third_generation_take_turns():
         ),
         ({**RELEASED["qwen_2"], "rope_scaling": {"type": "ntk", "mrope_section": [16, 24, 24]}}, "ntk"),
         ({**RELEASED["qwen_2"], "vision_config": "large"}, "must be an object"),
+        (
+            {
+                **RELEASED["qwen_3_moe"],
+                "text_config": {**RELEASED["qwen_3_moe"]["text_config"], "norm_topk_prob": False},
+            },
+            "norm_topk_prob False",
+        ),
     ],
 )
 def test_what_is_not_supported_is_rejected_by_name(config, reason):
@@ -280,6 +313,10 @@ def test_what_is_not_supported_is_rejected_by_name(config, reason):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_key_is_named_wherever_it_is(kind):
     assert from_hugging_face({**RELEASED[kind], "new_trick": 3}).unknown_keys == ("new_trick",)
-    scaled = {"type": "default", "mrope_section": [24, 20, 20] if kind == "qwen_3" else [16, 24, 24], "trick": 1}
+    scaled = {
+        "type": "default",
+        "mrope_section": [24, 20, 20] if kind.startswith("qwen_3") else [16, 24, 24],
+        "trick": 1,
+    }
     text = {**RELEASED[kind].get("text_config", RELEASED[kind]), "rope_scaling": scaled}
     assert from_hugging_face({**RELEASED[kind], "text_config": text}).unknown_keys == ("rope_scaling.trick",)

@@ -78,16 +78,37 @@ QWEN_2 = Family(
     renames=NAMES,
     defaults=QWEN_2_DEFAULTS,
 )
+QWEN_3 = Family(
+    model_type="qwen3_vl",
+    vision="qwen_3",
+    qk_norm=True,
+    derive=interleaved,
+    understands=SECTION_KEYS,
+    renames=NAMES,
+    defaults=QWEN_3_DEFAULTS,
+)
 QWEN_VL = {
     "Qwen2VLForConditionalGeneration": QWEN_2,
     "Qwen2_5_VLForConditionalGeneration": replace(QWEN_2, model_type="qwen2_5_vl", vision="qwen_2.5"),
-    "Qwen3VLForConditionalGeneration": Family(
-        model_type="qwen3_vl",
-        vision="qwen_3",
-        qk_norm=True,
-        derive=interleaved,
-        understands=SECTION_KEYS,
-        renames=NAMES,
-        defaults=QWEN_3_DEFAULTS,
+    "Qwen3VLForConditionalGeneration": QWEN_3,
+    "Qwen3VLMoeForConditionalGeneration": replace(
+        QWEN_3,
+        model_type="qwen3_vl_moe",
+        experts=True,
+        parts={"either_order": True},  # transposed in the released files, and not in those of transformers 5
+        supported={"norm_topk_prob": (None, True)},
+        defaults={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 128000,
+            "rope_theta": 500000.0,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+            "num_experts": 60,
+        },
     ),
 }
