@@ -22,8 +22,15 @@ NAMES = (
 END_OF_TEXT, _, EOS, BEGIN, END, IMAGE, VIDEO = range(len(NAMES))
 VOCAB_SIZE = 448
 PATCH = 4  # pixels of a side; that of a token has twice as many
-KINDS = ("qwen_2", "qwen_2.5", "qwen_3", "qwen_3_moe")
-CLASSES = {"qwen_2": "Qwen2VL", "qwen_2.5": "Qwen2_5_VL", "qwen_3": "Qwen3VL", "qwen_3_moe": "Qwen3VLMoe"}
+KINDS = ("qwen_2", "qwen_2.5", "qwen_3", "qwen_3_moe", "qwen_3.5", "qwen_3.5_moe")
+CLASSES = {
+    "qwen_2": "Qwen2VL",
+    "qwen_2.5": "Qwen2_5_VL",
+    "qwen_3": "Qwen3VL",
+    "qwen_3_moe": "Qwen3VLMoe",
+    "qwen_3.5": "Qwen3_5",
+    "qwen_3.5_moe": "Qwen3_5Moe",
+}
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}<|im_end|>
 {% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content %}\
@@ -75,7 +82,17 @@ ENCODERS = {
     },
 }
 ENCODERS["qwen_3_moe"] = ENCODERS["qwen_3"]
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
+_FLAT = {key: value for key, value in ENCODERS["qwen_3"].items() if key != "deepstack_visual_indexes"}
+ENCODERS["qwen_3.5"] = ENCODERS["qwen_3.5_moe"] = _FLAT
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+RECURRENT = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 
 def grid_reference(kind: str, seed: int = 0, **text: Any) -> Any:
@@ -86,8 +103,13 @@ def grid_reference(kind: str, seed: int = 0, **text: Any) -> Any:
     own = {**TEXT, "rope_parameters": rope}
     if kind.startswith("qwen_3"):
         own |= {"head_dim": 16, "rope_parameters": {**rope, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}
+    if kind.startswith("qwen_3.5"):
+        own |= RECURRENT
+        own["rope_parameters"] = {**own["rope_parameters"], "partial_rotary_factor": 0.5}
     if kind == "qwen_3_moe":
-        own |= EXPERTS
+        own |= {**EXPERTS, "mlp_only_layers": [1]}
+    if kind == "qwen_3.5_moe":
+        own |= {**EXPERTS, "shared_expert_intermediate_size": 48}
     config = getattr(transformers, f"{CLASSES[kind]}Config")(
         text_config={**own, **text},
         vision_config=ENCODERS[kind],

@@ -26,6 +26,11 @@ def make_encoder(arch: VisionArchitecture) -> VisionNetwork:
     return SiglipEncoder(arch)
 
 
+def has_vision(path: Path) -> bool:
+    """Whether a checkpoint holds any weights of an encoder; those of models that were trained on text may not."""
+    return any(vision_name(stored.name) is not None for file in open_files(path) for stored in file)
+
+
 def load_vision(
     path: Path, arch: VisionArchitecture, *, device: torch.device | str, dtype: torch.dtype
 ) -> VisionNetwork:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -17,11 +17,12 @@ ACTIVATIONS: dict[str, VisionActivation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
 }
-TOKEN_KEYS = {  # of the whole model, with their defaults
+TOKENS = {  # of the whole model, with their defaults
     "image_token_id": 151655,
     "vision_start_token_id": 151652,
     "vision_end_token_id": 151653,
 }
+LATER_TOKENS = {"image_token_id": 248056, "vision_start_token_id": 248053, "vision_end_token_id": 248054}
 UNUSED_TOKENS = ("video_token_id", "vision_token_id")
 # Where the decoder has a section of its own, these are said of the whole checkpoint.
 OUTER_KEYS = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
@@ -47,6 +48,7 @@ class EncoderKind:
     defaults: Mapping[str, Any]
     inner: str  # the key of the hidden size …
     outer: str  # … and of the decoder's
+    tokens: Mapping[str, int] = field(default_factory=lambda: TOKENS)
     parts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +91,13 @@ ENCODERS = {
         outer="out_hidden_size",
     ),
 }
+_QWEN_3 = ENCODERS["qwen_3"]
+ENCODERS["qwen_3.5"] = replace(
+    _QWEN_3,
+    model_types=("qwen3_5_vision", "qwen3_5", "qwen3_5_moe_vision", "qwen3_5_moe"),
+    defaults={**_QWEN_3.defaults, "deepstack_visual_indexes": []},
+    tokens=LATER_TOKENS,
+)
 
 
 def grid_decoder_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +109,10 @@ def grid_decoder_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in section(config, "text_config").items() if value is not None}
     beside = {key: value for key, value in config.items() if value is not None}
     inside, outside = own.get("tie_word_embeddings"), beside.get("tie_word_embeddings")
-    is_tied = bool(outside if kind == "qwen_3" and outside is not None else inside or outside)
+    is_newer = kind in ("qwen_3", "qwen_3.5")
+    is_tied = bool(outside if is_newer and outside is not None else inside or outside)
     outer = {key: beside[key] for key in OUTER_KEYS if key in beside}
-    apart = (*TOKEN_KEYS, *UNUSED_TOKENS, "text_config", "vision_config", "processor_class")
+    apart = (*TOKENS, *UNUSED_TOKENS, "text_config", "vision_config", "processor_class")
     merged = {**beside, **own, **outer, "tie_word_embeddings": is_tied}
     return {key: value for key, value in merged.items() if key not in apart}
 
@@ -127,7 +137,7 @@ def read_grid_vision(kind: str, config: Mapping[str, Any], text_size: int, num_l
         for key, value in encoder.defaults.items()
         if isinstance(value, int)
     }
-    tokens = {key: whole_number(key, config.get(key) or default) for key, default in TOKEN_KEYS.items()}
+    tokens = {key: whole_number(key, config.get(key) or default) for key, default in encoder.tokens.items()}
     hidden, depth = sizes[encoder.inner], sizes["depth"]
     heads = sizes["num_heads"]
     if hidden % heads or hidden // heads % 4:
@@ -139,6 +149,8 @@ def read_grid_vision(kind: str, config: Mapping[str, Any], text_size: int, num_l
             f"vision_config has {encoder.outer} {sizes[encoder.outer]}, and the decoder's hidden size is {text_size}"
         )
     deep = layer_numbers("deepstack_visual_indexes", own, depth)
+    if deep and not encoder.defaults["deepstack_visual_indexes"]:
+        raise CheckpointError(f"deepstack_visual_indexes {[*deep]} are not supported for this family")
     if len(deep) > num_layers:
         raise CheckpointError(f"deepstack_visual_indexes has {len(deep)} layers, and the decoder only {num_layers}")
     return GridArchitecture(

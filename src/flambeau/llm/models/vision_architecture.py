@@ -40,7 +40,7 @@ class SiglipArchitecture(VisionArchitecture):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridArchitecture(VisionArchitecture):
-    """An encoder of images of any size; a square of patches becomes a token (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)."""
+    """An encoder of images of any size; a square of patches becomes a token (Qwen2-VL to Qwen 3.5)."""
 
     merge_size: int = 2  # patches of a side of the square
     frames: int = 2  # that a patch has; an image is repeated

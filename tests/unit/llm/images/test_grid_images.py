@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
@@ -136,7 +137,7 @@ def test_the_logits_of_a_whole_prompt_are_those_of_transformers(made, engine):
     expected = reference_logits(made[1], engine, prompt, (WIDE, TALL)).log_softmax(-1)
     wanted = [float(expected[i, token]) for i, token in enumerate(prompt[1:])]
     assert infos is not None
-    torch.testing.assert_close([info.logprob for info in infos], wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close([info.logprob for info in infos], wanted, atol=1e-4, rtol=2e-5)
 
 
 @pytest.mark.parametrize("step_tokens", [5, 18, 64])
@@ -152,14 +153,16 @@ def test_requests_with_and_without_images_run_together_in_chunks(made, step_toke
 
 def test_an_image_in_the_second_turn(made):
     """It changes the positions of what comes before, whose blocks are then not shared."""
+    if read_architecture(made[0]).recurrence is not None:
+        pytest.skip("states of such short prompts are not kept")
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4)
     first = ([20, 30, 40, 50, 60, 70, 80, 90], WIDE, [50, 60])
     prompt, images = prompt_of(engine, *first)
     [answer] = engine.generate([prompt], GREEDY, images=[images])
     check(made[1], engine, prompt, (WIDE,), answer)
     [again] = engine.generate([prompt], GREEDY, images=[images])
-    assert again.counts.num_cached == (len(prompt) - 1) // 4 * 4
     check(made[1], engine, prompt, (WIDE,), again)
+    assert again.counts.num_cached == (len(prompt) - 1) // 4 * 4
     longer, images = prompt_of(engine, *first, answer.token_ids, [60, 61])
     [text] = engine.generate([longer], GREEDY, images=[images])
     assert text.counts.num_cached >= len(prompt)
@@ -173,6 +176,26 @@ def test_an_image_in_the_second_turn(made):
     check(made[1], engine, longer, (WIDE, TALL), third)
 
 
+def test_states_of_recurrent_layers_are_kept_behind_images(made):
+    if read_architecture(made[0]).recurrence is None:
+        pytest.skip("it has none")
+    engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4, max_step_tokens=100)
+    chats = {"image": ([*range(20, 320)], WIDE, [50, 60]), "other": ([*range(20, 320)], TALL, [50, 60])}
+    for name, cached in (("image", 0), ("image", 376), ("other", 0), ("image", 376), ("other", 356)):
+        prompt, images = prompt_of(engine, *chats[name])
+        [found] = engine.generate([prompt], GREEDY, images=[images])
+        check(made[1], engine, prompt, (chats[name][1],), found)
+        assert found.counts.num_cached == cached
+    prompt, images = prompt_of(engine, *chats["image"], [*range(100, 140)])
+    [text] = engine.generate([prompt], GREEDY, images=[images])
+    check(made[1], engine, prompt, (WIDE,), text)
+    assert text.counts.num_cached == 376
+    prompt, images = prompt_of(engine, *chats["image"], TALL, [60])
+    [second] = engine.generate([prompt], GREEDY, images=[images])
+    check(made[1], engine, prompt, (WIDE, TALL), second)
+    assert second.counts.num_cached == 0
+
+
 def test_images_of_the_same_size_share_the_blocks_before_them_only(made):
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4)
     before = [20, 30, 40, 50, 60, 70, 80, 90]
@@ -180,7 +203,7 @@ def test_images_of_the_same_size_share_the_blocks_before_them_only(made):
         prompt, images = prompt_of(engine, before, image, [50, 60])
         [found] = engine.generate([prompt], GREEDY, images=[images])
         check(made[1], engine, prompt, (image,), found)
-        assert found.counts.num_cached == cached
+        assert found.counts.num_cached == (cached if engine.arch.recurrence is None else 0)
     [text] = engine.generate([[*before, 50]], GREEDY)
     assert text.counts.num_cached == 0
     check(made[1], engine, [*before, 50], (), text)
@@ -196,7 +219,9 @@ def test_a_preempted_request_reads_its_image_again(made):
         check(made[1], small, prompt, (chat[1],), completion)
 
 
-def test_prefixes_in_host_memory_are_those_of_text_alone(made):
+def test_prefixes_in_host_memory_are_those_of_text_alone(made, engine):
+    if engine.arch.recurrence is not None:
+        pytest.skip("states are not kept there")
     small = Engine.from_pretrained(
         made[0], compile=False, device="cpu", block_size=4, num_blocks=32, kv_host_memory_mb=16
     )
@@ -264,7 +289,7 @@ def test_adapters_and_images_go_together(made, tmp_path):
     shapes = {
         name.removesuffix(".weight"): tuple(tensor.shape)
         for name, tensor in load_file(made[0] / "model.safetensors").items()
-        if name.endswith(("layers.1.self_attn.q_proj.weight", "layers.1.mlp.down_proj.weight"))
+        if name.endswith(("layers.1.self_attn.q_proj.weight", "layers.1.self_attn.o_proj.weight"))
     }
     assert len(shapes) == 2
     write_adapter(tmp_path / "style", shapes, seed=3)

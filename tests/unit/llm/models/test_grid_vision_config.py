@@ -152,6 +152,79 @@ RELEASED["qwen_3_moe"] = {  # 30B-A3B
         "out_hidden_size": 2048,
     },
 }
+LATER_TOKENS = {
+    "image_token_id": 248056,
+    "video_token_id": 248057,
+    "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054,
+}
+RELEASED["qwen_3.5"] = {  # 9B
+    **RELEASED["qwen_3"],
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 248044,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "use_cache": True,
+        "vocab_size": 248320,
+    },
+    "vision_config": {
+        **RELEASED["qwen_3"]["vision_config"],
+        "deepstack_visual_indexes": [],
+        "model_type": "qwen3_5",
+    },
+    **LATER_TOKENS,
+}
+RELEASED["qwen_3.5_moe"] = {
+    **RELEASED["qwen_3.5"],
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        **{k: v for k, v in RELEASED["qwen_3.5"]["text_config"].items() if k != "intermediate_size"},
+        "hidden_size": 2048,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512,
+    },
+    "vision_config": {
+        **RELEASED["qwen_3.5"]["vision_config"],
+        "model_type": "qwen3_5_moe",
+        "out_hidden_size": 2048,
+    },
+}
 
 
 def with_vision(kind: str, **changes: object) -> dict[str, Any]:
@@ -172,13 +245,13 @@ def test_the_released_settings_are_those_of_transformers(kind):
     theirs = getattr(transformers, f"{CLASSES[kind]}Config").from_dict(RELEASED[kind])
     ours, text, vision = from_hugging_face(RELEASED[kind]), theirs.text_config, theirs.vision_config
     assert ours.unknown_keys == ()
-    assert (ours.hidden_size, ours.num_layers, ours.num_heads, ours.num_kv_heads, ours.intermediate_size) == (
+    assert (ours.hidden_size, ours.num_layers, ours.num_heads, ours.num_kv_heads) == (
         text.hidden_size,
         text.num_hidden_layers,
         text.num_attention_heads,
         text.num_key_value_heads,
-        text.intermediate_size,
     )
+    assert ours.intermediate_size == getattr(text, "intermediate_size", ours.expert_size)
     assert (ours.max_length, ours.norm_epsilon, ours.rope_theta, ours.windows, ours.rope_scaling) == (
         text.max_position_embeddings,
         text.rms_norm_eps,
@@ -195,12 +268,16 @@ def test_the_released_settings_are_those_of_transformers(kind):
         vision.patch_size,
         text.hidden_size,
     )
-    assert (encoder.image_id, encoder.begin_id, encoder.end_id) == (151655, 151652, 151653)
+    assert (encoder.image_id, encoder.begin_id, encoder.end_id) == (
+        theirs.image_token_id,
+        theirs.vision_start_token_id,
+        theirs.vision_end_token_id,
+    )
     assert encoder.intermediate_size == (5120 if kind == "qwen_2" else vision.intermediate_size)
     assert encoder.window == (8 if kind == "qwen_2.5" else 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:4])  # the sizes of Qwen 3.5 are required
 def test_what_is_left_out_is_what_transformers_has(kind):
     import transformers
 
@@ -227,8 +304,9 @@ def test_what_is_left_out_is_what_transformers_has(kind):
         vision.temporal_patch_size,
     )
     assert encoder.hidden_size == (vision.embed_dim if kind == "qwen_2" else vision.hidden_size)
-    assert encoder.image_id == theirs.image_token_id
-    assert encoder.deep_layers == tuple(getattr(vision, "deepstack_visual_indexes", ()))
+    assert (encoder.image_id, encoder.begin_id) == (theirs.image_token_id, theirs.vision_start_token_id)
+    deep = () if kind.startswith("qwen_3.5") else getattr(vision, "deepstack_visual_indexes", ())
+    assert encoder.deep_layers == tuple(deep)
     assert encoder.full_layers == set(getattr(vision, "fullatt_block_indexes", ()))
 
 
@@ -286,6 +364,7 @@ def test_sections_of_the_third_generation_take_turns():
         (with_vision("qwen_2.5", patch_size=[14, 14]), "patch_size"),
         (with_vision("qwen_3", num_position_embeddings=2305), "2305 is not a square"),
         (with_vision("qwen_3", deepstack_visual_indexes=[3, 3]), "deepstack_visual_indexes"),
+        (with_vision("qwen_3.5", deepstack_visual_indexes=[3]), r"deepstack_visual_indexes \[3\] are not supported"),
         (with_vision("qwen_3", deepstack_visual_indexes=[3, "4"]), "deepstack_visual_indexes"),
         ({**RELEASED["qwen_2"], "image_token_id": "x"}, "image_token_id"),
         ({**RELEASED["qwen_2"], "rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, "mrope_section"),
@@ -313,10 +392,7 @@ def test_what_is_not_supported_is_rejected_by_name(config, reason):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_key_is_named_wherever_it_is(kind):
     assert from_hugging_face({**RELEASED[kind], "new_trick": 3}).unknown_keys == ("new_trick",)
-    scaled = {
-        "type": "default",
-        "mrope_section": [24, 20, 20] if kind.startswith("qwen_3") else [16, 24, 24],
-        "trick": 1,
-    }
-    text = {**RELEASED[kind].get("text_config", RELEASED[kind]), "rope_scaling": scaled}
-    assert from_hugging_face({**RELEASED[kind], "text_config": text}).unknown_keys == ("rope_scaling.trick",)
+    text = RELEASED[kind].get("text_config", RELEASED[kind])
+    name = "rope_parameters" if "rope_parameters" in text else "rope_scaling"
+    text = {**text, name: {**text[name], "trick": 1}}
+    assert from_hugging_face({**RELEASED[kind], "text_config": text}).unknown_keys == (f"{name}.trick",)

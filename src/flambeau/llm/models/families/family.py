@@ -10,7 +10,7 @@ Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `pattern` leaves out every nth layer.
 WindowedLayers = Literal["none", "all", "late", "unrotated", "even", "pattern"]
 
-VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3"]
+VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3", "qwen_3.5"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
