@@ -133,6 +133,13 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     )
 
 
+def is_turned(arch: Architecture, name: str, shape: torch.Size) -> bool:
+    """Whether a stack of experts has inputs before outputs, in a family whose files may have either order."""
+    if not arch.either_order or len(shape) != 3 or (found := STACK.search(name)) is None:
+        return False
+    return shape[-1] != (arch.hidden_size if found[1] == "gate_up" else arch.expert_size)
+
+
 def as_is(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -183,13 +190,6 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
-
-
-def is_turned(arch: Architecture, name: str, shape: torch.Size) -> bool:
-    """Whether a stack of experts has inputs before outputs, in a family whose files may have either order."""
-    if not arch.either_order or len(shape) != 3 or (found := STACK.search(name)) is None:
-        return False
-    return shape[-1] != (arch.hidden_size if found[1] == "gate_up" else arch.expert_size)
 
 
 def as_written(place: ParameterSlice, name: str, given: Tensor, targets: dict[str, Tensor]) -> ParameterSlice:
