@@ -46,7 +46,7 @@ def test_tokens_are_those_of_a_cpu_while_steps_are_captured(tmp_path):
     on_gpu.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:4])  # those without recurrent layers, which Inductor compiles
 def test_images_of_any_size_say_what_they_say_on_a_cpu(tmp_path, kind):
     write_grid_model(tmp_path, kind)
     on_cpu = Engine.from_pretrained(tmp_path, device="cpu", compile=False)
