@@ -51,7 +51,15 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "VitsModel": ("text-to-speech",),
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
-IMAGE_READERS = ("Gemma3ForConditionalGeneration",)  # language models that the engine knows, with an encoder of images
+IMAGE_READERS = (  # language models that the engine knows, with an encoder of images
+    "Gemma3ForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (
     "wav2vec2",

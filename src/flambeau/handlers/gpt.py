@@ -139,8 +139,8 @@ class GptHandler(BaseHandler):
         self.tokenizer = PieceTokenizer(tokenizer)
         chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
         logger.info("%s", chat_format)
-        vision = self.engine.images.arch if self.engine.images is not None else None
-        chat_images = ChatImages.of(vision, tokenizer) if vision is not None else None
+        images = self.engine.images
+        chat_images = ChatImages.of(images.arch, images.processor, tokenizer) if images is not None else None
         self._reader = RequestReader(
             tokenizer,
             max_length=self.engine.max_length,

@@ -30,7 +30,7 @@ from flambeau.llm.executor.inputs import InputBuilder
 from flambeau.llm.executor.speculators import make_speculator, num_recomputed_blocks
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.images.image_encoder import ImageEncoder
-from flambeau.llm.images.image_processor import ImageFile
+from flambeau.llm.images.image_files import ImageFile
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from flambeau.llm.core.sequence import (
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
 from flambeau.llm.grammar.reasoning_budget import ReasoningBudget
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.models.vision_architecture import VisionArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -164,14 +164,17 @@ class InputProcessor:
                 raise InvalidRequest("this model reads text only; leave the images out", "prompt")
             return ()
         places = image_places(prompt_ids, self._vision.image_id)
-        is_whole = all(len(place) == self._vision.num_tokens for place in places)
-        if len(places) != len(images) or not is_whole or (places and places[-1].stop == len(prompt_ids)):
+        lengths = [len(image.features) for image in images]
+        if [*map(len, places)] != lengths or (places and places[-1].stop == len(prompt_ids)):
             raise InvalidRequest(
-                f"the prompt has {sum(map(len, places))} tokens in the place of images, and {len(images)} images of "
-                f"{self._vision.num_tokens} tokens each; send images in the messages of a chat",
+                f"the prompt has {listed(map(len, places))} tokens in the places of images, and the images need "
+                f"{listed(lengths)}; send images in the messages of a chat",
                 "prompt",
             )
-        return tuple(PromptImage(place.start, place.stop, image) for place, image in zip(places, images, strict=True))
+        is_whole = self._vision.attends_both_ways
+        return tuple(
+            PromptImage(place.start, place.stop, image, is_whole) for place, image in zip(places, images, strict=True)
+        )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         self._check_vocabulary("logit_bias", "logit_bias", [*params.logit_bias])
@@ -222,6 +225,10 @@ def image_places(prompt_ids: Many[int], image_id: int) -> list[range]:
                 is_next = places and places[-1].stop == place
                 places.append(range(places.pop().start if is_next else place, place + 1))
     return places
+
+
+def listed(numbers: Iterable[int]) -> str:
+    return " + ".join(map(str, numbers)) or "0"
 
 
 def has_budget(turn: ChatTurn) -> bool:

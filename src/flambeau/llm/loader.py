@@ -39,7 +39,7 @@ from flambeau.llm.checkpoints.checkpoint import (
     unsupported_reason,
 )
 from flambeau.llm.checkpoints.head_weights import find_mtp, is_eagle, load_eagle, load_mtp, read_eagle, read_mtp
-from flambeau.llm.checkpoints.vision_weights import load_vision
+from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
@@ -71,7 +71,7 @@ from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
-from flambeau.llm.images.image_processor import read_processor
+from flambeau.llm.images.processors import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.kv_store.rank_store import StoreFollower
@@ -523,6 +523,9 @@ def load_images(
 ) -> ImageEncoder | None:
     """The encoder of images, in a model that has one."""
     if arch.vision is None:
+        return None
+    if not has_vision(path):
+        logger.warning("%s holds no weights of an encoder of images: the model reads text only", path)
         return None
     processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
     network = load_vision(path, arch.vision, device=device, dtype=dtype)

@@ -6,12 +6,15 @@ from typing import Any
 
 from msgspec import DecodeError, Struct, ValidationError, msgpack
 
+from flambeau.wire.generation import ImageInput
+
 
 class Tokenize(Struct, tag="tokenize", omit_defaults=True, frozen=True, kw_only=True):
     """A prompt, or the messages of a chat, to turn into token ids."""
 
     prompt: str = ""
     messages: list[dict[str, Any]] | None = None
+    images: list[ImageInput] = []  # of the messages, in their order
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = {}  # further variables of the chat template
     add_special: bool = True  # the tokens that begin every sequence; a chat template writes its own

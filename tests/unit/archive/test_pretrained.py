@@ -30,6 +30,7 @@ def write(folder: Path, card: str = "", **config: Any) -> Path:
         ("LlamaForCausalLM", "llama", {}, "", ("gpt_handler", "")),
         ("GPT2LMHeadModel", "gpt2", {}, "", ("gpt_handler", "")),
         ("Gemma3ForConditionalGeneration", "gemma3", {}, "image-text-to-text", ("gpt_handler", "")),
+        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {}, "image-text-to-text", ("gpt_handler", "")),
         ("BertForSequenceClassification", "bert", {}, "", ("transformers", "text-classification")),
         ("BertForSequenceClassification", "bert", NLI, "", ("transformers", "zero-shot-classification")),
         ("BertForSequenceClassification", "bert", NLI, "text-classification", ("transformers", "text-classification")),

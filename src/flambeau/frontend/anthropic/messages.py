@@ -43,7 +43,12 @@ def count_tokens(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), CountTokensRequest)
     generation = checked_generation(to_chat(request))
     model, version = choose_model(server.registry, request.model, "tokenize")
-    asked = Tokenize(messages=generation.messages, tools=generation.tools, template_options=generation.template_options)
+    asked = Tokenize(
+        messages=generation.messages,
+        images=generation.images,
+        tools=generation.tools,
+        template_options=generation.template_options,
+    )
     submit_tokenize(exchange, model, version, asked, count_document, server.config.error_style)
 
 

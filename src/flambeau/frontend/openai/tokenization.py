@@ -66,8 +66,10 @@ def tokenize_of(request: TokenizeRequest) -> Tokenize:
         raise InvalidField(
             "add_special_tokens", "add_special_tokens is for a prompt; the chat template writes those of messages"
         )
+    messages, images = take_images(check_messages(request.messages))
     return Tokenize(
-        messages=take_images(check_messages(request.messages))[0],
+        messages=messages,
+        images=images,
         tools=tools_for_template(request.tools or []) or None,
         template_options=template_options(request),
         has_texts=has_texts,

@@ -156,12 +156,17 @@ class RequestReader:
             raise InvalidField("messages", "predictions read text only; send images to /v1/chat/completions")
         return self._encode_chat(request.messages, {})
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+    def _encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        files: Sequence[ImageInput] = (),
+    ) -> list[int]:
         contents = [message.get("content") for message in messages]
         self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
         num_images = num_image_parts(messages)
         if self._images is not None and num_images:
-            return self._encode_with_images(self._images, num_images, messages, options)
+            return self._encode_with_images(self._images, files, messages, options)
         if num_images:
             raise InvalidField("messages", f"the messages have images: {TEXT_ONLY}")
         return self._encode_template(messages, options)
@@ -169,23 +174,23 @@ class RequestReader:
     def _encode_with_images(
         self,
         images: ChatImages,
-        num_images: int,
+        files: Sequence[ImageInput],
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
     ) -> list[int]:
-        if num_images * images.num_tokens >= self._max_length:  # before they are put into a text
+        counts = images.counts(files)
+        if sum(counts) >= self._max_length:  # before their tokens are put into a prompt
             raise InvalidField(
                 "messages",
-                f"{num_images} images take {images.num_tokens} tokens each, and the model's context has only "
-                f"{self._max_length}; send fewer",
+                f"{len(counts)} images take {sum(counts)} tokens, and the model's context has only "
+                f"{self._max_length}; send fewer or smaller ones",
             )
-        ids = self._encode_template(messages, {**options, "expansions": images.expansions})
-        images.check_prompt(ids, num_images)
+        ids = images.expand(self._encode_template(messages, {**options, "expansions": images.expansions}), counts)
         if len(ids) >= self._max_length:  # before images are encoded, which takes long
             raise InvalidField(
                 "messages",
-                f"the prompt has {len(ids)} tokens, those of {num_images} images included, and the model's context "
-                f"{self._max_length}, the answer's included; send fewer images or less text",
+                f"the prompt has {len(ids)} tokens, those of {len(counts)} images included, and the model's context "
+                f"{self._max_length}, the answer's included; send fewer or smaller images, or less text",
             )
         return ids
 
@@ -320,7 +325,7 @@ class RequestReader:
             options.setdefault("enable_thinking", False)
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
-        return [self._encode_messages(request.messages, request.tools, options)]
+        return [self._encode_messages(request.messages, request.tools, options, request.images)]
 
     def _infill(self, suffix: str) -> Infill | None:
         """How the model fills in before a suffix; None without one."""
@@ -337,14 +342,18 @@ class RequestReader:
         return infill.encode(check_text(prompt, "prompt"), check_text(suffix, "suffix"))
 
     def _encode_messages(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        options: Mapping[str, Any],
+        files: Sequence[ImageInput],
     ) -> list[int]:
         if tools and not self._tokenizer.shows_tools:
             raise InvalidField("tools", "the model's chat template does not show tools to the model; leave tools out")
         options = {**options, **({"tools": tools} if tools else {})}
         if self._format.tools.has_short_ids:
             messages = with_short_ids(messages)
-        return self._encode_chat(messages, options)
+        return self._encode_chat(messages, options, files)
 
     def tokenize(self, body: bytes | bytearray) -> bytes:
         """A request of kind `tokenize`: text or a chat → token ids, or token ids → text."""
@@ -355,7 +364,7 @@ class RequestReader:
         if isinstance(request, Detokenize):
             return encode_reply(self._detokenize(request.tokens))
         if request.messages is not None:
-            ids = self._encode_messages(request.messages, request.tools, request.template_options)
+            ids = self._encode_messages(request.messages, request.tools, request.template_options, request.images)
         else:
             self._check_length(len(request.prompt), "prompt")
             ids = self._tokenizer.encode(check_text(request.prompt, "prompt"), add_special=request.add_special)

@@ -21,6 +21,7 @@ from flambeau.llm.models.architecture import AlibiKind
 from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.recurrent import Recur
+from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -103,7 +104,8 @@ def attend_ragged(
         if values is not None:
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
-        last_seen = None if inputs.images is None else inputs.images.last_seen_T[tokens]
+        seen_T = None if inputs.images is None else inputs.images.last_seen_T
+        last_seen = None if seen_T is None else seen_T[tokens]
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, options)
@@ -161,7 +163,6 @@ def attention_mask(
 
 
 AttentionFactory = Callable[[KVCache, StepInputs], Attend]
-Replaced = tuple[Tensor, Tensor]  # rows, and embeddings of their own
 
 
 class EagerBackend:
@@ -208,10 +209,11 @@ class EagerBackend:
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         inputs = inputs.to(self.device)
+        images = inputs.images
         # No kernel knows that the tokens of an image attend to each other.
-        attend = (self._attention if inputs.images is None else PagedAttention)(self.cache, inputs)
-        replaced = None if inputs.images is None else (inputs.images.rows_M, inputs.images.features_ME)
-        given = inputs.ids_T, inputs.positions_T, attend, replaced
+        is_causal = images is None or images.last_seen_T is None
+        attend = (self._attention if is_causal else PagedAttention)(self.cache, inputs)
+        given = inputs.ids_T, inputs.positions_T, attend, images
         if inputs.adapters_T is None or self._adapters is None:
             return self._pass(self.model, *given)
         with self._adapters.applied(inputs.adapters_T):
@@ -226,10 +228,10 @@ class EagerBackend:
             return self._adapted.logits(hidden)
 
     def _pass(
-        self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, replaced: Replaced | None
+        self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, images: StepImages | None
     ) -> Tensor:
         if self._states is None:
-            return model(ids_T, positions_T, attend, replaced)  # type: ignore[no-any-return]
-        hidden, found = model.with_layer_inputs(ids_T, positions_T, attend, replaced, self._states.layers)
+            return model(ids_T, positions_T, attend, images)  # type: ignore[no-any-return]
+        hidden, found = model.with_layer_inputs(ids_T, positions_T, attend, images, self._states.layers)
         self._states.set(torch.cat(found, dim=-1))
         return hidden

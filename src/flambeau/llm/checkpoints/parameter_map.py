@@ -37,6 +37,7 @@ from flambeau.llm.models.transformer import Transformer
 ShardFunction = Callable[[str, Tensor], Tensor]
 Cut = Callable[[Tensor], Tensor]
 
+STACK = re.compile(r"\.experts\.(gate_up|down)_proj$")
 MAX_NAMES = 5  # tensors of each kind in an error message
 
 
@@ -132,6 +133,13 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     )
 
 
+def is_turned(arch: Architecture, name: str, shape: torch.Size) -> bool:
+    """Whether a stack of experts has inputs before outputs, in a family whose files may have either order."""
+    if not arch.either_order or len(shape) != 3 or (found := STACK.search(name)) is None:
+        return False
+    return shape[-1] != (arch.hidden_size if found[1] == "gate_up" else arch.expert_size)
+
+
 def as_is(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -141,7 +149,7 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
     name = canonical_name(stored.name, arch.renames)
     head_rows = arch.head_size if name.endswith("_norm.weight") else 1
     heads = num_interleaved_heads(arch, name if arch.interleaved_rope else renamed(stored.name, arch.renames))
-    is_transposed = bool(arch.transposed and re.search(arch.transposed, name))
+    is_transposed = bool(arch.transposed and re.search(arch.transposed, name)) or is_turned(arch, name, stored.shape)
     is_grouped = arch.grouped_qkv and ".qkv_proj." in name
     has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 

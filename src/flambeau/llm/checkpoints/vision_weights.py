@@ -8,26 +8,41 @@ import torch
 
 from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
 from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, mismatch
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.models.grid_vision import GridEncoder
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.tensor_names import vision_name
-from flambeau.llm.models.vision import VisionEncoder
+from flambeau.llm.models.vision import SiglipEncoder
+from flambeau.llm.models.vision_architecture import GridArchitecture, SiglipArchitecture, VisionArchitecture
 
 UNUSED = "vision_tower.head."  # pools an image to one vector, for other tasks
+CONSTANTS = (".position_ids", "rotary_pos_emb.inv_freq")
+VisionNetwork = SiglipEncoder | GridEncoder
+
+
+def make_encoder(arch: VisionArchitecture) -> VisionNetwork:
+    if isinstance(arch, GridArchitecture):
+        return GridEncoder(arch)
+    assert isinstance(arch, SiglipArchitecture)
+    return SiglipEncoder(arch)
+
+
+def has_vision(path: Path) -> bool:
+    """Whether a checkpoint holds any weights of an encoder; those of models that were trained on text may not."""
+    return any(vision_name(stored.name) is not None for file in open_files(path) for stored in file)
 
 
 def load_vision(
     path: Path, arch: VisionArchitecture, *, device: torch.device | str, dtype: torch.dtype
-) -> VisionEncoder:
+) -> VisionNetwork:
     """The encoder, ready to run; raises CheckpointError if the files do not fit it."""
     files = open_files(path)
     with on_meta_device(dtype):
-        encoder = VisionEncoder(arch).eval().requires_grad_(False)
+        encoder = make_encoder(arch).eval().requires_grad_(False)
     targets = encoder.state_dict(keep_vars=True)
     mismatches, placements = WeightMismatches(), []
     for stored in (stored for file in files for stored in file):
         name = vision_name(stored.name)
-        if name is None or name.startswith(UNUSED) or name.endswith(".position_ids"):
+        if name is None or name.startswith(UNUSED) or name.endswith(CONSTANTS):
             continue
         if name not in targets:
             mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")

@@ -1,9 +1,9 @@
 """Scheduler: plans which sequences run in a step and how many tokens of each, and applies the step's results.
 
 Sequences that decode come first. Then prompts follow in order of arrival, in chunks of what the step has left; a long
-prompt leaves room for those behind it. An image is never divided between chunks. A sequence whose prefix is copied from
-a store lets others pass. When blocks run out, the sequence that arrived last is preempted: it frees its blocks and is
-computed again later.
+prompt leaves room for those behind it. An image whose tokens attend to each other is never divided between chunks. A
+sequence whose prefix is copied from a store lets others pass. When blocks run out, the sequence that arrived last is
+preempted: it frees its blocks and is computed again later.
 
 Where several tenants send requests, a step has prompts or decodes, the tenant that has used the fewest tokens lately
 comes first, and the steps of those that have used many more are short. A new sequence may take the place and the blocks
@@ -566,11 +566,14 @@ def affordable_length(room: int, start: int, span: int | None) -> int:
 
 
 def with_whole_images(sequence: Sequence, length: int) -> int:
-    """The length of a chunk that ends within no image: before it, or else after it, however long that is."""
+    """The length of a chunk that ends within no image whose tokens must be computed together.
+
+    It ends before such an image, or else after it, however long that is.
+    """
     first = sequence.num_computed
     end = first + length
     for image in sequence.images:
-        if image.start < end < image.end:
+        if image.is_whole and image.start < end < image.end:
             end = image.start if image.start > first else image.end
     return end - first
 

@@ -102,15 +102,22 @@ class EncodedImage:
 
     digest: bytes
     features: Any  # [tokens, hidden size], on the host
+    grid: tuple[int, int] | None = None  # rows and columns of its tokens, where these are the positions that rotate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image in the tokens of a prompt. Its tokens attend to each other, so they are computed in one step."""
+    """An image in the tokens of a prompt."""
 
     start: int
     end: int
     image: EncodedImage
+    is_whole: bool = True  # its tokens attend to each other in both directions, so one step computes them all
+
+    @property
+    def num_saved(self) -> int:
+        """How many fewer positions it takes than tokens, which have a row and a column each."""
+        return self.end - self.start - max(self.image.grid) if self.image.grid is not None else 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -166,7 +173,8 @@ class Sequence:
     def contents(self, start: int, end: int) -> list[Hashable]:
         """What tells the keys and values of these tokens from others: their ids, or which part of which image.
 
-        The first one of a long sequence is negative, as its rotary positions differ from those of short ones.
+        The first one of a long sequence is negative, as its rotary positions differ from those of short ones. So do
+        those of sequences whose images save positions (see image_positions.py).
         """
         found: list[Hashable] = [*self.tokens[start:end]]
         for image in self.images:
@@ -174,6 +182,8 @@ class Sequence:
                 found[place - start] = (image.image.digest, place - image.start)
         if self.is_long and start == 0 and found:
             found[0] = -1 - self.tokens[0]
+        if start == 0 and found and (num_saved := sum(image.num_saved for image in self.images)):
+            found[0] = (found[0], num_saved)
         return found
 
     @property

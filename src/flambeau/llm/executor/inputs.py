@@ -18,20 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.llm.core.sequence import Sequence
+from flambeau.llm.executor.image_positions import rotary_positions
+from flambeau.llm.models.step_images import StepImages
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepImages:
-    """The tokens of a step that stand for parts of images. They attend to all of their image."""
-
-    rows_M: Tensor
-    features_ME: Tensor  # instead of the embeddings of these tokens
-    last_seen_T: Tensor  # the last position that each token of the step attends to
-
-    def to(self, device: torch.device) -> StepImages:
-        return StepImages(*(one.to(device) for one in (self.rows_M, self.features_ME, self.last_seen_T)))
 
 
 @dataclass(slots=True)
@@ -219,25 +209,42 @@ class InputBuilder:
 
 
 def images_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepImages | None:
-    """The images in `lengths` tokens of each sequence, beginning at `starts`; None: there are none."""
+    """The images in `lengths` tokens of each sequence, beginning at `starts`; None: this is a step as of texts."""
     if not any(sequence.images for sequence in sequences):
         return None
     rows: list[Ints] = []
     features: list[Tensor] = []
     last_seen = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-    first_row = 0
+    first_row, has_whole = 0, False
     for sequence, start, length, seen in zip(sequences, starts, lengths, last_seen, strict=True):
         for one in sequence.images:
             begin, end = max(start, one.start), min(start + length, one.end)
             if begin < end:
-                assert end == one.end, "an image is divided between two chunks"
                 rows.append(np.arange(begin, end) - start + first_row)
-                features.append(one.image.features[begin - one.start :])
+                features.append(one.image.features[begin - one.start : end - one.start])
+            if begin < end and one.is_whole:
+                assert end == one.end, "an image is divided between two chunks"
+                has_whole = True
                 seen[begin - start : end - start] = one.end - 1
         first_row += length
-    if not rows:
+    rotary_3T = rotary_of(sequences, starts, lengths)
+    if not rows and rotary_3T is None:
         return None
-    return StepImages(to_tensor(np.concatenate(rows)), torch.cat(features), to_tensor(np.concatenate(last_seen)))
+    return StepImages(
+        to_tensor(np.concatenate(rows)) if rows else torch.zeros(0, dtype=torch.int64),
+        torch.cat(features) if features else torch.zeros(0, 0),
+        to_tensor(np.concatenate(last_seen)) if has_whole else None,
+        rotary_3T,
+    )
+
+
+def rotary_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> Tensor | None:
+    """What rotates the tokens of a step [3, T], if that differs from their positions."""
+    found = [rotary_positions(s.images, *span) for s, *span in zip(sequences, starts, lengths, strict=True)]
+    if all(one is None for one in found):
+        return None
+    plain = (np.tile(np.arange(start, start + length), (3, 1)) for start, length in zip(starts, lengths, strict=True))
+    return to_tensor(np.concatenate([p if one is None else one for p, one in zip(plain, found, strict=True)], axis=1))
 
 
 def adapters_of(sequences: Rows[Sequence]) -> Ints | None:

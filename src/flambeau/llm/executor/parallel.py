@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
-from flambeau.llm.executor.inputs import StepImages, StepInputs
+from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
-HEADER_SIZE = 10
+HEADER_SIZE = 12
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
@@ -246,13 +247,16 @@ def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_
     tables, adapters_T, images = inputs.block_tables_SB, inputs.adapters_T, inputs.images
     parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
     parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *(() if adapters_T is None else (adapters_T,))]
-    parts += [] if images is None else [images.rows_M, images.last_seen_T]
+    seen_T, rotary_3T = (None, None) if images is None else (images.last_seen_T, images.rotary_3T)
+    parts += [] if images is None else [images.rows_M]
+    parts += [one.flatten() for one in (seen_T, rotary_3T) if one is not None]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
     image_shape = (0, 0) if images is None else images.features_ME.shape
     header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest]
+    header += [int(seen_T is not None), int(rotary_3T is not None)]
     dist.broadcast(torch.tensor(header), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
-    if images is not None:
+    if images is not None and len(images.rows_M):
         dist.broadcast(images.features_ME.to("cpu", torch.float32).contiguous(), src=0, group=ranks.control)
 
 
@@ -267,17 +271,20 @@ def receive_inputs(
     ranks: TensorParallelGroup, header: list[int], device: torch.device
 ) -> tuple[StepInputs, Tensor | None]:
     """Receive the numbers behind a header that rank 0 has sent."""
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, longest = header
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, *rest = header
+    longest, has_seen, has_rotary = rest
     sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
-    more = [has_adapters * num_tokens, num_image_rows, num_tokens if num_image_rows else 0]
+    more = [has_adapters * num_tokens, num_image_rows, has_seen * num_tokens, has_rotary * 3 * num_tokens]
     numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
-    *_, adapters_T, image_rows_M, last_seen_T = torch.split(numbers, [*sizes, *more])
+    *_, adapters_T, image_rows_M, last_seen_T, rotary = torch.split(numbers, [*sizes, *more])
     images = None
-    if num_image_rows:
+    if num_image_rows or has_rotary:
         features_ME = torch.zeros(num_image_rows, width)
-        dist.broadcast(features_ME, src=0, group=ranks.control)
-        images = StepImages(image_rows_M, features_ME, last_seen_T).to(device)
+        if num_image_rows:
+            dist.broadcast(features_ME, src=0, group=ranks.control)
+        seen_T, rotary_3T = last_seen_T if has_seen else None, rotary.view(3, -1) if has_rotary else None
+        images = StepImages(image_rows_M, features_ME, seen_T, rotary_3T).to(device)
     moved = numbers[: int(np.sum(sizes))].to(device)
     ids, positions, slots, starts, lengths, tables, rows = torch.split(moved, sizes)
     inputs = StepInputs(

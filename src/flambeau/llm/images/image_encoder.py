@@ -10,38 +10,52 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flambeau.llm.core.sequence import EncodedImage
-from flambeau.llm.images.image_processor import ImageFile, ImageProcessor
-from flambeau.llm.models.vision import VisionEncoder
+from flambeau.llm.images.image_files import ImageFile
+from flambeau.llm.images.image_processor import ImageProcessor, ResizedImage
+from flambeau.llm.models.vision_architecture import VisionArchitecture
+
+
+class VisionEncoder(Protocol):
+    """A network that encodes images, one at a time."""
+
+    @property
+    def arch(self) -> VisionArchitecture: ...
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int] | None) -> Tensor:
+        """[N, X], of an image with so many rows and columns of patches."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
 
 
 class FeatureCache:
-    """Embeddings of images, up to a number of bytes; the ones used longest ago leave first."""
+    """Encoded images, up to a number of bytes of their embeddings; the ones used longest ago leave first."""
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
         self._max_bytes = max_bytes
-        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._images: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._lock = threading.Lock()  # images are encoded beside the steps
 
-    def get(self, digest: bytes) -> Tensor | None:
+    def get(self, digest: bytes) -> EncodedImage | None:
         with self._lock:
-            if digest in self._features:
-                self._features.move_to_end(digest)
-            return self._features.get(digest)
+            if digest in self._images:
+                self._images.move_to_end(digest)
+            return self._images.get(digest)
 
-    def put(self, digest: bytes, features: Tensor) -> None:
+    def put(self, image: EncodedImage) -> None:
         with self._lock:
-            if digest in self._features or features.nbytes > self._max_bytes:
+            if image.digest in self._images or image.features.nbytes > self._max_bytes:
                 return
-            self._features[digest] = features
-            self.num_bytes += features.nbytes
+            self._images[image.digest] = image
+            self.num_bytes += image.features.nbytes
             while self.num_bytes > self._max_bytes:
-                self.num_bytes -= self._features.popitem(last=False)[1].nbytes
+                self.num_bytes -= self._images.popitem(last=False)[1].features.nbytes
 
 
 class ImageEncoder:
@@ -50,8 +64,9 @@ class ImageEncoder:
     def __init__(self, network: VisionEncoder, processor: ImageProcessor, *, cache_bytes: int) -> None:
         self.arch = network.arch
         self.cache = FeatureCache(cache_bytes)
-        self._network, self._processor = network, processor
-        weight = network.vision_tower.embeddings.position_embedding.weight
+        self.processor = processor
+        self._network = network
+        weight = next(network.parameters())
         self._device, self._dtype = weight.device, weight.dtype
 
     def encode(
@@ -61,20 +76,19 @@ class ImageEncoder:
         digests = [hashlib.sha256(file.data).digest() for file in files]
         found = {digest: self.cache.get(digest) for digest in digests}
         missing = {digest: file for digest, file in zip(digests, files, strict=True) if found[digest] is None}
-        pixels = {digest: self._processor.pixels(file) for digest, file in missing.items()}
-        for digest, pixels_3SS in pixels.items():
+        read = {digest: self.processor.read(file) for digest, file in missing.items()}
+        for digest, resized in read.items():
             if is_cancelled():
                 return []
-            features = found[digest] = self._encode(pixels_3SS)
-            self.cache.put(digest, features)
-        return [EncodedImage(digest, found[digest]) for digest in digests]
+            image = found[digest] = EncodedImage(digest, self._encode(resized), resized.token_grid)
+            self.cache.put(image)
+        return [known for digest in digests if (known := found[digest]) is not None]
 
     @torch.inference_mode()
-    def _encode(self, pixels_3SS: Tensor) -> Tensor:
+    def _encode(self, image: ResizedImage) -> Tensor:
         """[N, X], on the host."""
         with own_stream(self._device):
-            features_1NX = self._network(pixels_3SS.unsqueeze(0).to(self._device, self._dtype))
-            return features_1NX[0].cpu()  # type: ignore[no-any-return]
+            return self._network.encode(image.pixels().to(self._device, self._dtype), image.grid).cpu()
 
 
 @contextmanager

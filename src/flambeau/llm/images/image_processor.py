@@ -1,40 +1,40 @@
 """ImageProcessor: the file of an image → pixels, as the checkpoint's preprocessor_config.json says.
 
-Shapes: H height · W width
+Shapes: H height · W width · S pixels of a side
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.llm.errors import CheckpointError, InvalidRequest
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.images.image_files import ImageFile, open_image
 from flambeau.llm.json_files import read_object
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.models.vision_architecture import SiglipArchitecture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_BYTES = 20 << 20  # of a file
-MAX_PIXELS = 50_000_000  # 150 MB while it is resized
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 SETTINGS = "preprocessor_config.json"
-DEFAULTS: dict[str, Any] = {
+COMMON = {  # of all kinds of processors
     "do_resize": True,
     "do_rescale": True,
     "do_normalize": True,
     "do_convert_rgb": True,
+    "rescale_factor": 1 / 255,
+}
+DEFAULTS: dict[str, Any] = {
+    **COMMON,
     "do_pan_and_scan": False,
     "resample": 2,  # bilinear, in Pillow's numbers
-    "rescale_factor": 1 / 255,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
@@ -66,46 +66,72 @@ WITHOUT_EFFECT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFile:
-    """The file of an image in a request; `name` is its place there."""
+class ResizedImage:
+    """An image as its encoder takes it, in 8 bits until its pixels are asked for."""
 
-    data: bytes
-    name: str
+    pixels: Callable[[], Tensor]  # [3, S, S], or patches with their numbers side by side
+    grid: tuple[int, int] | None = None  # rows and columns of patches, which become those of tokens by merging
+    merge_size: int = 1  # patches of a side of a token
+
+    @property
+    def token_grid(self) -> tuple[int, int] | None:
+        return None if self.grid is None else (self.grid[0] // self.merge_size, self.grid[1] // self.merge_size)
+
+
+class ImageProcessor(Protocol):
+    """Reads the files of images."""
+
+    def read(self, file: ImageFile) -> ResizedImage:
+        """Raises InvalidRequest for a file that is not an image, or not of a size that is read."""
+
+    def num_tokens(self, file: ImageFile) -> int:
+        """How many tokens the image takes in a prompt. Raises InvalidRequest if it could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageProcessor:
-    """Resizes an image to the size that the network takes, and scales its colors."""
+class Colors:
+    """How numbers from 0 to 255 are scaled."""
 
-    size: int  # pixels of a side
-    resample: int
     rescale_factor: float
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
-    def pixels(self, file: ImageFile) -> Tensor:
-        """[3, H, W]; raises InvalidRequest for a file that is not an image, or too large."""
-        image = open_image(file).resize((self.size, self.size), resample=self.resample)
-        scaled = np.asarray(image).astype(np.float64) * self.rescale_factor
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        return cls(
+            rescale_factor=float(settings["rescale_factor"]),
+            mean=three_numbers("image_mean", settings["image_mean"]),
+            deviation=three_numbers("image_std", settings["image_std"]),
+        )
+
+    def scaled(self, image: Image) -> NDArray[np.float32]:
+        """[H, W, 3]."""
+        numbers = np.asarray(image).astype(np.float64) * self.rescale_factor
         mean, deviation = np.array(self.mean, np.float32), np.array(self.deviation, np.float32)
-        pixels_HW3: NDArray[np.float32] = (scaled.astype(np.float32) - mean) / deviation
-        return torch.from_numpy(pixels_HW3).permute(2, 0, 1).contiguous()
+        found: NDArray[np.float32] = (numbers.astype(np.float32) - mean) / deviation
+        return found
 
 
-def read_processor(folder: Path, arch: VisionArchitecture) -> ImageProcessor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedProcessor:
+    """Resizes an image to the one size that the network takes."""
+
+    size: int  # pixels of a side
+    tokens: int  # of each image
+    resample: int
+    colors: Colors
+
+    def read(self, file: ImageFile) -> ResizedImage:
+        image = open_image(file).resize((self.size, self.size), resample=self.resample)
+        return ResizedImage(pixels=lambda: torch.from_numpy(self.colors.scaled(image)).permute(2, 0, 1).contiguous())
+
+    def num_tokens(self, file: ImageFile) -> int:
+        return self.tokens
+
+
+def read_fixed_processor(folder: Path, arch: SiglipArchitecture) -> FixedProcessor:
     """The processor of a checkpoint; raises CheckpointError for settings that it does not know."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise CheckpointError("a model that reads images needs Pillow: pip install pillow") from None
-    own = {key: value for key, value in read_settings(folder).items() if value is not None}
-    known = (*DEFAULTS, *CHECKED, *WITHOUT_EFFECT)
-    if unknown := [key for key in own if key not in known]:
-        raise CheckpointError(f"{folder / SETTINGS} has {', '.join(unknown)}, which are not known here")
-    given = {**DEFAULTS, **own}
-    for key, value in SUPPORTED.items():
-        if given[key] != value:
-            raise CheckpointError(f"{SETTINGS}: {key} {given[key]!r} is not supported; supported is {value!r}")
+    given = checked_settings(folder, DEFAULTS, SUPPORTED, CHECKED)
     size = {"height": arch.image_size, "width": arch.image_size}
     if given.get("size", size) != size:
         raise CheckpointError(
@@ -116,13 +142,31 @@ def read_processor(folder: Path, arch: VisionArchitecture) -> ImageProcessor:
             f"{SETTINGS} has image_seq_length {given['image_seq_length']!r}, and config.json mm_tokens_per_image "
             f"{arch.num_tokens}"
         )
-    return ImageProcessor(
+    return FixedProcessor(
         size=arch.image_size,
+        tokens=arch.num_tokens,
         resample=resample_of(given["resample"]),
-        rescale_factor=float(given["rescale_factor"]),
-        mean=three_numbers("image_mean", given["image_mean"]),
-        deviation=three_numbers("image_std", given["image_std"]),
+        colors=Colors.of(given),
     )
+
+
+def checked_settings(
+    folder: Path, defaults: Mapping[str, Any], supported: Mapping[str, Any], others: tuple[str, ...]
+) -> dict[str, Any]:
+    """The settings with defaults; `others` are further keys that are known. Raises CheckpointError for all else."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise CheckpointError("a model that reads images needs Pillow: pip install pillow") from None
+    own = {key: value for key, value in read_settings(folder).items() if value is not None}
+    known = (*defaults, *others, *WITHOUT_EFFECT)
+    if unknown := [key for key in own if key not in known]:
+        raise CheckpointError(f"{folder / SETTINGS} has {', '.join(unknown)}, which are not known here")
+    given = {**defaults, **own}
+    for key, value in supported.items():
+        if given[key] != value:
+            raise CheckpointError(f"{SETTINGS}: {key} {given[key]!r} is not supported; supported is {value!r}")
+    return given
 
 
 def read_settings(folder: Path) -> Mapping[str, Any]:
@@ -148,39 +192,3 @@ def three_numbers(key: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != 3 or not all(isinstance(one, int | float) for one in value):
         raise CheckpointError(f"{SETTINGS}: {key} must be three numbers, not {value!r}")
     return tuple(float(one) for one in value)
-
-
-def open_image(file: ImageFile) -> Image:
-    """The image in RGB, upright; of several frames the first."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    if len(file.data) > MAX_BYTES:
-        raise InvalidRequest(
-            f"{file.name} is an image of {len(file.data)} bytes; send at most {MAX_BYTES}, for example as a JPEG",
-            file.name,
-        )
-    try:
-        image = Image.open(io.BytesIO(file.data), formats=FORMATS)
-        check_pixels(image.size, file.name)
-        return ImageOps.exif_transpose(image).convert("RGB")
-    except InvalidRequest:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise too_large(file.name, f"more than {MAX_PIXELS} pixels") from None
-    except Exception as error:  # a broken file can fail in any way
-        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error)[:100]})"
-        raise InvalidRequest(
-            f"{file.name} is not an image that can be read{reason}; send a whole file of the format "
-            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
-            file.name,
-        ) from None
-
-
-def check_pixels(size: tuple[int, int], name: str) -> None:
-    """Raise for an image that would take much memory, before its pixels are decoded."""
-    if size[0] * size[1] > MAX_PIXELS:
-        raise too_large(name, f"{size[0]} x {size[1]} pixels")
-
-
-def too_large(name: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is an image of {what}; send at most {MAX_PIXELS} pixels: make it smaller", name)

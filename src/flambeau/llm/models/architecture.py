@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from flambeau.llm.models.families.recurrence import Recurrence
+from flambeau.llm.models.vision_architecture import VisionArchitecture
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
@@ -44,25 +45,6 @@ class RopeScaling:
         """The longest sequence with the short factors of longrope, where the long ones differ; None: there is none."""
         is_same = (self.short_factors, self.short_mscale) == (self.long_factors, self.long_mscale)
         return None if self.kind != "longrope" or is_same else self.original_length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionArchitecture:
-    """The shape of an image encoder (SigLIP) whose patches are pooled to the tokens of an image (Gemma 3)."""
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    image_size: int  # pixels of a side
-    patch_size: int
-    norm_epsilon: float
-    activation: Activation
-    num_tokens: int  # that an image takes in a prompt
-    text_size: int  # the decoder's hidden size
-    image_id: int  # the token in the places of an image …
-    begin_id: int  # … and those around them
-    end_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +138,9 @@ class Architecture:
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
+    # Which of three positions (time, row, column) rotates each pair of dimensions (Qwen-VL). Those of a text are equal,
+    # so that it is rotated as in a network without.
+    position_axes: tuple[int, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
@@ -164,6 +149,7 @@ class Architecture:
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
     normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
+    either_order: bool = False  # in the files only: stacks of experts may be transposed, which their shapes tell
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"

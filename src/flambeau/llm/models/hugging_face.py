@@ -14,6 +14,7 @@ from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfi
 from flambeau.llm.models.families.config_parts import partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
+from flambeau.llm.models.grid_vision_config import grid_decoder_config, read_grid_vision
 from flambeau.llm.models.vision_config import decoder_config, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -54,6 +55,7 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "normalized_head": False,
     "transposed": "",
+    "either_order": False,
 }
 QUANTIZATION_METHODS = (
     "flambeau",
@@ -95,7 +97,7 @@ def read_config(folder: Path) -> Config:
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
-    given = renamed(decoder_config(config) if family.has_images else text_config(config, family), family)
+    given = renamed(text_config(config, family), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -150,11 +152,17 @@ def from_hugging_face(config: Config) -> Architecture:
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
             "it must be an even number"
         )
-    return replace(arch, vision=read_vision(whole, hidden)) if family.has_images else arch
+    if family.vision is None:
+        return arch
+    if family.vision == "siglip":
+        return replace(arch, vision=read_vision(whole, hidden))
+    return replace(arch, vision=read_grid_vision(family.vision, whole, hidden, arch.num_layers))
 
 
 def text_config(config: Config, family: Family) -> Config:
     """The part of config.json on the language model, with what is said of the whole checkpoint."""
+    if family.vision is not None:
+        return decoder_config(config) if family.vision == "siglip" else grid_decoder_config(family.vision, config)
     if not family.text_section:
         return config
     text = section(config, family.text_section)
@@ -219,6 +227,8 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
     if parameters.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in family.understands:
         raise CheckpointError("partial_rotary_factor is not supported here: the whole head must be rotated")
+    if kind == "mrope" and "mrope_section" in family.understands:  # how positions are divided, not how they are scaled
+        return None
     if kind in ("default", "dynamic"):  # dynamic has no effect up to max_position_embeddings, where sequences end
         return None
     if kind not in get_args(RopeKind):

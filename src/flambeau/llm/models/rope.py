@@ -50,8 +50,12 @@ class Rotation(nn.Module):
         )
         self.make_tables(torch.get_default_device())
 
-    def forward(self, positions: Tensor) -> Rotations:
-        """What `rotate` needs for the positions […]."""
+    def forward(self, positions: Tensor, rotary_3T: Tensor | None = None) -> Rotations:
+        """What `rotate` needs for the positions […]; `rotary_3T` are others that rotate (see `position_axes`)."""
+        if rotary_3T is not None:
+            assert self.arch.position_axes, "the network rotates by one position only"
+            angles = self.angles_of_axes(rotary_3T)
+            return Rotations(angles, angles, query_scale(self.arch, positions))
         angles = self.angles(positions)
         local = self.local.angles(positions) if self.local is not None else angles
         return Rotations(angles, local, query_scale(self.arch, positions))
@@ -62,7 +66,16 @@ class Rotation(nn.Module):
         else:
             angles = positions.unsqueeze(-1).float() * self.inverse
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-        return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
+        return both_halves(cos, sin)
+
+    def angles_of_axes(self, positions_3T: Tensor) -> Angles:
+        """Each pair of dimensions is rotated by one of three positions of its token."""
+        axes = torch.tensor(self.arch.position_axes, device=positions_3T.device)
+        positions_TD = positions_3T[axes].T
+        if self.has_tables:
+            return both_halves(self.cos.gather(0, positions_TD), self.sin.gather(0, positions_TD))
+        angles = positions_TD.float() * self.inverse
+        return both_halves(angles.cos() * self.factor, angles.sin() * self.factor)
 
     @contextmanager
     def for_length(self, length: int) -> Iterator[None]:
@@ -101,6 +114,11 @@ class Rotation(nn.Module):
         """Move to the network's device, but keep float32: the tables are computed again."""
         self.make_tables(fn(self.cos).device)
         return self
+
+
+def both_halves(cos: Tensor, sin: Tensor) -> Angles:
+    """[…, D/2] to […, 1, D], as `rotate` takes them."""
+    return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
 
 
 def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:

@@ -29,7 +29,7 @@ RENAMES = (
 )
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
 FURTHER_TOKENS = re.compile(r"^(model\.mtp_layers|mtp)\.")  # of layers that predict them (head_weights.py)
-VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.))")
+VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.)|visual\.)")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
 EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:[._](\w+))?$")  # several tensors if quantized or biased
@@ -65,9 +65,9 @@ def renamed(name: str, renames: Renames) -> str:
 
 
 def vision_name(name: str) -> str | None:
-    """The name of a tensor in a VisionEncoder; None: it belongs to the decoder."""
+    """The name of a tensor in an encoder of images; None: it belongs to the decoder."""
     found = VISION.match(name)
-    return None if found is None else (found[1] or found[2]) + name[found.end() :]
+    return None if found is None else (found[1] or found[2] or "") + name[found.end() :]
 
 
 def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:

@@ -25,6 +25,7 @@ from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.recurrent import make_mixer
 from flambeau.llm.models.rope import Rotation, Rotations
+from flambeau.llm.models.step_images import StepImages
 
 
 class MLP(nn.Module):
@@ -292,30 +293,32 @@ class Transformer(nn.Module):
         )
         self.rotation = Rotation(arch)
 
-    def forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, replaced: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """The hidden states […, E] of the tokens […]; rows [M] of them may have embeddings [M, E] of their own."""
-        return self.with_layer_inputs(ids, positions, attend, replaced, ())[0]
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, images: StepImages | None = None) -> Tensor:
+        """The hidden states […, E] of the tokens […]; those of images have embeddings of their own."""
+        return self.with_layer_inputs(ids, positions, attend, images, ())[0]
 
     def with_layer_inputs(
         self,
         ids: Tensor,
         positions: Tensor,
         attend: Attend,
-        replaced: tuple[Tensor, Tensor] | None,
+        images: StepImages | None,
         layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """The hidden states […, E], and the inputs […, E] of some layers; see `HiddenStates`."""
         x = self.embed(ids, positions)
-        if replaced is not None:
-            x = x.index_copy(0, replaced[0], replaced[1].to(x.dtype))
-        rotations = self.rotation(positions)
+        added: list[Tensor] = []  # to the outputs of the first layers
+        if images is not None and len(images.rows_M):
+            replaced, *added = torch.split(images.features_ME.to(x.dtype), x.shape[-1], dim=-1)
+            x = x.index_copy(0, images.rows_M, replaced)
+        rotations = self.rotation(positions, None if images is None else images.rotary_3T)
         inputs = {}
         for number, layer in enumerate(self.model.layers):
             if number in layers:
                 inputs[number] = x
             x = layer(x, rotations, attend)
+            if images is not None and number < len(added):
+                x = x.index_add(0, images.rows_M, added[number])
         inputs[self.arch.num_layers] = x
         if self.arch.wide_residual:
             x = x.to(self.model.norm.weight.dtype)

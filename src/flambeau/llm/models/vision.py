@@ -1,4 +1,4 @@
-"""VisionEncoder: pixels of images → the embeddings that stand for them in a prompt.
+"""SiglipEncoder: pixels of images → the embeddings that stand for them in a prompt.
 
 A SigLIP transformer over patches, then Gemma 3's projector: it averages neighboring patches and projects them to the
 decoder's hidden size. Weights have the names of Hugging Face checkpoints below `vision_tower` and
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.models.activations import ACTIVATIONS
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.models.activations import VISION_ACTIVATIONS
 from flambeau.llm.models.norms import OffsetRMSNorm
+from flambeau.llm.models.vision_architecture import SiglipArchitecture
 
 
 class PatchEmbeddings(nn.Module):
     """Patches of an image, each with its learned position."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         num_patches = (arch.image_size // arch.patch_size) ** 2
         self.patch_embedding = nn.Conv2d(3, arch.hidden_size, arch.patch_size, stride=arch.patch_size)
@@ -39,7 +39,7 @@ class PatchEmbeddings(nn.Module):
 class PatchAttention(nn.Module):
     """Every patch attends to all patches of its image."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         size = arch.hidden_size
         self.num_heads = arch.num_heads
@@ -56,11 +56,11 @@ class PatchAttention(nn.Module):
 
 
 class PatchMLP(nn.Module):
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         self.fc1 = nn.Linear(arch.hidden_size, arch.intermediate_size)
         self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
-        self.activate = ACTIVATIONS[arch.activation]
+        self.activate = VISION_ACTIVATIONS[arch.activation]
 
     def forward(self, x_BPE: Tensor) -> Tensor:
         return self.fc2(self.activate(self.fc1(x_BPE)))  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ class PatchMLP(nn.Module):
 class VisionLayer(nn.Module):
     """Attention and a feed-forward layer with norms before them."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(arch.hidden_size, eps=arch.norm_epsilon)
         self.self_attn = PatchAttention(arch)
@@ -84,7 +84,7 @@ class VisionLayer(nn.Module):
 class VisionTower(nn.Module):
     """Pixels to hidden states of patches."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         self.embeddings = PatchEmbeddings(arch)
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList(VisionLayer(arch) for _ in range(arch.num_layers))})
@@ -100,7 +100,7 @@ class VisionTower(nn.Module):
 class Projector(nn.Module):
     """Hidden states of patches to embeddings of tokens."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         self.patches_per_side = arch.image_size // arch.patch_size
         self.pool_size = self.patches_per_side // isqrt(arch.num_tokens)
@@ -113,14 +113,18 @@ class Projector(nn.Module):
         return self.mm_soft_emb_norm(pooled_BNE) @ self.mm_input_projection_weight  # type: ignore[no-any-return]
 
 
-class VisionEncoder(nn.Module):
+class SiglipEncoder(nn.Module):
     """Pixels to the embeddings of tokens."""
 
-    def __init__(self, arch: VisionArchitecture) -> None:
+    def __init__(self, arch: SiglipArchitecture) -> None:
         super().__init__()
         self.arch = arch
         self.vision_tower = VisionTower(arch)
         self.multi_modal_projector = Projector(arch)
+
+    def encode(self, pixels_3SS: Tensor, grid: tuple[int, int] | None) -> Tensor:
+        """One image to [N, X]."""
+        return self(pixels_3SS.unsqueeze(0))[0]  # type: ignore[no-any-return]
 
     def forward(self, pixels_B3SS: Tensor) -> Tensor:
         """To [B, N, X]."""

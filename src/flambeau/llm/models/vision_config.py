@@ -1,4 +1,4 @@
-"""config.json of a model that reads images → VisionArchitecture; the decoder has a section of its own there."""
+"""config.json of Gemma 3 with images → SiglipArchitecture; the decoder has a section of its own there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import isqrt
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import Activation, VisionArchitecture
 from flambeau.llm.models.config_keys import HARMLESS
+from flambeau.llm.models.vision_architecture import SiglipArchitecture, VisionActivation
 
 ENCODER = "siglip_vision_model"
-ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, VisionActivation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Keys of the whole model, with their defaults.
 IMAGE_KEYS = {
     "mm_tokens_per_image": 256,
@@ -49,20 +49,12 @@ def decoder_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, **beside}
 
 
-def read_vision(config: Mapping[str, Any], text_size: int) -> VisionArchitecture:
+def read_vision(config: Mapping[str, Any], text_size: int) -> SiglipArchitecture:
     """The encoder of images; `text_size` is the decoder's hidden size."""
     own = {**ENCODER_DEFAULTS, **section(config, "vision_config")}
     if own.get("model_type", ENCODER) != ENCODER:
         raise CheckpointError(f"vision_config has the model_type {own['model_type']!r}; supported is {ENCODER!r}")
-    unknown = [
-        key
-        for key, value in own.items()
-        if value is not None and key not in ENCODER_DEFAULTS and key not in HARMLESS and key not in UNUSED
-    ]
-    if unknown:
-        raise CheckpointError(
-            f"vision_config has {', '.join(unknown)}, which are not known; they may change the result"
-        )
+    check_known(own, (*ENCODER_DEFAULTS, *UNUSED))
     if own["num_channels"] != 3 or own["hidden_act"] not in ACTIVATIONS:
         raise CheckpointError(
             f"vision_config has num_channels {own['num_channels']!r} and hidden_act {own['hidden_act']!r}; supported "
@@ -76,7 +68,7 @@ def read_vision(config: Mapping[str, Any], text_size: int) -> VisionArchitecture
         if isinstance(value, int)
     }
     check_sizes(sizes, tokens["mm_tokens_per_image"])
-    return VisionArchitecture(
+    return SiglipArchitecture(
         hidden_size=sizes["hidden_size"],
         num_layers=sizes["num_hidden_layers"],
         num_heads=sizes["num_attention_heads"],
@@ -105,6 +97,15 @@ def check_sizes(sizes: Mapping[str, int], num_tokens: int) -> None:
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise CheckpointError(
             f"vision_config has {sizes['num_attention_heads']} heads, which do not divide {sizes['hidden_size']}"
+        )
+
+
+def check_known(encoder: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise for a key of vision_config that may change what the encoder computes."""
+    unknown = [key for key, value in encoder.items() if value is not None and key not in known and key not in HARMLESS]
+    if unknown:
+        raise CheckpointError(
+            f"vision_config has {', '.join(unknown)}, which are not known; they may change the result"
         )
 
 

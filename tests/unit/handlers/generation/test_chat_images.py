@@ -11,7 +11,8 @@ from PIL import Image
 from flambeau.errors import HandlerError, InvalidField
 from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.request_reader import RequestReader
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.images.image_processor import Colors, FixedProcessor
+from flambeau.llm.models.vision_architecture import SiglipArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
 from flambeau.wire.generation import Generate, ImageInput, encode_request
@@ -19,7 +20,7 @@ from flambeau.wire.tokenization import Tokenize, decode_tokenized, encode_tokeni
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 from support.vision_models import BEGIN, END, IMAGE, NAMES, PROCESSOR, TEMPLATE, TOKENS
 
-ARCH = VisionArchitecture(
+ARCH = SiglipArchitecture(
     hidden_size=24,
     num_layers=1,
     num_heads=3,
@@ -37,6 +38,11 @@ ARCH = VisionArchitecture(
 TEXT_ONLY = "{% for message in messages %}{{ message.content }}{% endfor %}"
 TYPES = "{% for message in messages %}{% for part in message.content %}{{ part.type }}{% endfor %}{% endfor %}"
 IMAGE_PART = {"type": "image"}
+
+
+def gemma(tokenizer):
+    colors = Colors(rescale_factor=1 / 255, mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5))
+    return ChatImages.of(ARCH, FixedProcessor(size=32, tokens=TOKENS, resample=2, colors=colors), tokenizer)
 
 
 @pytest.fixture
@@ -104,20 +110,21 @@ def test_prompts_are_those_of_transformers(tmp_path, tokenizer, name):
         for one in CHATS[name]
     ]
     expected = processor.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
-    found = chat(reader_of(tokenizer, ChatImages.of(ARCH, tokenizer)), *CHATS[name])
+    found = chat(reader_of(tokenizer, gemma(tokenizer)), *CHATS[name])
     assert found.prompts == [list(expected["input_ids"][0])]
 
 
 def test_names_of_tokens_in_a_text_are_no_images(tokenizer):
-    found = chat(reader_of(tokenizer, ChatImages.of(ARCH, tokenizer)), *CHATS["names"])
+    found = chat(reader_of(tokenizer, gemma(tokenizer)), *CHATS["names"])
     assert found.prompts[0].count(IMAGE) == TOKENS
     assert found.prompts[0].count(BEGIN) == 1
     assert [image.name for image in found.images] == ["image 0"]
 
 
 def test_images_count_when_a_chat_is_tokenized(tokenizer):
-    reader = reader_of(tokenizer, ChatImages.of(ARCH, tokenizer))
-    request = Tokenize(messages=[{"role": "user", "content": [IMAGE_PART]}])
+    reader = reader_of(tokenizer, gemma(tokenizer))
+    images = [ImageInput("image 0", "https://images.example/a.png")]  # they are not fetched for this
+    request = Tokenize(messages=[{"role": "user", "content": [IMAGE_PART]}], images=images)
     assert decode_tokenized(reader.tokenize(encode_tokenize(request))).tokens.count(IMAGE) == TOKENS
 
 
@@ -132,7 +139,7 @@ def test_a_model_of_text_rejects_an_image_by_its_name(tokenizer):
 @pytest.mark.parametrize("number", [11, 12, 30])
 def test_images_that_do_not_fit_are_rejected_before_they_are_encoded(tokenizer, number):
     with pytest.raises(InvalidField, match="send fewer"):
-        chat(reader_of(tokenizer, ChatImages.of(ARCH, tokenizer)), [IMAGE_PART] * number)
+        chat(reader_of(tokenizer, gemma(tokenizer)), [IMAGE_PART] * number)
 
 
 @pytest.mark.parametrize(("template", "reason"), [(TEXT_ONLY, "shows no images"), (TYPES, "shows 0 of the 1 images")])
@@ -140,11 +147,11 @@ def test_a_template_that_shows_no_images_rejects_them(tmp_path, template, reason
     settings = {"bos_token": NAMES[0], "eos_token": NAMES[1], "chat_template": template}
     tokenizer = load_tokenizer(write_json_tokenizer(tmp_path, byte_level_json(NAMES), **settings))
     with pytest.raises(InvalidField, match=reason):
-        chat(reader_of(tokenizer, ChatImages.of(ARCH, tokenizer)), [IMAGE_PART])
+        chat(reader_of(tokenizer, gemma(tokenizer)), [IMAGE_PART])
 
 
 def test_predictions_take_no_images(tokenizer):
-    reader = reader_of(tokenizer, ChatImages.of(ARCH, tokenizer))
+    reader = reader_of(tokenizer, gemma(tokenizer))
     ask = reader.read({"messages": [{"role": "user", "content": [IMAGE_PART]}]})
     with pytest.raises(InvalidField, match="/v1/chat/completions"):
         reader.encode_request(ask)
@@ -153,4 +160,4 @@ def test_predictions_take_no_images(tokenizer):
 def test_a_tokenizer_without_the_tokens_of_images_is_rejected(tmp_path):
     folder = write_json_tokenizer(tmp_path, byte_level_json(), eos_token="<|end|>")
     with pytest.raises(HandlerError, match="the tokens 4, 5, 6 for images"):
-        ChatImages.of(ARCH, load_tokenizer(folder))
+        gemma(load_tokenizer(folder))

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
-from flambeau.llm.checkpoints.vision_weights import load_vision
+from flambeau.llm.checkpoints.vision_weights import VisionNetwork, load_vision
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.vision import VisionEncoder
 from support.vision_models import write_vision_model
 
 NAMES = {  # what each kind of file has instead of the names of the first
@@ -47,7 +46,7 @@ def changed(written: Path, folder: Path, change) -> Path:
     return folder
 
 
-def load(folder: Path) -> VisionEncoder:
+def load(folder: Path) -> VisionNetwork:
     arch = read_architecture(folder).vision
     assert arch is not None
     return load_vision(folder, arch, device="cpu", dtype=torch.float32)

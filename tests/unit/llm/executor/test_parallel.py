@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import parallel
-from flambeau.llm.executor.inputs import StepImages, StepInputs
+from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.parallel import (
     PREFILL,
     Shard,
@@ -26,6 +26,7 @@ from flambeau.llm.executor.parallel import (
     send_inputs,
 )
 from flambeau.llm.loader import load_engine
+from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
@@ -224,9 +225,22 @@ def test_recurrent_layers_are_refused_as_such_whatever_the_sizes():
         local_architecture(replace(tiny_hybrid("mamba").arch, num_heads=1, intermediate_size=1), 2)
 
 
+ROWS, FEATURES, SEEN = torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)
+ROTARY = torch.arange(18).view(3, 6)
+
+
 @pytest.mark.parametrize("has_adapters", [False, True])
-@pytest.mark.parametrize("has_images", [False, True])
-def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapters):
+@pytest.mark.parametrize(
+    "images",
+    [
+        None,
+        StepImages(ROWS, FEATURES, SEEN),
+        StepImages(ROWS, FEATURES, None, ROTARY),
+        StepImages(ROWS, FEATURES),
+        StepImages(ROWS[:0], torch.zeros(0, 0), None, ROTARY),  # a text before an image
+    ],
+)
+def test_followers_get_all_inputs_of_a_pass(monkeypatch, images, has_adapters):
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
     inputs = StepInputs(
@@ -235,7 +249,7 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapter
         torch.tensor([5, 7]),
         torch.tensor([[1, 2], [3, 4]]),
         adapters_T=torch.arange(6) if has_adapters else None,
-        images=StepImages(torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)) if has_images else None,
+        images=images,
     )
     ranks = TensorParallelGroup(0, 2, None)  # type: ignore[arg-type]
     send_inputs(ranks, PREFILL, inputs, torch.tensor([1, 5]))
@@ -247,8 +261,10 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapter
     for one, other in zip(found.tensors, inputs.tensors, strict=True):
         assert torch.equal(one, other)
     assert (found.adapters_T is None) == (not has_adapters)
-    assert (found.images is None) == (not has_images)
-    if inputs.images is not None and found.images is not None:
-        assert torch.equal(found.images.rows_M, inputs.images.rows_M)
-        assert torch.equal(found.images.features_ME.bfloat16(), inputs.images.features_ME)
-        assert torch.equal(found.images.last_seen_T, inputs.images.last_seen_T)
+    assert (found.images is None) == (images is None)
+    if images is not None and found.images is not None:
+        assert torch.equal(found.images.rows_M, images.rows_M)
+        assert torch.equal(found.images.features_ME.bfloat16(), images.features_ME.bfloat16())
+        for one, other in ((found.images.last_seen_T, images.last_seen_T), (found.images.rotary_3T, images.rotary_3T)):
+            assert (one is None) == (other is None)
+            assert other is None or torch.equal(one, other)

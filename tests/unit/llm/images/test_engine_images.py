@@ -14,7 +14,7 @@ from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.images.image_encoder import FeatureCache
-from flambeau.llm.images.image_processor import ImageFile
+from flambeau.llm.images.image_files import ImageFile
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import write_adapter
@@ -45,7 +45,7 @@ def encoded(engine: Engine, *seeds: int) -> list[EncodedImage]:
 def reference_logits(reference: Any, engine: Engine, ids: list[int], seeds: tuple[int, ...]) -> Tensor:
     """The logits of transformers; the pixels are ours, which test_image_processor compares."""
     assert engine.images is not None
-    pixels = [engine.images._processor.pixels(ImageFile(data=jpeg(seed), name="")) for seed in seeds]
+    pixels = [engine.images.processor.read(ImageFile(data=jpeg(seed), name="")).pixels() for seed in seeds]
     types = torch.tensor([[int(token == IMAGE) for token in ids]])
     with torch.inference_mode():
         given = {"pixel_values": torch.stack(pixels)} if pixels else {}
@@ -64,7 +64,7 @@ def check(reference: Any, engine: Engine, prompt: list[int], seeds: tuple[int, .
 def test_embeddings_are_those_of_transformers(made, engine):
     assert engine.images is not None
     [image] = encoded(engine, 3)
-    pixels = engine.images._processor.pixels(ImageFile(data=jpeg(3), name=""))
+    pixels = engine.images.processor.read(ImageFile(data=jpeg(3), name="")).pixels()
     with torch.inference_mode():
         expected = made[1].get_image_features(pixels.unsqueeze(0)).pooler_output[0]
     torch.testing.assert_close(image.features, expected, atol=1e-4, rtol=0)
@@ -229,14 +229,14 @@ def test_images_are_encoded_once_by_what_their_files_hold(made, monkeypatch):
 
 def test_the_cache_forgets_what_was_used_longest_ago():
     cache = FeatureCache(max_bytes=2 * 4 * 100)
-    images = {name: torch.full((100,), float(name[0])) for name in (b"1", b"2", b"3")}
+    images = {name: EncodedImage(name, torch.full((100,), float(name[0]))) for name in (b"1", b"2", b"3")}
     for name in (b"1", b"2"):
-        cache.put(name, images[name])
+        cache.put(images[name])
     assert cache.get(b"1") is images[b"1"]
-    cache.put(b"3", images[b"3"])
+    cache.put(images[b"3"])
     assert (cache.get(b"2"), cache.num_bytes) == (None, 800)
     assert cache.get(b"1") is images[b"1"]
-    cache.put(b"4", torch.zeros(1000))  # larger than all
+    cache.put(EncodedImage(b"4", torch.zeros(1000)))  # larger than all
     assert (cache.get(b"4"), cache.num_bytes) == (None, 800)
 
 

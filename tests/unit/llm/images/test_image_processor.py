@@ -11,13 +11,15 @@ import pytest
 from PIL import Image
 
 from flambeau.llm.errors import CheckpointError, InvalidRequest
-from flambeau.llm.images import image_processor
-from flambeau.llm.images.image_processor import ImageFile, ImageProcessor, read_processor
-from flambeau.llm.models.architecture import VisionArchitecture
+from flambeau.llm.images import image_files
+from flambeau.llm.images.image_files import ImageFile
+from flambeau.llm.images.image_processor import ImageProcessor
+from flambeau.llm.images.processors import read_processor
+from flambeau.llm.models.vision_architecture import SiglipArchitecture
 from support.pictures import claimed_png, encode, jpeg, picture
 from support.vision_models import PROCESSOR, SIDE, TOKENS
 
-ARCH = VisionArchitecture(
+ARCH = SiglipArchitecture(
     hidden_size=24,
     num_layers=1,
     num_heads=3,
@@ -71,7 +73,7 @@ def test_pixels_are_those_of_transformers(tmp_path, kind, changes):
 
     given = {key: value for key, value in (PROCESSOR | changes).items() if key != "image_processor_type"}
     expected = Gemma3ImageProcessorPil(**given)([load_image(Image.open(io.BytesIO(PICTURES[kind])))])["pixel_values"][0]
-    found = processor(tmp_path, **changes).pixels(file(PICTURES[kind]))
+    found = processor(tmp_path, **changes).read(file(PICTURES[kind])).pixels()
     np.testing.assert_allclose(found.numpy(), np.asarray(expected), atol=1e-6)
 
 
@@ -89,15 +91,15 @@ def test_pixels_are_those_of_transformers(tmp_path, kind, changes):
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, data, reason):
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        processor(tmp_path).pixels(file(data))
+        processor(tmp_path).read(file(data))
     assert caught.value.parameter == "messages[0].content[1]"
     assert "messages[0].content[1]" in str(caught.value)
 
 
 def test_a_large_file_is_not_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_processor, "MAX_BYTES", 1000)
+    monkeypatch.setattr(image_files, "MAX_BYTES", 1000)
     with pytest.raises(InvalidRequest, match="send at most 1000"):
-        processor(tmp_path).pixels(file(jpeg(1)))
+        processor(tmp_path).read(file(jpeg(1)))
 
 
 @pytest.mark.parametrize(

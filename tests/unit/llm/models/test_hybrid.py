@@ -163,14 +163,15 @@ def change_tensors(folder, change) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen-3.5", "qwen-3.5-moe"])
-def test_the_language_model_of_qwen_3_5_is_loaded_alone(tmp_path, checkpoint, kind):
+def test_the_language_model_of_qwen_3_5_is_loaded_apart_from_its_encoder(tmp_path, checkpoint, kind):
     _, reference = checkpoint(kind)
     write_checkpoint(tmp_path, kind)
     file = tmp_path / "config.json"
     text = json.loads(file.read_text())
     more = {"attn_output_gate": True, "full_attention_interval": 4, "mtp_num_hidden_layers": 1}
     names = [name.replace("ForCausalLM", "ForConditionalGeneration") for name in text.pop("architectures")]
-    whole = {"architectures": names, "model_type": "with-pictures", "vision_config": {"depth": 1}}
+    encoder = {"depth": 1, "out_hidden_size": text["hidden_size"]}
+    whole = {"architectures": names, "model_type": "with-pictures", "vision_config": encoder}
     file.write_text(json.dumps({**whole, "text_config": {**text, **more, "mamba_ssm_dtype": "float32"}}))
     others = {"model.visual.blocks.0.norm1.weight": torch.ones(8), "mtp.fc.weight": torch.ones(8, 8)}
     change_tensors(

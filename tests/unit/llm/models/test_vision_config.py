@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import VisionArchitecture
 from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.vision_architecture import SiglipArchitecture
 
 RELEASED = {  # what the files of the 4B model have; transformers has defaults for the rest
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -46,7 +46,7 @@ def with_vision(**changes: object) -> dict[str, object]:
 
 def test_the_released_settings_are_understood():
     arch = from_hugging_face(RELEASED)
-    assert arch.vision == VisionArchitecture(
+    assert arch.vision == SiglipArchitecture(
         hidden_size=1152,
         num_layers=27,
         num_heads=16,

@@ -10,6 +10,8 @@ Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `pattern` leaves out every nth layer.
 WindowedLayers = Literal["none", "all", "late", "unrotated", "even", "pattern"]
 
+VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3", "qwen_3.5"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -39,4 +41,4 @@ class Family:
     is_rotated: bool = True  # False: no layer has rotary positions
     mlp_ratio: int | None = None  # the default of the intermediate size, in hidden sizes
     dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
-    has_images: bool = False  # the decoder's settings are under `text_config`, an encoder's under `vision_config`
+    vision: VisionKind | None = None  # the encoder of images, whose settings are under `vision_config`

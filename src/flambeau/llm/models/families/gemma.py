@@ -81,7 +81,7 @@ GEMMA = {
     "Gemma3ForConditionalGeneration": replace(
         GEMMA_3,
         model_type="gemma3",
-        has_images=True,
+        vision="siglip",
         renames=(
             (r"^(model\.)?language_model\.(model\.)?(?=layers|norm|embed_tokens)", "model."),
             (r"^(model\.)?language_model\.lm_head\.", "lm_head."),

@@ -13,7 +13,6 @@ from flambeau.llm.models.families.config_parts import (
     expert_groups,
     granite,
     partial_rotation,
-    text_only,
 )
 from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
@@ -554,9 +553,7 @@ HYBRID = {
         },
     ),
     "Qwen3_5ForCausalLM": QWEN_3_5,
-    "Qwen3_5ForConditionalGeneration": replace(text_only(QWEN_3_5), model_type="qwen3_5"),
     "Qwen3_5MoeForCausalLM": QWEN_3_5_MOE,
-    "Qwen3_5MoeForConditionalGeneration": replace(text_only(QWEN_3_5_MOE), model_type="qwen3_5_moe"),
     "OlmoHybridForCausalLM": Family(
         model_type="olmo_hybrid",
         qk_norm=True,

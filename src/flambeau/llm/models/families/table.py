@@ -13,8 +13,9 @@ from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
+from flambeau.llm.models.families.qwen_vl import QWEN_VL
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID}
+FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID, **QWEN_VL}
 
 
 def text_family(config: Config, found: Family) -> Family | None:

@@ -1,0 +1,17 @@
+"""read_processor: the processor of images that an encoder needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flambeau.llm.images.grid_processor import read_grid_processor
+from flambeau.llm.images.image_processor import ImageProcessor, read_fixed_processor
+from flambeau.llm.models.vision_architecture import GridArchitecture, SiglipArchitecture, VisionArchitecture
+
+
+def read_processor(folder: Path, arch: VisionArchitecture) -> ImageProcessor:
+    """Raises CheckpointError for settings in the checkpoint's folder that are not known."""
+    if isinstance(arch, GridArchitecture):
+        return read_grid_processor(folder, arch)
+    assert isinstance(arch, SiglipArchitecture)
+    return read_fixed_processor(folder, arch)

@@ -1,0 +1,58 @@
+"""VisionArchitecture: the shape of an encoder of images, and the tokens that stand for an image in a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+VisionActivation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionArchitecture:
+    """What all encoders have: a transformer over patches of an image."""
+
+    # Whether the decoder's tokens of an image attend to each other in both directions.
+    attends_both_ways: ClassVar[bool] = False
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    patch_size: int  # pixels of a side
+    norm_epsilon: float
+    activation: VisionActivation
+    text_size: int  # the decoder's hidden size
+    image_id: int  # the token in the places of an image …
+    begin_id: int  # … and those around them
+    end_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiglipArchitecture(VisionArchitecture):
+    """An encoder (SigLIP) of images of one size, whose patches are pooled to the tokens of an image (Gemma 3)."""
+
+    attends_both_ways: ClassVar[bool] = True
+
+    image_size: int  # pixels of a side
+    num_tokens: int  # that an image takes in a prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridArchitecture(VisionArchitecture):
+    """An encoder of images of any size; a square of patches becomes a token (Qwen2-VL to Qwen 3.5)."""
+
+    merge_size: int = 2  # patches of a side of the square
+    frames: int = 2  # that a patch has; an image is repeated
+    rope_theta: float = 10000.0  # of the rows and columns of patches
+    has_gate: bool = False  # of the feed-forward layer (Qwen2.5-VL)
+    norm: Literal["rms", "layer"] = "layer"
+    window: int = 0  # patches of a side of a window, within which patches attend to each other; 0: all attend to all
+    full_layers: frozenset[int] = frozenset()  # with windows: the layers without
+    num_positions: int = 0  # learned ones, of a square that is stretched to the patches of an image (Qwen3-VL) …
+    deep_layers: tuple[int, ...] = ()  # … and layers whose outputs are added to those of the first of the decoder
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether tensors have Qwen3-VL's names."""
+        return self.num_positions > 0
