@@ -342,8 +342,8 @@ def load_network(
     if arrived is not None and device.type == "cpu":
         trim_heap()  # of what was replaced last
     # 2. Tensor parallelism.
-    if ranks is not None:
-        add_all_reduce(model)
+    if shard is not None:
+        add_all_reduce(model, shard)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype)
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.

@@ -22,6 +22,8 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
 from flambeau.llm.executor.inputs import StepImages, StepInputs
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
@@ -80,8 +82,6 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         )
     if arch.wide_qk_norm:
         raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.alibi is not None:
-        raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
     if arch.num_kv_heads % size and size % arch.num_kv_heads:
         raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
     return replace(
@@ -145,12 +145,20 @@ class AllReduced(nn.Module):
         return y
 
 
-def add_all_reduce(model: Transformer) -> None:
-    """Sum the outputs of attention and of the feed-forward layers over all ranks."""
+def add_all_reduce(model: Transformer, shard: Shard) -> None:
+    """Make a rank's part of a network compute what depends on the parts of the others, too."""
     for layer in model.model.layers:
         assert isinstance(layer, DecoderLayer)
-        layer.self_attn.add_module("o_proj", AllReduced(layer.self_attn.o_proj))
+        join_attention(layer.self_attn, shard)
         layer.add_module("mlp", AllReduced(layer.mlp))
+
+
+def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
+    """Sum the outputs over all ranks; the slopes of ALiBi are those of all heads."""
+    attention.add_module("o_proj", AllReduced(attention.o_proj))
+    if isinstance(attention, Attention) and attention.alibi is not None:
+        first = shard.rank * attention.num_heads
+        attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)
 
 
 class LeaderBackend:

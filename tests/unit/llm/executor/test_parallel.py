@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -27,6 +23,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
+from support.ranks import run_ranks, start_ranks
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -132,34 +129,10 @@ def checkpoint(tmp_path_factory):
     return write_sentencepiece(folder)
 
 
-def start_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[subprocess.Popen[bytes]]:
-    """The processes."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(given)]
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(size)
-    ]
-
-
-def run_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[object]:
-    """The lines that rank 0 prints; every rank must end well."""
-    ranks = start_ranks(folder, size, script, given)
-    try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size
-    return [json.loads(line) for line in outputs[0].splitlines()]
-
-
 def test_two_ranks_give_the_tokens_of_one(checkpoint):
     engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
     alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
-    assert run_ranks(checkpoint, 2) == [[completion.token_ids for completion in alone]]
+    assert run_ranks(checkpoint, 2, RANK, PROMPTS) == [[completion.token_ids for completion in alone]]
 
 
 def test_ranks_keep_their_parts_of_prefixes_and_restore_what_all_have(checkpoint, tmp_path):
@@ -182,7 +155,7 @@ def test_ranks_keep_their_parts_of_prefixes_and_restore_what_all_have(checkpoint
 def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody_waits(checkpoint):
     """The others are in the middle of that pass: whatever rank 0 told them next would never be heard."""
     head, _, _ = RANK.partition("    found =")
-    ranks = start_ranks(checkpoint, 2, head + FAILING)
+    ranks = start_ranks(checkpoint, 2, head + FAILING, PROMPTS)
     try:
         output = ranks[0].communicate(timeout=100)[0]
     finally:

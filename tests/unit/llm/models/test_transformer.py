@@ -319,7 +319,7 @@ def test_two_ranks_find_what_one_finds(kind, tmp_path, monkeypatch):
 
     def run(rank: int) -> None:
         part = load_model(tmp_path, build=lambda _: build(local_architecture(arch, 2)), shard=Shard(arch, rank, 2))
-        add_all_reduce(part)
+        add_all_reduce(part, Shard(arch, rank, 2))
         found[rank] = whole_logits(part, ids)
 
     models = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
