@@ -21,6 +21,8 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
 from flambeau.llm.executor.inputs import StepImages, StepInputs
+from flambeau.llm.executor.rank_norms import share_norms
+from flambeau.llm.executor.rank_parts import check_sizes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LatentAttention
@@ -70,25 +72,12 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
     if arch.recurrence is not None:
         raise LLMError("recurrent layers cannot be split among ranks; use one rank")
-    if (
-        arch.num_heads % size
-        or arch.intermediate_size % size
-        or arch.expert_size % size
-        or arch.shared_expert_size % size
-    ):
-        raise LLMError(
-            f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
-            f"ranks; use a number of ranks that divides both"
-        )
-    if arch.wide_qk_norm:
-        raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.num_kv_heads % size and size % arch.num_kv_heads:
-        raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
+    check_sizes(arch, size)
     return replace(
         arch,
-        num_heads=arch.num_heads // size,
+        num_heads=max(1, arch.num_heads // size),  # of a network without attention
         num_kv_heads=max(1, arch.num_kv_heads // size),
-        intermediate_size=arch.intermediate_size // size,
+        intermediate_size=max(1, arch.intermediate_size // size),
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
     )
@@ -106,7 +95,7 @@ class Shard:
         """The rank's part of a tensor; all of it if every rank needs it."""
         module, _, kind = name.rpartition(".")
         leaf = module.rpartition(".")[2]
-        is_head_norm = leaf in ("q_norm", "k_norm") and tensor.dim() == 2
+        is_head_norm = leaf in ("q_norm", "k_norm") and (tensor.dim() == 2 or self.arch.wide_qk_norm)
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
@@ -154,9 +143,13 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
 
 
 def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
-    """Sum the outputs over all ranks; the slopes of ALiBi are those of all heads."""
+    """Sum the outputs over all ranks; norms over all heads and the slopes of ALiBi depend on the others, too."""
     attention.add_module("o_proj", AllReduced(attention.o_proj))
-    if isinstance(attention, Attention) and attention.alibi is not None:
+    if not isinstance(attention, Attention):
+        return
+    if attention.is_wide and attention.q_norm is not None:
+        share_norms(attention, shard.rank, shard.size)
+    if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
+
+MeanSquare = Callable[[Tensor], Tensor]  # of the numbers […, C] that this rank has and those of others: […, 1]
 
 
 class RMSNorm(nn.Module):
@@ -19,6 +23,20 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class SharedRMSNorm(RMSNorm):
+    """An RMSNorm over numbers of which this rank has some."""
+
+    def __init__(self, own: RMSNorm, mean_square: MeanSquare) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.epsilon = own.weight, own.epsilon
+        self.mean_square = mean_square
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        y = wide * torch.rsqrt(self.mean_square(wide) + self.epsilon) * self.weight.float()
+        return y.to(x.dtype)
 
 
 class OffsetRMSNorm(RMSNorm):

@@ -225,3 +225,25 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapter
         assert torch.equal(found.images.rows_M, inputs.images.rows_M)
         assert torch.equal(found.images.features_ME.bfloat16(), inputs.images.features_ME)
         assert torch.equal(found.images.last_seen_T, inputs.images.last_seen_T)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({}, 3, "4 heads cannot be divided among 3 ranks; numbers of ranks that work: 2, 4"),
+        ({"num_heads": 12, "num_kv_heads": 3}, 2, "3 key-value heads cannot be divided among 2 ranks; .*: 3, 6, 12"),
+        ({"intermediate_size": 82}, 4, "an intermediate size of 82 cannot be divided among 4 ranks; .* work: 2$"),
+        ({"num_heads": 1, "num_kv_heads": 1}, 2, "1 heads cannot be divided among 2 ranks; use one rank"),
+        ({"num_experts": 4, "expert_size": 6}, 4, "experts with an intermediate size of 6 .* 4 ranks; .* work: 2$"),
+    ],
+)
+def test_sizes_that_cannot_be_divided_are_named_with_numbers_that_can(changes, size, message):
+    with pytest.raises(LLMError, match=message):
+        local_architecture(replace(ARCH, **{"intermediate_size": 96, **changes}), size)
+
+
+def test_only_sizes_that_are_used_must_be_divisible():
+    sizes = {"num_experts": 4, "expert_size": 6, "intermediate_size": 81}
+    assert local_architecture(replace(ARCH, **sizes), 2).expert_size == 3
+    with pytest.raises(LLMError, match="an intermediate size of 81"):
+        local_architecture(replace(ARCH, **sizes, dense_layers=frozenset({1})), 2)

@@ -96,11 +96,18 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "mpt": {},
     "falcon-alibi": {},
     "baichuan": {},
+    "olmo-2": {},
+    "olmo-3": {},
+    "olmoe": {},
+    "minimax-m2": {},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "bloom": {},
+    "olmo-2": {},  # two key-value heads
+    "olmoe": {},
+    "minimax-m2": {"num_key_value_heads": 1},
 }
-INT8 = ("bloom",)
+INT8 = ("bloom", "olmo-2")
 
 
 def write_baichuan(folder: Path) -> None:
