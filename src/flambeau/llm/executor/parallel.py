@@ -7,7 +7,7 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,19 +18,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.core.state_slots import StateCopy
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
 from flambeau.llm.executor.inputs import StepImages, StepInputs
-from flambeau.llm.executor.rank_norms import share_norms
-from flambeau.llm.executor.rank_parts import check_sizes
+from flambeau.llm.executor.rank_norms import share_groups, share_norms
+from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
-END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
-HEADER_SIZE = 10
+END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER, COPY_STATES = range(6)
+HEADER_SIZE = 11
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
@@ -70,8 +72,6 @@ def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
 
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
-    if arch.recurrence is not None:
-        raise LLMError("recurrent layers cannot be split among ranks; use one rank")
     check_sizes(arch, size)
     return replace(
         arch,
@@ -80,6 +80,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         intermediate_size=max(1, arch.intermediate_size // size),
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
+        recurrence=None if arch.recurrence is None else local_recurrence(arch.recurrence, size),
     )
 
 
@@ -100,7 +101,10 @@ class Shard:
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
             return self._kv_rows(tensor)
-        if leaf in _COLUMNS:
+        own, is_mixer = name.rpartition(".mixer.")[2].partition(".")[0], ".mixer." in name
+        if is_mixer and self.arch.recurrence is not None and own not in MIXER_COLUMNS:
+            return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
+        if leaf in _COLUMNS or is_mixer:
             if kind == "bias":  # added once, by rank 0
                 return tensor if self.rank == 0 else torch.zeros_like(tensor)
             if kind == "scale":  # of quantized weights, one for each output
@@ -138,8 +142,13 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
     """Make a rank's part of a network compute what depends on the parts of the others, too."""
     for layer in model.model.layers:
         assert isinstance(layer, DecoderLayer)
-        join_attention(layer.self_attn, shard)
-        layer.add_module("mlp", AllReduced(layer.mlp))
+        parts = dict(layer.named_children())  # not every layer has all of them
+        if "self_attn" in parts:
+            join_attention(layer.self_attn, shard)
+        if "mixer" in parts:
+            join_mixer(parts["mixer"], shard)
+        if "mlp" in parts:
+            layer.add_module("mlp", AllReduced(layer.mlp))
 
 
 def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
@@ -152,6 +161,14 @@ def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)
+
+
+def join_mixer(mixer: nn.Module, shard: Shard) -> None:
+    """Sum what depends on all heads or channels of a recurrent layer over all ranks."""
+    for name, layer in [*mixer.named_children()]:
+        if name in MIXER_COLUMNS:
+            mixer.add_module(name, AllReduced(layer))
+    share_groups(mixer, shard.arch, shard.rank, shard.size)
 
 
 class LeaderBackend:
@@ -194,6 +211,12 @@ class LeaderBackend:
         if not self._is_in_step:
             raise LLMError("the ranks are out of step since a forward pass has failed on rank 0; start them all anew")
 
+    def send_command(self, *numbers: int) -> None:
+        """Send a header that begins with these numbers; what it needs follows."""
+        self.check_in_step()
+        header = [*numbers, *[0] * (HEADER_SIZE - len(numbers))]
+        dist.broadcast(torch.tensor(header), src=0, group=self._ranks.control)
+
     def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
         self.check_in_step()
         self._is_in_step = False
@@ -222,12 +245,17 @@ def follow(
     device: torch.device,
     adapters: AdapterStore | None = None,
     before_leaving: Callable[[], None] = lambda: None,
+    states: StateCache | None = None,
 ) -> None:
     """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
     while (header := receive_header(ranks))[0] != END:
         if header[0] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
             assert adapters is not None
             follow_adapter(ranks, header, adapters)
+            continue
+        if header[0] == COPY_STATES:
+            assert states is not None
+            follow_copies(ranks, header, states)
             continue
         inputs, rows_N = receive_inputs(ranks, header, device)
         if rows_N is None:
@@ -246,11 +274,12 @@ def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_
     """
     tables, adapters_T, images = inputs.block_tables_SB, inputs.adapters_T, inputs.images
     parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
-    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *(() if adapters_T is None else (adapters_T,))]
+    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,))]
+    parts += [one for one in (inputs.state_slots_S, adapters_T) if one is not None]
     parts += [] if images is None else [images.rows_M, images.last_seen_T]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
     image_shape = (0, 0) if images is None else images.features_ME.shape
-    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest]
+    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest, int(inputs.state_slots_S is not None)]
     dist.broadcast(torch.tensor(header), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
     if images is not None:
@@ -268,8 +297,10 @@ def receive_inputs(
     ranks: TensorParallelGroup, header: list[int], device: torch.device
 ) -> tuple[StepInputs, Tensor | None]:
     """Receive the numbers behind a header that rank 0 has sent."""
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, longest = header
+    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, *rest = header
+    longest, has_states = rest
     sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
+    sizes += [has_states * num_seqs]
     more = [has_adapters * num_tokens, num_image_rows, num_tokens if num_image_rows else 0]
     numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
@@ -280,15 +311,41 @@ def receive_inputs(
         dist.broadcast(features_ME, src=0, group=ranks.control)
         images = StepImages(image_rows_M, features_ME, last_seen_T).to(device)
     moved = numbers[: int(np.sum(sizes))].to(device)
-    ids, positions, slots, starts, lengths, tables, rows = torch.split(moved, sizes)
+    ids, positions, slots, starts, lengths, tables, rows, state_slots_S = torch.split(moved, sizes)
     inputs = StepInputs(
         *(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks)),
         query_len=query_len,
         adapters_T=adapters_T if has_adapters else None,
+        state_slots_S=state_slots_S if has_states else None,
         images=images,
         longest=longest,
     )
     return inputs, rows if kind == PREFILL else None
+
+
+# ---- states of recurrent layers ----
+
+
+class LeaderStates(StateCache):
+    """Rank 0's part of the states: what is copied is copied on every rank, each of which has its own part."""
+
+    def __init__(self, inner: StateCache, ranks: TensorParallelGroup, leader: LeaderBackend) -> None:
+        self.layers, self.num_slots, self.has_layers = inner.layers, inner.num_slots, inner.has_layers
+        self._ranks, self._leader = ranks, leader
+
+    def copy(self, copies: Iterable[StateCopy]) -> None:
+        """Make copies between slots, one after the other."""
+        pairs = [*copies]
+        self._leader.send_command(COPY_STATES, len(pairs))
+        dist.broadcast(torch.tensor(pairs, dtype=torch.int64), src=0, group=self._ranks.control)
+        super().copy(pairs)
+
+
+def follow_copies(ranks: TensorParallelGroup, header: list[int], states: StateCache) -> None:
+    """Copy states as rank 0 does."""
+    pairs = torch.zeros(header[1], 2, dtype=torch.int64)
+    dist.broadcast(pairs, src=0, group=ranks.control)
+    states.copy(StateCopy(source, target) for source, target in pairs.tolist())
 
 
 # ---- adapters ----
@@ -303,18 +360,13 @@ class LeaderAdapters:
     def load(self, number: int, folder: Path) -> None:
         """Read an adapter on all ranks, or on none."""
         name = str(folder).encode()
-        self._send(LOAD_ADAPTER, number, len(name))
+        self._leader.send_command(LOAD_ADAPTER, number, len(name))
         dist.broadcast(torch.tensor([*name], dtype=torch.int64), src=0, group=self._ranks.control)
         load_on_all(self._ranks, self._inner, number, folder)
 
     def unload(self, number: int) -> None:
-        self._send(UNLOAD_ADAPTER, number, 0)
+        self._leader.send_command(UNLOAD_ADAPTER, number, 0)
         self._inner.unload(number)
-
-    def _send(self, kind: int, number: int, size: int) -> None:
-        self._leader.check_in_step()
-        header = [kind, number, size]
-        dist.broadcast(torch.tensor([*header, *[0] * (HEADER_SIZE - len(header))]), src=0, group=self._ranks.control)
 
 
 def follow_adapter(ranks: TensorParallelGroup, header: list[int], adapters: AdapterStore) -> None:

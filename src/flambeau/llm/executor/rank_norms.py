@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.norms import MeanSquare, RMSNorm, SharedRMSNorm
+from flambeau.llm.models.recurrent import GatedNorm, Mamba2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,12 @@ def share_norms(attention: Attention, rank: int, size: int) -> None:
         norm = getattr(attention, name)
         assert type(norm) is RMSNorm
         attention.add_module(name, SharedRMSNorm(norm, mean_square_of(1, len(norm.weight), rank, size)))
+
+
+def share_groups(mixer: nn.Module, arch: Architecture, rank: int, size: int) -> None:
+    """Normalize the channels of Mamba 2 over all ranks that have some of a group."""
+    recurrence = arch.recurrence
+    if not isinstance(mixer, Mamba2) or not isinstance(mixer.norm, GatedNorm) or recurrence is None:
+        return
+    if recurrence.norm_groups < size:
+        mixer.norm.mean_square = mean_square_of(recurrence.norm_groups, len(mixer.norm.weight), rank, size)

@@ -35,8 +35,14 @@ class SharedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        y = wide * torch.rsqrt(self.mean_square(wide) + self.epsilon) * self.weight.float()
-        return y.to(x.dtype)
+        return (normalized(wide, self.epsilon, self.mean_square) * self.weight.float()).to(x.dtype)
+
+
+def normalized(x: Tensor, epsilon: float, mean_square: MeanSquare | None = None) -> Tensor:
+    """Numbers […, C] in float32 divided by the root of their mean square."""
+    if mean_square is None:
+        return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+    return x * torch.rsqrt(mean_square(x) + epsilon)
 
 
 class OffsetRMSNorm(RMSNorm):

@@ -192,14 +192,10 @@ def test_groups_that_ranks_cannot_share_are_refused():
             Shard(ARCH, rank, 2)("model.layers.0.self_attn.o_proj.scales", torch.ones(8, 1))
 
 
-def test_recurrent_layers_are_refused_as_such_whatever_the_sizes():
-    with pytest.raises(LLMError, match="recurrent layers cannot be split among ranks"):
-        local_architecture(replace(tiny_hybrid("mamba").arch, num_heads=1, intermediate_size=1), 2)
-
-
 @pytest.mark.parametrize("has_adapters", [False, True])
 @pytest.mark.parametrize("has_images", [False, True])
-def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapters):
+@pytest.mark.parametrize("has_states", [False, True])
+def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_states, has_images, has_adapters):
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
     inputs = StepInputs(
@@ -208,6 +204,7 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, has_images, has_adapter
         torch.tensor([5, 7]),
         torch.tensor([[1, 2], [3, 4]]),
         adapters_T=torch.arange(6) if has_adapters else None,
+        state_slots_S=torch.tensor([3, 1]) if has_states else None,
         images=StepImages(torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)) if has_images else None,
     )
     ranks = TensorParallelGroup(0, 2, None)  # type: ignore[arg-type]
@@ -247,3 +244,28 @@ def test_only_sizes_that_are_used_must_be_divisible():
     assert local_architecture(replace(ARCH, **sizes), 2).expert_size == 3
     with pytest.raises(LLMError, match="an intermediate size of 81"):
         local_architecture(replace(ARCH, **sizes, dense_layers=frozenset({1})), 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "size", "message"),
+    [
+        ("mamba", {}, 3, "64 channels of recurrent layers cannot be divided among 3 ranks; .* work: 2, 4, 8, 16$"),
+        ("mamba2", {}, 16, "8 heads of recurrent layers cannot be divided among 16 ranks"),
+        ("mamba2", {"num_groups": 3, "num_heads": 12, "inner_size": 96}, 2, "3 groups of heads with the same B and C"),
+        ("mamba2", {"norm_groups": 3}, 2, "3 groups of channels that are normalized together"),
+        ("delta_net", {"num_groups": 1, "num_heads": 9}, 2, "9 heads of recurrent layers .*; numbers of ranks .*: 3$"),
+        ("delta_net", {"num_groups": 3, "num_heads": 6}, 2, "3 key heads of recurrent layers cannot be divided among"),
+    ],
+)
+def test_recurrent_layers_that_cannot_be_divided_are_named_with_numbers_that_can(kind, changes, size, message):
+    arch = replace(tiny_hybrid(kind, **changes).arch, num_heads=48, num_kv_heads=48, intermediate_size=48 * 16)
+    with pytest.raises(LLMError, match=message):
+        local_architecture(arch, size)
+
+
+def test_a_network_without_attention_is_divided_by_its_recurrent_layers_only():
+    arch = tiny_hybrid("mamba2", layers=frozenset({0, 1, 2})).arch
+    local = local_architecture(replace(arch, num_heads=1, num_kv_heads=1, has_mlp=False, intermediate_size=1), 4)
+    assert local.recurrence is not None
+    assert (local.recurrence.num_heads, local.recurrence.num_groups, local.recurrence.inner_size) == (2, 1, 16)
+    assert (local.num_heads, local.intermediate_size) == (1, 1)

@@ -15,9 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.backends.eager import WholeAttention
-from flambeau.llm.checkpoints.checkpoint import load_model
-from support.checkpoints import reference
-from support.ranks import free_ports, run_ranks
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.quantized import save_quantized
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import build
+from flambeau.llm.quantize.row_scaled import Int8Linear
+from support.checkpoints import HYBRID_KINDS, reference, write_checkpoint
+from support.ranks import free_ports, logits_in_threads, run_ranks
 from support.tokenizer_files import write_sentencepiece
 
 pytestmark = pytest.mark.timeout(600)
@@ -100,14 +107,31 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "olmo-3": {},
     "olmoe": {},
     "minimax-m2": {},
+    **{kind: {} for kind in HYBRID_KINDS},
 }
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks
 FOUR: dict[str, dict[str, Any]] = {
     "bloom": {},
     "olmo-2": {},  # two key-value heads
     "olmoe": {},
     "minimax-m2": {"num_key_value_heads": 1},
+    # Two groups of heads, or key heads, each on two ranks.
+    "mamba-2": {},
+    "mamba": {},
+    "lfm-2": ATTENTION,
+    "qwen-3-next": {**ATTENTION, "linear_num_value_heads": 8},
+    "qwen-3.5-moe": {**ATTENTION, "linear_num_value_heads": 8},
+    "olmo-hybrid-rotated": ATTENTION,
+    "nemotron-h": ATTENTION,
+    "nemotron-h-moe": ATTENTION,
+    "granite-4-hybrid": ATTENTION,
+    "falcon-h1": ATTENTION,
+    "falcon-h1-norm": ATTENTION,
+    "bamba": ATTENTION,
+    "jamba": ATTENTION,
 }
-INT8 = ("bloom", "olmo-2")
+INT8 = ("bloom", "olmo-2", "mamba-2", "falcon-mamba", "lfm-2", "qwen-3.5", "falcon-h1", "jamba-dense")
+WRITTEN = ("olmo-2", "mamba-2-biased", "mamba", "lfm-2-biased", "qwen-3-next", "nemotron-h-moe", "bamba")  # in int8
 
 
 def write_baichuan(folder: Path) -> None:
@@ -124,15 +148,34 @@ def write_baichuan(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**own, **{key: config[key] for key in kept}}))
 
 
+def write_parts(folder: Path, arch: Architecture) -> None:
+    """Convolutions of queries, keys and values as OLMo's publisher writes them: transformers writes equal pieces."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    assert arch.recurrence is not None
+    keys = arch.recurrence.num_groups * arch.recurrence.state_size
+    for layer in {name.rpartition(".q_conv1d")[0] for name in tensors if ".q_conv1d" in name}:
+        names = [f"{layer}.{part}_conv1d.weight" for part in "qkv"]
+        parts = torch.cat([tensors[name] for name in names]).split([keys, keys, arch.recurrence.inner_size])
+        tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
+    save_file(tensors, file)
+
+
 class Families:
     """Checkpoints, what transformers finds for them, and what ranks found."""
 
-    def __init__(self, base: Path, size: int, kinds: dict[str, dict[str, Any]], int8: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        base: Path,
+        size: int,
+        kinds: dict[str, dict[str, Any]],
+        on_load: tuple[str, ...] = (),
+    ) -> None:
         self._base, self._size = base, size
         self._networks: dict[str, Any] = {}
         for kind, changes in kinds.items():
             self._networks[kind] = self._write(kind, changes)
-        runs = [(kind, {}) for kind in kinds] + [(kind, {"quantization": "int8"}) for kind in int8]
+        runs = [(kind, {}) for kind in self._networks] + [(kind, {"quantization": "int8"}) for kind in on_load]
         given = {"prompts": PROMPTS, "turn": TURN, "chunks": CHUNKS, "num_greedy": NUM_GREEDY}
         run_ranks(base, size, PROGRAM, {**given, "runs": runs, "ports": free_ports(len(runs))}, timeout_s=300)
 
@@ -145,6 +188,8 @@ class Families:
         if kind == "baichuan":
             write_baichuan(folder)
             return load_model(folder)
+        if kind.startswith("olmo-hybrid"):
+            write_parts(folder, read_architecture(folder))
         return network
 
     def found(self, kind: str, quantization: str | None = None) -> dict[str, Any]:
@@ -153,7 +198,7 @@ class Families:
     def logits(self, kind: str, ids: list[int]) -> Tensor:
         network = self._networks[kind]
         with torch.inference_mode():
-            if kind == "baichuan":
+            if isinstance(network, Transformer):
                 return network.logits(network(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
             return network(torch.tensor([ids])).logits[0].float()
 
@@ -198,3 +243,22 @@ def test_weights_that_two_ranks_quantize_on_load_are_close(two, kind):
     found, expected = two.found(kind, "int8"), two.logits(kind, PROMPTS[0])
     assert any(layer.endswith("Int8Linear") for layer in found["layers"])
     assert (found["logits"] - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_ranks_find_what_one_finds_with_quantized_files(kind, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "original", kind)
+    save_quantized(tmp_path / "original", tmp_path / "int8", kind="int8")
+    network, ids = load_model(tmp_path / "int8", dtype=torch.float32), [one % 101 for one in PROMPTS[0]]
+    assert any(isinstance(module, Int8Linear) for module in network.modules())
+    with torch.inference_mode():
+        expected = network.logits(network(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
+    for found in logits_in_threads(tmp_path / "int8", 2, ids, monkeypatch):
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_convolutions_in_equal_pieces_are_refused_by_name(tmp_path):
+    write_checkpoint(tmp_path, "olmo-hybrid")
+    shard = Shard(read_architecture(tmp_path), 0, 2)
+    with pytest.raises(LLMError, match=r"[qkv]_conv1d of a recurrent layer has 32 rows, .*; use the publisher"):
+        load_model(tmp_path, build=lambda _: build(local_architecture(shard.arch, 2)), shard=shard)
