@@ -23,6 +23,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build
 from flambeau.llm.quantize.row_scaled import Int8Linear
+from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import HYBRID_KINDS, reference, write_checkpoint
 from support.ranks import free_ports, logits_in_threads, run_ranks
 from support.tokenizer_files import write_sentencepiece
@@ -51,12 +52,12 @@ base, size, given = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 settings = {"block_size": 4, "num_blocks": 120, "max_num_seqs": 4, "max_step_tokens": 24}
 
 
-def generate(engine, prompts, number):
+def generate(engine, prompts, number, **options):
     greedy = SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True)
-    return engine.generate(prompts, greedy)
+    return engine.generate(prompts, greedy, **options)
 
 
-def all_found(engine):
+def all_found(engine, adapters):
     ids, done, logits = given["prompts"][0], 0, []
     has_states = engine._executor._state_cache is not None and engine._executor._state_cache.has_layers
     for length in given["chunks"]:
@@ -74,10 +75,11 @@ def all_found(engine):
         "second": second.token_ids,
         "num_cached": second.counts.num_cached,
         "layers": sorted({type(module).__name__ for module in engine._backend.model.modules()}),
+        "adapted": [generate(engine, [given["turn"]], 10, adapter=name)[0].token_ids for name in adapters],
     }
 
 
-for port, (name, changes) in zip(given["ports"], given["runs"], strict=True):
+for port, (name, changes, label) in zip(given["ports"], given["runs"], strict=True):
     os.environ["MASTER_PORT"] = str(port)  # ranks that meet again where they have met hang
     folder, options = base / name, {"tensor_parallel_size": size, "compile": False, "device": "cpu", **settings}
     options |= changes
@@ -85,7 +87,7 @@ for port, (name, changes) in zip(given["ports"], given["runs"], strict=True):
         load_follower(folder, **options)()
         continue
     engine = load_engine(folder, **options)
-    torch.save(all_found(engine), folder / f"found-{size}-{changes.get('quantization')}.pt")
+    torch.save(all_found(engine, options.get("lora_adapters", ())), folder / f"found-{label}.pt")
     engine.close()
 """
 
@@ -130,7 +132,13 @@ FOUR: dict[str, dict[str, Any]] = {
     "bamba": ATTENTION,
     "jamba": ATTENTION,
 }
-INT8 = ("bloom", "olmo-2", "mamba-2", "falcon-mamba", "lfm-2", "qwen-3.5", "falcon-h1", "jamba-dense")
+ROUNDED = ("bloom", "olmo-2", "mamba-2", "falcon-mamba", "lfm-2", "qwen-3.5", "falcon-h1", "jamba-dense")
+ADAPTED: dict[str, dict[str, Any]] = {
+    "olmo-2": {"target_modules": ["q_proj", "k_proj", "o_proj"], "modules_to_save": ["q_norm", "k_norm"]},
+    "lfm-2": {"target_modules": ["q_proj", "v_proj", "w1", "w2"]},
+    "qwen-3.5": {"target_modules": ["q_proj", "o_proj", "gate_proj", "down_proj"]},
+    "falcon-h1": {"target_modules": ["k_proj", "o_proj", "up_proj", "down_proj"]},
+}
 WRITTEN = ("olmo-2", "mamba-2-biased", "mamba", "lfm-2-biased", "qwen-3-next", "nemotron-h-moe", "bamba")  # in int8
 
 
@@ -169,13 +177,16 @@ class Families:
         base: Path,
         size: int,
         kinds: dict[str, dict[str, Any]],
-        on_load: tuple[str, ...] = (),
+        rounded: tuple[str, ...] = (),
     ) -> None:
         self._base, self._size = base, size
         self._networks: dict[str, Any] = {}
         for kind, changes in kinds.items():
             self._networks[kind] = self._write(kind, changes)
-        runs = [(kind, {}) for kind in self._networks] + [(kind, {"quantization": "int8"}) for kind in on_load]
+        runs: list[tuple[str, dict[str, Any], str]]
+        runs = [(kind, {"lora_adapters": self._adapters(kind)}, "whole") for kind in kinds]
+        runs += [(kind, {"quantization": "int8"}, "int8") for kind in rounded]
+        runs += [(kind, {"dtype": "bfloat16"}, "bfloat16") for kind in rounded]
         given = {"prompts": PROMPTS, "turn": TURN, "chunks": CHUNKS, "num_greedy": NUM_GREEDY}
         run_ranks(base, size, PROGRAM, {**given, "runs": runs, "ports": free_ports(len(runs))}, timeout_s=300)
 
@@ -192,8 +203,22 @@ class Families:
             write_parts(folder, read_architecture(folder))
         return network
 
-    def found(self, kind: str, quantization: str | None = None) -> dict[str, Any]:
-        return torch.load(self._base / kind / f"found-{self._size}-{quantization}.pt")
+    def _adapters(self, kind: str) -> dict[str, str]:
+        """An adapter of some kinds of networks; one has norms of its own."""
+        if self._size != 2 or kind not in ADAPTED:
+            return {}
+        return {"one": str(write_peft_adapter(self._base / kind, self._base / f"{kind}-adapter", **ADAPTED[kind]))}
+
+    def check_adapted(self, kind: str) -> None:
+        adapted = read_peft_adapter(self._base / kind, self._base / f"{kind}-adapter")
+        [tokens] = self.found(kind)["adapted"]
+        with torch.inference_mode():
+            logits = adapted(torch.tensor([[*TURN, *tokens]])).logits[0]
+        assert logits[len(TURN) - 1 : -1].argmax(-1).tolist() == tokens
+        assert tokens != self.found(kind)["first"][: len(tokens)]
+
+    def found(self, kind: str, label: str = "whole") -> dict[str, Any]:
+        return torch.load(self._base / kind / f"found-{label}.pt")
 
     def logits(self, kind: str, ids: list[int]) -> Tensor:
         network = self._networks[kind]
@@ -220,7 +245,7 @@ class Families:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Families:
-    return Families(tmp_path_factory.mktemp("two"), 2, TWO, INT8)
+    return Families(tmp_path_factory.mktemp("two"), 2, TWO, ROUNDED)
 
 
 @pytest.fixture(scope="module")
@@ -238,11 +263,17 @@ def test_four_ranks_find_what_transformers_finds(four, kind):
     four.check(kind)
 
 
-@pytest.mark.parametrize("kind", INT8)
-def test_weights_that_two_ranks_quantize_on_load_are_close(two, kind):
-    found, expected = two.found(kind, "int8"), two.logits(kind, PROMPTS[0])
-    assert any(layer.endswith("Int8Linear") for layer in found["layers"])
+@pytest.mark.parametrize("label", ["int8", "bfloat16"])
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_two_ranks_with_rounded_weights_are_close(two, kind, label):
+    found, expected = two.found(kind, label), two.logits(kind, PROMPTS[0])
+    assert label != "int8" or any(layer.endswith("Int8Linear") for layer in found["layers"])
     assert (found["logits"] - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_two_ranks_share_adapters(two, kind):
+    two.check_adapted(kind)
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
