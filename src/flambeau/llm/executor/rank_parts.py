@@ -120,7 +120,6 @@ def joined(tensor: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
 MIXER_COLUMNS = ("out_proj", "x_proj")  # their outputs are sums over all heads or channels
 
 
@@ -129,15 +128,7 @@ def mixer_rows(recurrence: Recurrence, leaf: str, tensor: Tensor, rank: int, siz
     if recurrence.kind == "delta_net" and leaf in ("in_proj_qkvz", "in_proj_ba"):
         return own_key_heads(recurrence, leaf, tensor, rank, size)
     parts = mixer_parts(recurrence).get(leaf)
-    if parts is None:
-        return tensor
-    if leaf in CONVOLUTIONS and tensor.shape[0] != parts[0][0]:
-        raise LLMError(
-            f"{leaf} of a recurrent layer has {tensor.shape[0]} rows, and not the {parts[0][0]} that it stands for: "
-            "transformers writes a third of all rows into each of q_conv1d, k_conv1d and v_conv1d, which ranks cannot "
-            "divide; use the publisher's files, or one rank"
-        )
-    return own_rows(tensor, parts, rank, size)
+    return tensor if parts is None else own_rows(tensor, parts, rank, size)
 
 
 def mixer_parts(recurrence: Recurrence) -> dict[str, list[Part]]:

@@ -15,13 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.backends.eager import WholeAttention
-from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.quantized import save_quantized
-from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.parallel import Shard, local_architecture
-from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.quantizer import build
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import HYBRID_KINDS, reference, write_checkpoint
@@ -139,7 +135,17 @@ ADAPTED: dict[str, dict[str, Any]] = {
     "qwen-3.5": {"target_modules": ["q_proj", "o_proj", "gate_proj", "down_proj"]},
     "falcon-h1": {"target_modules": ["k_proj", "o_proj", "up_proj", "down_proj"]},
 }
-WRITTEN = ("olmo-2", "mamba-2-biased", "mamba", "lfm-2-biased", "qwen-3-next", "nemotron-h-moe", "bamba")  # in int8
+WRITTEN = (
+    "olmo-2",
+    "mamba-2-biased",
+    "mamba",
+    "lfm-2-biased",
+    "qwen-3-next",
+    "qwen-3.5",
+    "olmo-hybrid",
+    "nemotron-h-moe",
+    "bamba",
+)  # in int8
 
 
 def write_baichuan(folder: Path) -> None:
@@ -154,19 +160,6 @@ def write_baichuan(folder: Path) -> None:
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     own = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "model_max_length": 128}
     (folder / "config.json").write_text(json.dumps({**own, **{key: config[key] for key in kept}}))
-
-
-def write_parts(folder: Path, arch: Architecture) -> None:
-    """Convolutions of queries, keys and values as OLMo's publisher writes them: transformers writes equal pieces."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    assert arch.recurrence is not None
-    keys = arch.recurrence.num_groups * arch.recurrence.state_size
-    for layer in {name.rpartition(".q_conv1d")[0] for name in tensors if ".q_conv1d" in name}:
-        names = [f"{layer}.{part}_conv1d.weight" for part in "qkv"]
-        parts = torch.cat([tensors[name] for name in names]).split([keys, keys, arch.recurrence.inner_size])
-        tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
-    save_file(tensors, file)
 
 
 class Families:
@@ -199,8 +192,6 @@ class Families:
         if kind == "baichuan":
             write_baichuan(folder)
             return load_model(folder)
-        if kind.startswith("olmo-hybrid"):
-            write_parts(folder, read_architecture(folder))
         return network
 
     def _adapters(self, kind: str) -> dict[str, str]:
@@ -286,10 +277,3 @@ def test_ranks_find_what_one_finds_with_quantized_files(kind, tmp_path, monkeypa
         expected = network.logits(network(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
     for found in logits_in_threads(tmp_path / "int8", 2, ids, monkeypatch):
         torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-def test_convolutions_in_equal_pieces_are_refused_by_name(tmp_path):
-    write_checkpoint(tmp_path, "olmo-hybrid")
-    shard = Shard(read_architecture(tmp_path), 0, 2)
-    with pytest.raises(LLMError, match=r"[qkv]_conv1d of a recurrent layer has 32 rows, .*; use the publisher"):
-        load_model(tmp_path, build=lambda _: build(local_architecture(shard.arch, 2)), shard=shard)
