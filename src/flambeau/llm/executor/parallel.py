@@ -35,7 +35,7 @@ END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER, COPY_STATES = range(6)
 HEADER_SIZE = 11
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
-_COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
+_COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 
 
@@ -96,15 +96,15 @@ class Shard:
         """The rank's part of a tensor; all of it if every rank needs it."""
         module, _, kind = name.rpartition(".")
         leaf = module.rpartition(".")[2]
+        if self.arch.recurrence is not None and ".mixer." in name and leaf not in MIXER_COLUMNS:
+            own = name.rpartition(".mixer.")[2].partition(".")[0]
+            return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
         is_head_norm = leaf in ("q_norm", "k_norm") and (tensor.dim() == 2 or self.arch.wide_qk_norm)
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
             return self._kv_rows(tensor)
-        own, is_mixer = name.rpartition(".mixer.")[2].partition(".")[0], ".mixer." in name
-        if is_mixer and self.arch.recurrence is not None and own not in MIXER_COLUMNS:
-            return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
-        if leaf in _COLUMNS or is_mixer:
+        if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0
                 return tensor if self.rank == 0 else torch.zeros_like(tensor)
             if kind == "scale":  # of quantized weights, one for each output
