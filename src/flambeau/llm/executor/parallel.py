@@ -21,7 +21,7 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.core.state_slots import StateCopy
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
-from flambeau.llm.executor.inputs import StepImages, StepInputs
+from flambeau.llm.executor.inputs import StepImages, StepInputs, step_inputs
 from flambeau.llm.executor.rank_norms import share_groups, share_norms
 from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
 from flambeau.llm.executor.state_cache import StateCache
@@ -32,7 +32,9 @@ from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER, COPY_STATES = range(6)
-HEADER_SIZE = 11
+NUM_STEP_TENSORS = 6  # of `StepInputs.tensors`; those of states follow …
+MAX_STATE_TENSORS = 2  # … if there are any
+HEADER_SIZE = 10 + MAX_STATE_TENSORS
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
@@ -273,13 +275,15 @@ def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_
     The embeddings of images follow, if there are any.
     """
     tables, adapters_T, images = inputs.block_tables_SB, inputs.adapters_T, inputs.images
+    states = inputs.tensors[NUM_STEP_TENSORS:]
     parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
-    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,))]
-    parts += [one for one in (inputs.state_slots_S, adapters_T) if one is not None]
+    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *states]
+    parts += [] if adapters_T is None else [adapters_T]
     parts += [] if images is None else [images.rows_M, images.last_seen_T]
     sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
     image_shape = (0, 0) if images is None else images.features_ME.shape
-    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest, int(inputs.state_slots_S is not None)]
+    state_sizes = [len(one) for one in states] + [0] * (MAX_STATE_TENSORS - len(states))
+    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest, *state_sizes]
     dist.broadcast(torch.tensor(header), src=0, group=ranks.control)
     dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
     if images is not None:
@@ -298,9 +302,8 @@ def receive_inputs(
 ) -> tuple[StepInputs, Tensor | None]:
     """Receive the numbers behind a header that rank 0 has sent."""
     kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, *rest = header
-    longest, has_states = rest
-    sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
-    sizes += [has_states * num_seqs]
+    longest, *state_sizes = rest
+    sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows, *state_sizes]
     more = [has_adapters * num_tokens, num_image_rows, num_tokens if num_image_rows else 0]
     numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
     dist.broadcast(numbers, src=0, group=ranks.control)
@@ -311,12 +314,19 @@ def receive_inputs(
         dist.broadcast(features_ME, src=0, group=ranks.control)
         images = StepImages(image_rows_M, features_ME, last_seen_T).to(device)
     moved = numbers[: int(np.sum(sizes))].to(device)
-    ids, positions, slots, starts, lengths, tables, rows, state_slots_S = torch.split(moved, sizes)
-    inputs = StepInputs(
-        *(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks)),
+    ids, positions, slots, starts, lengths, tables, rows, *states = torch.split(moved, sizes)
+    inputs = step_inputs(
+        [
+            ids,
+            positions,
+            slots,
+            starts,
+            lengths,
+            tables.view(num_seqs, num_blocks),
+            *(one for one in states if len(one)),
+        ],
         query_len=query_len,
         adapters_T=adapters_T if has_adapters else None,
-        state_slots_S=state_slots_S if has_states else None,
         images=images,
         longest=longest,
     )
@@ -330,7 +340,7 @@ class LeaderStates(StateCache):
     """Rank 0's part of the states: what is copied is copied on every rank, each of which has its own part."""
 
     def __init__(self, inner: StateCache, ranks: TensorParallelGroup, leader: LeaderBackend) -> None:
-        self.layers, self.num_slots, self.has_layers = inner.layers, inner.num_slots, inner.has_layers
+        vars(self).update(vars(inner))  # the same tensors
         self._ranks, self._leader = ranks, leader
 
     def copy(self, copies: Iterable[StateCopy]) -> None:
