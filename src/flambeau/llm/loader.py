@@ -60,6 +60,7 @@ from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for,
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
+    LeaderStates,
     Shard,
     TensorParallelGroup,
     add_all_reduce,
@@ -197,13 +198,16 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         check_vocabulary(tokenizer, loaded.arch, config.tokenizer)
     leader = LeaderBackend(loaded.backend, ranks) if ranks else None
     adapters: Adapters | None = loaded.adapters
+    states = loaded.state_cache
     if leader is not None and ranks is not None and loaded.adapters is not None:
         adapters = LeaderAdapters(loaded.adapters, ranks, leader)
+    if leader is not None and ranks is not None and states is not None:
+        states = LeaderStates(states, ranks, leader)
     return Engine(
         loaded.arch,
         leader or loaded.backend,
         num_blocks=loaded.num_blocks,
-        state_cache=loaded.state_cache,
+        state_cache=states,
         config=loaded.config,
         device=str(device),
         tokenizer=tokenizer,
@@ -287,10 +291,11 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
     ranks = TensorParallelGroup.join(device)
     loaded = load_network(path, config, device, ranks)
     assert loaded.adapters is not None
+    following = partial(follow, loaded.backend, ranks, device, loaded.adapters, states=loaded.state_cache)
     if not isinstance(loaded.store, StoreFollower):
-        return partial(follow, loaded.backend, ranks, device, loaded.adapters)
+        return following
     loaded.store.start()
-    return partial(follow, loaded.backend, ranks, device, loaded.adapters, loaded.store.join)
+    return partial(following, loaded.store.join)
 
 
 def load_network(
@@ -342,8 +347,8 @@ def load_network(
     if arrived is not None and device.type == "cpu":
         trim_heap()  # of what was replaced last
     # 2. Tensor parallelism.
-    if ranks is not None:
-        add_all_reduce(model)
+    if shard is not None:
+        add_all_reduce(model, shard)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype)
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.
@@ -354,8 +359,9 @@ def load_network(
     proposing, weight_bytes = draft or head, size_bytes(model)
     drafting = proposing.arch if proposing is not None else None
     cached = cache_dtype(model, config, device, dtype)
-    num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
-    taken_bytes = num_slots * state_bytes(arch)
+    num_slots = num_slots_for(local, config, device, weight_bytes=weight_bytes)
+    num_slots = num_slots if ranks is None else minimum_of_ranks(num_slots, ranks)
+    taken_bytes = num_slots * state_bytes(local)
     num_blocks = num_blocks_for(
         local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
     )

@@ -12,9 +12,7 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.core import state_slots
-from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.executor.parallel import local_architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
@@ -232,11 +230,6 @@ def test_without_a_prefix_cache_nothing_is_kept():
     assert twice[0].token_ids == twice[1].token_ids
     assert twice[1].counts.num_cached == 0
     assert not engine._scheduler._state_slots._snapshots
-
-
-def test_ranks_cannot_share_a_recurrence():
-    with pytest.raises(LLMError, match="recurrent layers cannot be split among ranks; use one rank"):
-        local_architecture(tiny_hybrid("mamba").arch, 2)
 
 
 def test_other_networks_have_no_states():

@@ -124,7 +124,8 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionO
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if alibi is not None:  # a function of the place instead of the distance: the softmax is the same
-        scores = scores + alibi_biases(alibi, num_heads, torch.arange(k.shape[-2], device=q.device), scale)
+        biases = alibi_biases(alibi.kind, alibi.num_heads, torch.arange(k.shape[-2], device=q.device), scale)
+        scores = scores + biases[alibi.first_head : alibi.first_head + num_heads]
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is None:
         return scores.softmax(dim=-1).to(v.dtype) @ v

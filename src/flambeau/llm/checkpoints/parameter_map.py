@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.checkpoints.convolution_parts import in_real_parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
-    CONVOLUTION_PART,
     FURTHER_TOKENS,
     GATES,
     IGNORED,
@@ -82,7 +82,8 @@ def map_weights(
     places = {name: place for one in choices.values() for layout in reversed(one) for name, place in layout.items()}
     mismatches, found, placements = WeightMismatches(), set(), []
     known: dict[str, StoredTensor] = {}
-    for stored in (stored for file in files for stored in file if not is_ignored(model, stored.name)):
+    given_files = in_real_parts(files, arch)
+    for stored in (stored for file in given_files for stored in file if not is_ignored(model, stored.name)):
         check_repeated(known.setdefault(stored.name, stored), stored)
         for name, cut in cuts(arch, stored, shard):
             found.add(name)
@@ -90,7 +91,7 @@ def map_weights(
                 mismatches.unknown.append(f"{stored.name} ({stored.file.path.name})")
                 continue
             given = cut(torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
-            place = as_written(places[name], name, given, targets)
+            place = places[name]
             if problem := mismatch(given, part_of(targets, place)):
                 mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
                 continue
@@ -190,18 +191,6 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
-
-
-def as_written(place: ParameterSlice, name: str, given: Tensor, targets: dict[str, Tensor]) -> ParameterSlice:
-    """Where a part of a convolution goes: transformers writes three pieces of one size, whatever the parts are."""
-    part = CONVOLUTION_PART.search(name)
-    if part is None:
-        return place
-    total = len(targets[place.parameter])
-    size = -(-total // 3)
-    pieces = {"q": slice(0, size), "k": slice(size, 2 * size), "v": slice(2 * size, total)}
-    piece = pieces[part[1]]
-    return replace(place, region=(piece,)) if len(given) == piece.stop - piece.start else place
 
 
 def part_of(targets: dict[str, Tensor], place: ParameterSlice) -> Tensor:

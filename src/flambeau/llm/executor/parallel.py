@@ -7,7 +7,7 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,19 +18,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.core.state_slots import StateCopy
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import AsyncDecoder, Backend, Greedy, run_prefill
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.executor.rank_inputs import (
+    COPY_STATES,
+    DECODE,
+    END,
+    LOAD_ADAPTER,
+    PREFILL,
+    UNLOAD_ADAPTER,
+    receive_header,
+    receive_inputs,
+    send_header,
+    send_inputs,
+)
+from flambeau.llm.executor.rank_norms import share_groups, share_norms
+from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.step_images import StepImages
+from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
-END, DECODE, PREFILL, LOAD_ADAPTER, UNLOAD_ADAPTER = 0, 1, 2, 3, 4
-HEADER_SIZE = 12
 
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
-_COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
+_COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 
 
@@ -67,31 +82,15 @@ def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
 
 def local_architecture(arch: Architecture, size: int) -> Architecture:
     """The shape of one rank's part of a network."""
-    if arch.recurrence is not None:
-        raise LLMError("recurrent layers cannot be split among ranks; use one rank")
-    if (
-        arch.num_heads % size
-        or arch.intermediate_size % size
-        or arch.expert_size % size
-        or arch.shared_expert_size % size
-    ):
-        raise LLMError(
-            f"{arch.num_heads} heads and an intermediate size of {arch.intermediate_size} cannot be split among {size} "
-            f"ranks; use a number of ranks that divides both"
-        )
-    if arch.wide_qk_norm:
-        raise LLMError("queries and keys are normalized over all heads, which ranks cannot share; use one rank")
-    if arch.alibi is not None:
-        raise LLMError("ALiBi's slopes depend on the number of heads, which ranks share; use one rank")
-    if arch.num_kv_heads % size and size % arch.num_kv_heads:
-        raise LLMError(f"{arch.num_kv_heads} key-value heads cannot be split among {size} ranks")
+    check_sizes(arch, size)
     return replace(
         arch,
-        num_heads=arch.num_heads // size,
+        num_heads=max(1, arch.num_heads // size),  # of a network without attention
         num_kv_heads=max(1, arch.num_kv_heads // size),
-        intermediate_size=arch.intermediate_size // size,
+        intermediate_size=max(1, arch.intermediate_size // size),
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
+        recurrence=None if arch.recurrence is None else local_recurrence(arch.recurrence, size),
     )
 
 
@@ -107,7 +106,10 @@ class Shard:
         """The rank's part of a tensor; all of it if every rank needs it."""
         module, _, kind = name.rpartition(".")
         leaf = module.rpartition(".")[2]
-        is_head_norm = leaf in ("q_norm", "k_norm") and tensor.dim() == 2
+        if self.arch.recurrence is not None and ".mixer." in name and leaf not in MIXER_COLUMNS:
+            own = name.rpartition(".mixer.")[2].partition(".")[0]
+            return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
+        is_head_norm = leaf in ("q_norm", "k_norm") and (tensor.dim() == 2 or self.arch.wide_qk_norm)
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
@@ -146,12 +148,37 @@ class AllReduced(nn.Module):
         return y
 
 
-def add_all_reduce(model: Transformer) -> None:
-    """Sum the outputs of attention and of the feed-forward layers over all ranks."""
+def add_all_reduce(model: Transformer, shard: Shard) -> None:
+    """Make a rank's part of a network compute what depends on the parts of the others, too."""
     for layer in model.model.layers:
         assert isinstance(layer, DecoderLayer)
-        layer.self_attn.add_module("o_proj", AllReduced(layer.self_attn.o_proj))
-        layer.add_module("mlp", AllReduced(layer.mlp))
+        parts = dict(layer.named_children())  # not every layer has all of them
+        if "self_attn" in parts:
+            join_attention(layer.self_attn, shard)
+        if "mixer" in parts:
+            join_mixer(parts["mixer"], shard)
+        if "mlp" in parts:
+            layer.add_module("mlp", AllReduced(layer.mlp))
+
+
+def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
+    """Sum the outputs over all ranks; norms over all heads and the slopes of ALiBi depend on the others, too."""
+    attention.add_module("o_proj", AllReduced(attention.o_proj))
+    if not isinstance(attention, Attention):
+        return
+    if attention.is_wide and attention.q_norm is not None:
+        share_norms(attention, shard.rank, shard.size)
+    if attention.alibi is not None:
+        first = shard.rank * attention.num_heads
+        attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)
+
+
+def join_mixer(mixer: nn.Module, shard: Shard) -> None:
+    """Sum what depends on all heads or channels of a recurrent layer over all ranks."""
+    for name, layer in [*mixer.named_children()]:
+        if name in MIXER_COLUMNS:
+            mixer.add_module(name, AllReduced(layer))
+    share_groups(mixer, shard.arch, shard.rank, shard.size)
 
 
 class LeaderBackend:
@@ -194,10 +221,15 @@ class LeaderBackend:
         if not self._is_in_step:
             raise LLMError("the ranks are out of step since a forward pass has failed on rank 0; start them all anew")
 
+    def send_command(self, *numbers: int) -> None:
+        """Send a header that begins with these numbers; what it needs follows."""
+        self.check_in_step()
+        send_header([*numbers], self._ranks.control)
+
     def _begin(self, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
         self.check_in_step()
         self._is_in_step = False
-        send_inputs(self._ranks, kind, inputs, rows_N)
+        send_inputs(kind, inputs, rows_N, self._ranks.control)
 
     def wait_until_compiled(self, timeout_s: float | None = None) -> bool:
         return self._inner.wait_until_compiled(timeout_s)
@@ -205,7 +237,7 @@ class LeaderBackend:
     def close(self) -> None:
         """Send the end to the other ranks. Ranks that wait inside a pass do not receive it and must be killed."""
         if self._is_in_step:
-            dist.broadcast(torch.zeros(HEADER_SIZE, dtype=torch.int64), src=0, group=self._ranks.control)
+            send_header([END], self._ranks.control)
             leave_group()
         self._inner.close()
 
@@ -222,14 +254,19 @@ def follow(
     device: torch.device,
     adapters: AdapterStore | None = None,
     before_leaving: Callable[[], None] = lambda: None,
+    states: StateCache | None = None,
 ) -> None:
     """Run a rank other than 0: compute the passes of rank 0 until it sends the end."""
-    while (header := receive_header(ranks))[0] != END:
+    while (header := receive_header(ranks.control))[0] != END:
         if header[0] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
             assert adapters is not None
             follow_adapter(ranks, header, adapters)
             continue
-        inputs, rows_N = receive_inputs(ranks, header, device)
+        if header[0] == COPY_STATES:
+            assert states is not None
+            follow_copies(ranks, header, states)
+            continue
+        inputs, rows_N = receive_inputs(header, device, ranks.control)
         if rows_N is None:
             backend.decode(inputs)
         else:
@@ -239,62 +276,29 @@ def follow(
     leave_group()
 
 
-def send_inputs(ranks: TensorParallelGroup, kind: int, inputs: StepInputs, rows_N: Tensor | None) -> None:
-    """Broadcast the inputs of the next pass: a header with the sizes, then all numbers in one tensor.
-
-    The embeddings of images follow, if there are any.
-    """
-    tables, adapters_T, images = inputs.block_tables_SB, inputs.adapters_T, inputs.images
-    parts = [inputs.ids_T, inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.context_lens_S]
-    parts += [tables.flatten(), *(() if rows_N is None else (rows_N,)), *(() if adapters_T is None else (adapters_T,))]
-    seen_T, rotary_3T = (None, None) if images is None else (images.last_seen_T, images.rotary_3T)
-    parts += [] if images is None else [images.rows_M]
-    parts += [one.flatten() for one in (seen_T, rotary_3T) if one is not None]
-    sizes = [kind, len(inputs.ids_T), *tables.shape, 0 if rows_N is None else len(rows_N), inputs.query_len]
-    image_shape = (0, 0) if images is None else images.features_ME.shape
-    header = [*sizes, int(adapters_T is not None), *image_shape, inputs.longest]
-    header += [int(seen_T is not None), int(rotary_3T is not None)]
-    dist.broadcast(torch.tensor(header), src=0, group=ranks.control)
-    dist.broadcast(torch.cat([part.to("cpu", torch.int64) for part in parts]), src=0, group=ranks.control)
-    if images is not None and len(images.rows_M):
-        dist.broadcast(images.features_ME.to("cpu", torch.float32).contiguous(), src=0, group=ranks.control)
+# ---- states of recurrent layers ----
 
 
-def receive_header(ranks: TensorParallelGroup) -> list[int]:
-    header = torch.zeros(HEADER_SIZE, dtype=torch.int64)
-    dist.broadcast(header, src=0, group=ranks.control)
-    numbers: list[int] = header.tolist()
-    return numbers
+class LeaderStates(StateCache):
+    """Rank 0's part of the states: what is copied is copied on every rank, each of which has its own part."""
+
+    def __init__(self, inner: StateCache, ranks: TensorParallelGroup, leader: LeaderBackend) -> None:
+        vars(self).update(vars(inner))  # the same tensors
+        self._ranks, self._leader = ranks, leader
+
+    def copy(self, copies: Iterable[StateCopy]) -> None:
+        """Make copies between slots, one after the other."""
+        pairs = [*copies]
+        self._leader.send_command(COPY_STATES, len(pairs))
+        dist.broadcast(torch.tensor(pairs, dtype=torch.int64), src=0, group=self._ranks.control)
+        super().copy(pairs)
 
 
-def receive_inputs(
-    ranks: TensorParallelGroup, header: list[int], device: torch.device
-) -> tuple[StepInputs, Tensor | None]:
-    """Receive the numbers behind a header that rank 0 has sent."""
-    kind, num_tokens, num_seqs, num_blocks, num_rows, query_len, has_adapters, num_image_rows, width, *rest = header
-    longest, has_seen, has_rotary = rest
-    sizes = [num_tokens, num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs * num_blocks, num_rows]
-    more = [has_adapters * num_tokens, num_image_rows, has_seen * num_tokens, has_rotary * 3 * num_tokens]
-    numbers = torch.zeros(int(np.sum([*sizes, *more])), dtype=torch.int64)
-    dist.broadcast(numbers, src=0, group=ranks.control)
-    *_, adapters_T, image_rows_M, last_seen_T, rotary = torch.split(numbers, [*sizes, *more])
-    images = None
-    if num_image_rows or has_rotary:
-        features_ME = torch.zeros(num_image_rows, width)
-        if num_image_rows:
-            dist.broadcast(features_ME, src=0, group=ranks.control)
-        seen_T, rotary_3T = last_seen_T if has_seen else None, rotary.view(3, -1) if has_rotary else None
-        images = StepImages(image_rows_M, features_ME, seen_T, rotary_3T).to(device)
-    moved = numbers[: int(np.sum(sizes))].to(device)
-    ids, positions, slots, starts, lengths, tables, rows = torch.split(moved, sizes)
-    inputs = StepInputs(
-        *(ids, positions, slots, starts, lengths, tables.view(num_seqs, num_blocks)),
-        query_len=query_len,
-        adapters_T=adapters_T if has_adapters else None,
-        images=images,
-        longest=longest,
-    )
-    return inputs, rows if kind == PREFILL else None
+def follow_copies(ranks: TensorParallelGroup, header: list[int], states: StateCache) -> None:
+    """Copy states as rank 0 does."""
+    pairs = torch.zeros(header[1], 2, dtype=torch.int64)
+    dist.broadcast(pairs, src=0, group=ranks.control)
+    states.copy(StateCopy(source, target) for source, target in pairs.tolist())
 
 
 # ---- adapters ----
@@ -309,18 +313,13 @@ class LeaderAdapters:
     def load(self, number: int, folder: Path) -> None:
         """Read an adapter on all ranks, or on none."""
         name = str(folder).encode()
-        self._send(LOAD_ADAPTER, number, len(name))
+        self._leader.send_command(LOAD_ADAPTER, number, len(name))
         dist.broadcast(torch.tensor([*name], dtype=torch.int64), src=0, group=self._ranks.control)
         load_on_all(self._ranks, self._inner, number, folder)
 
     def unload(self, number: int) -> None:
-        self._send(UNLOAD_ADAPTER, number, 0)
+        self._leader.send_command(UNLOAD_ADAPTER, number, 0)
         self._inner.unload(number)
-
-    def _send(self, kind: int, number: int, size: int) -> None:
-        self._leader.check_in_step()
-        header = [kind, number, size]
-        dist.broadcast(torch.tensor([*header, *[0] * (HEADER_SIZE - len(header))]), src=0, group=self._ranks.control)
 
 
 def follow_adapter(ranks: TensorParallelGroup, header: list[int], adapters: AdapterStore) -> None:

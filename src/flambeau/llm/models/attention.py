@@ -17,6 +17,14 @@ from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
 
 
+class Alibi(NamedTuple):
+    """Scores that fall with the distance, by a slope of each head; a rank has some of the heads."""
+
+    kind: AlibiKind
+    num_heads: int  # of all ranks: the slopes depend on it
+    first_head: int = 0
+
+
 class AttentionOptions(NamedTuple):
     """What happens to the scores of attention before the softmax."""
 
@@ -24,7 +32,7 @@ class AttentionOptions(NamedTuple):
     window: int | None = None  # tokens attend to so many before them, their own included
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]
-    alibi: AlibiKind | None = None
+    alibi: Alibi | None = None
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
 
     @property
@@ -64,7 +72,8 @@ class Attention(nn.Module):
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
         self.is_tempered = self.is_rotated == arch.tempers_rotated
-        self.alibi, self.chunk = arch.alibi, arch.chunk(layer)
+        self.alibi = None if arch.alibi is None else Alibi(arch.alibi, heads)
+        self.chunk = arch.chunk(layer)
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
         self.is_wide, self.normalizes_late = arch.wide_qk_norm, arch.late_qk_norm

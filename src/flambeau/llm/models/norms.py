@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
+
+MeanSquare = Callable[[Tensor], Tensor]  # of the numbers […, C] that this rank has and those of others: […, 1]
 
 
 class RMSNorm(nn.Module):
@@ -19,6 +23,26 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class SharedRMSNorm(RMSNorm):
+    """An RMSNorm over numbers of which this rank has some."""
+
+    def __init__(self, own: RMSNorm, mean_square: MeanSquare) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.epsilon = own.weight, own.epsilon
+        self.mean_square = mean_square
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (normalized(wide, self.epsilon, self.mean_square) * self.weight.float()).to(x.dtype)
+
+
+def normalized(x: Tensor, epsilon: float, mean_square: MeanSquare | None = None) -> Tensor:
+    """Numbers […, C] in float32 divided by the root of their mean square."""
+    if mean_square is None:
+        return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+    return x * torch.rsqrt(mean_square(x) + epsilon)
 
 
 class OffsetRMSNorm(RMSNorm):

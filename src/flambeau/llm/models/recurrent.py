@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.families.recurrence import Recurrence, StateShapes
+from flambeau.llm.models.norms import MeanSquare, normalized
 from flambeau.llm.models.scans import convolve, mask_padding, scan_delta, scan_mamba, scan_mamba2
 
 States = tuple[Tensor, ...]  # [S, …], in float32
@@ -49,11 +50,12 @@ class GatedNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.epsilon, self.gates_first, self.num_groups = epsilon, gates_first, num_groups
+        self.mean_square: MeanSquare | None = None  # None: this rank has all channels of a group
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         gate, x = F.silu(gate.float()), x.float()
         groups = by_head(x * gate if self.gates_first else x, self.num_groups)
-        y = F.rms_norm(groups, groups.shape[-1:], eps=self.epsilon).flatten(-2) * self.weight.float()
+        y = normalized(groups, self.epsilon, self.mean_square).flatten(-2) * self.weight.float()
         return (y if self.gates_first else y * gate).to(self.weight.dtype)
 
 

@@ -20,6 +20,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
 from support.checkpoints import HYBRID_KINDS, reference, tiny_config
 from support.gguf_files import by_pairs, write_gguf
+from support.ranks import logits_in_threads
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12, 77, 31, 8, 64]])
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
@@ -625,6 +626,20 @@ def test_network_is_that_of_transformers(tmp_path, kind):
         expected = model(IDS).logits[0]
     torch.testing.assert_close(logits_of(load_model(path, dtype=torch.float32)), expected, rtol=1e-4, atol=1e-4)
     assert read_architecture(path).unknown_keys == ()
+
+
+SHARED = (  # among ranks: what depends on all of them
+    *("bloom", "olmo-3", "olmoe", "minimax-m2", "mamba", "falcon-mamba", "mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5"),
+    *("qwen-3.5-moe", "nemotron-h", "granite-4-hybrid", "falcon-h1", "jamba"),
+)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_two_ranks_find_what_one_finds(tmp_path, kind, monkeypatch):
+    _, path, _ = write(tmp_path, kind)
+    expected = logits_of(load_model(path, dtype=torch.float32))
+    for found in logits_in_threads(path, 2, IDS[0].tolist(), monkeypatch):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_small_baichuan_is_a_llama(tmp_path, monkeypatch):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,20 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor import parallel
+from flambeau.llm.executor import rank_inputs
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.parallel import (
-    PREFILL,
-    Shard,
-    TensorParallelGroup,
-    local_architecture,
-    receive_header,
-    receive_inputs,
-    send_inputs,
-)
+from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.rank_inputs import PREFILL, receive_header, receive_inputs, send_inputs
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.sampling_params import SamplingParams
+from support.ranks import run_ranks, start_ranks
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -133,34 +123,10 @@ def checkpoint(tmp_path_factory):
     return write_sentencepiece(folder)
 
 
-def start_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[subprocess.Popen[bytes]]:
-    """The processes."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(given)]
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(size)
-    ]
-
-
-def run_ranks(folder, size: int, script: str = RANK, given: object = PROMPTS) -> list[object]:
-    """The lines that rank 0 prints; every rank must end well."""
-    ranks = start_ranks(folder, size, script, given)
-    try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size
-    return [json.loads(line) for line in outputs[0].splitlines()]
-
-
 def test_two_ranks_give_the_tokens_of_one(checkpoint):
     engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
     alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
-    assert run_ranks(checkpoint, 2) == [[completion.token_ids for completion in alone]]
+    assert run_ranks(checkpoint, 2, RANK, PROMPTS) == [[completion.token_ids for completion in alone]]
 
 
 def test_ranks_keep_their_parts_of_prefixes_and_restore_what_all_have(checkpoint, tmp_path):
@@ -183,7 +149,7 @@ def test_ranks_keep_their_parts_of_prefixes_and_restore_what_all_have(checkpoint
 def test_after_a_pass_that_failed_on_rank_0_alone_nothing_is_computed_and_nobody_waits(checkpoint):
     """The others are in the middle of that pass: whatever rank 0 told them next would never be heard."""
     head, _, _ = RANK.partition("    found =")
-    ranks = start_ranks(checkpoint, 2, head + FAILING)
+    ranks = start_ranks(checkpoint, 2, head + FAILING, PROMPTS)
     try:
         output = ranks[0].communicate(timeout=100)[0]
     finally:
@@ -220,11 +186,6 @@ def test_groups_that_ranks_cannot_share_are_refused():
             Shard(ARCH, rank, 2)("model.layers.0.self_attn.o_proj.scales", torch.ones(8, 1))
 
 
-def test_recurrent_layers_are_refused_as_such_whatever_the_sizes():
-    with pytest.raises(LLMError, match="recurrent layers cannot be split among ranks"):
-        local_architecture(replace(tiny_hybrid("mamba").arch, num_heads=1, intermediate_size=1), 2)
-
-
 ROWS, FEATURES, SEEN = torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)
 ROTARY = torch.arange(18).view(3, 6)
 
@@ -240,9 +201,10 @@ ROTARY = torch.arange(18).view(3, 6)
         StepImages(ROWS[:0], torch.zeros(0, 0), None, ROTARY),  # a text before an image
     ],
 )
-def test_followers_get_all_inputs_of_a_pass(monkeypatch, images, has_adapters):
+@pytest.mark.parametrize("states", [(None, None), (torch.tensor([3, 1]), None), (torch.tensor([3, 1]), torch.arange(6))])
+def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_adapters):
     sent: list[torch.Tensor] = []
-    monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
+    monkeypatch.setattr(rank_inputs.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
     inputs = StepInputs(
         *(torch.arange(6) + 10 * i for i in range(3)),
         torch.tensor([0, 2, 6]),
@@ -250,11 +212,12 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, images, has_adapters):
         torch.tensor([[1, 2], [3, 4]]),
         adapters_T=torch.arange(6) if has_adapters else None,
         images=images,
+        state_slots_S=states[0],
+        state_ends_T=states[1],
     )
-    ranks = TensorParallelGroup(0, 2, None)  # type: ignore[arg-type]
-    send_inputs(ranks, PREFILL, inputs, torch.tensor([1, 5]))
-    monkeypatch.setattr(parallel.dist, "broadcast", lambda tensor, src, group: tensor.copy_(sent.pop(0)))
-    found, rows_N = receive_inputs(ranks, receive_header(ranks), torch.device("cpu"))
+    send_inputs(PREFILL, inputs, torch.tensor([1, 5]), None)
+    monkeypatch.setattr(rank_inputs.dist, "broadcast", lambda tensor, src, group: tensor.copy_(sent.pop(0)))
+    found, rows_N = receive_inputs(receive_header(None), torch.device("cpu"), None)
     assert sent == []
     assert rows_N is not None
     assert rows_N.tolist() == [1, 5]
@@ -268,3 +231,50 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, images, has_adapters):
         for one, other in ((found.images.last_seen_T, images.last_seen_T), (found.images.rotary_3T, images.rotary_3T)):
             assert (one is None) == (other is None)
             assert other is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({}, 3, "4 heads cannot be divided among 3 ranks; numbers of ranks that work: 2, 4"),
+        ({"num_heads": 12, "num_kv_heads": 3}, 2, "3 key-value heads cannot be divided among 2 ranks; .*: 3, 6, 12"),
+        ({"intermediate_size": 82}, 4, "an intermediate size of 82 cannot be divided among 4 ranks; .* work: 2$"),
+        ({"num_heads": 1, "num_kv_heads": 1}, 2, "1 heads cannot be divided among 2 ranks; use one rank"),
+        ({"num_experts": 4, "expert_size": 6}, 4, "experts with an intermediate size of 6 .* 4 ranks; .* work: 2$"),
+    ],
+)
+def test_sizes_that_cannot_be_divided_are_named_with_numbers_that_can(changes, size, message):
+    with pytest.raises(LLMError, match=message):
+        local_architecture(replace(ARCH, **{"intermediate_size": 96, **changes}), size)
+
+
+def test_only_sizes_that_are_used_must_be_divisible():
+    sizes = {"num_experts": 4, "expert_size": 6, "intermediate_size": 81}
+    assert local_architecture(replace(ARCH, **sizes), 2).expert_size == 3
+    with pytest.raises(LLMError, match="an intermediate size of 81"):
+        local_architecture(replace(ARCH, **sizes, dense_layers=frozenset({1})), 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "size", "message"),
+    [
+        ("mamba", {}, 3, "64 channels of recurrent layers cannot be divided among 3 ranks; .* work: 2, 4, 8, 16$"),
+        ("mamba2", {}, 16, "8 heads of recurrent layers cannot be divided among 16 ranks"),
+        ("mamba2", {"num_groups": 3, "num_heads": 12, "inner_size": 96}, 2, "3 groups of heads with the same B and C"),
+        ("mamba2", {"norm_groups": 3}, 2, "3 groups of channels that are normalized together"),
+        ("delta_net", {"num_groups": 1, "num_heads": 9}, 2, "9 heads of recurrent layers .*; numbers of ranks .*: 3$"),
+        ("delta_net", {"num_groups": 3, "num_heads": 6}, 2, "3 key heads of recurrent layers cannot be divided among"),
+    ],
+)
+def test_recurrent_layers_that_cannot_be_divided_are_named_with_numbers_that_can(kind, changes, size, message):
+    arch = replace(tiny_hybrid(kind, **changes).arch, num_heads=48, num_kv_heads=48, intermediate_size=48 * 16)
+    with pytest.raises(LLMError, match=message):
+        local_architecture(arch, size)
+
+
+def test_a_network_without_attention_is_divided_by_its_recurrent_layers_only():
+    arch = tiny_hybrid("mamba2", layers=frozenset({0, 1, 2})).arch
+    local = local_architecture(replace(arch, num_heads=1, num_kv_heads=1, has_mlp=False, intermediate_size=1), 4)
+    assert local.recurrence is not None
+    assert (local.recurrence.num_heads, local.recurrence.num_groups, local.recurrence.inner_size) == (2, 1, 16)
+    assert (local.num_heads, local.intermediate_size) == (1, 1)

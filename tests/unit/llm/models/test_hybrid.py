@@ -24,6 +24,7 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
 from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, write_checkpoint
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
+from support.ranks import logits_in_threads
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
 LENGTH = 31  # the room of a sequence is 32
@@ -191,7 +192,7 @@ def test_the_language_model_of_qwen_3_5_is_loaded_apart_from_its_encoder(tmp_pat
     torch.testing.assert_close(found, reference_logits(reference, some_ids(40)), **TOLERANCE)
 
 
-def test_convolutions_of_olmo_are_read_as_parts_and_as_equal_pieces(tmp_path, checkpoint):
+def test_convolutions_of_olmo_are_read_as_parts_and_as_equal_pieces(tmp_path, checkpoint, monkeypatch):
     """Its publisher writes those of queries, keys and values; transformers writes three pieces of one size."""
     write_checkpoint(tmp_path, "olmo-hybrid")
 
@@ -206,6 +207,8 @@ def test_convolutions_of_olmo_are_read_as_parts_and_as_equal_pieces(tmp_path, ch
     change_tensors(tmp_path, change)
     found, expected = load_model(tmp_path).state_dict(), checkpoint("olmo-hybrid")[0].state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for found in logits_in_threads(tmp_path, 2, some_ids(40), monkeypatch):  # test_rank_families.py has equal pieces
+        torch.testing.assert_close(found, reference_logits(checkpoint("olmo-hybrid")[1], some_ids(40)), **TOLERANCE)
 
 
 def test_a_type_of_layer_that_is_not_known_is_rejected_by_name():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +20,15 @@ from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.executor import parallel
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
 from flambeau.llm.loader import load_network
 from flambeau.llm.models.transformer import Transformer
-from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, build, quantize_on_load
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
 from support.llm_steps import step_inputs
+from support.ranks import logits_in_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
 TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
@@ -303,32 +301,9 @@ SHARDED = (
 
 @pytest.mark.parametrize("kind", SHARDED)
 def test_two_ranks_find_what_one_finds(kind, tmp_path, monkeypatch):
-    reference = write_checkpoint(tmp_path, kind)
-    arch, ids = read_architecture(tmp_path), some_ids()
-    meeting = threading.Barrier(2, timeout=60)
-    sums: dict[str, Tensor] = {}
-
-    def all_reduce(y: Tensor) -> None:
-        sums[threading.current_thread().name] = y.clone()
-        meeting.wait()
-        y.copy_(sums["rank 0"] + sums["rank 1"])
-        meeting.wait()
-
-    monkeypatch.setattr(parallel.dist, "all_reduce", all_reduce)
-    found: dict[int, Tensor] = {}
-
-    def run(rank: int) -> None:
-        part = load_model(tmp_path, build=lambda _: build(local_architecture(arch, 2)), shard=Shard(arch, rank, 2))
-        add_all_reduce(part)
-        found[rank] = whole_logits(part, ids)
-
-    models = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
-    for thread in models:
-        thread.start()
-    for thread in models:
-        thread.join()
-    for rank in range(2):
-        torch.testing.assert_close(found[rank], reference_logits(reference, ids), **TOLERANCE)
+    reference, ids = write_checkpoint(tmp_path, kind), some_ids()
+    for found in logits_in_threads(tmp_path, 2, ids, monkeypatch):
+        torch.testing.assert_close(found, reference_logits(reference, ids), **TOLERANCE)
 
 
 def test_layers_for_further_tokens_are_left_out_if_the_configuration_counts_them(tmp_path):
