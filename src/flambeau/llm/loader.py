@@ -38,7 +38,15 @@ from flambeau.llm.checkpoints.checkpoint import (
     read_declared,
     unsupported_reason,
 )
-from flambeau.llm.checkpoints.head_weights import find_mtp, is_eagle, load_eagle, load_mtp, read_eagle, read_mtp
+from flambeau.llm.checkpoints.head_weights import (
+    DECLARED,
+    find_mtp,
+    is_eagle,
+    load_eagle,
+    load_mtp,
+    read_eagle,
+    read_mtp,
+)
 from flambeau.llm.checkpoints.vision_weights import load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
@@ -491,7 +499,7 @@ def load_head(
 
 def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
-    is_declared = arch.num_unused_layers or arch.source.get("num_nextn_predict_layers")
+    is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 

@@ -40,6 +40,7 @@ class HeadSettings:
     norm_before_projection: bool = False  # EAGLE-3: all hidden states of a token together
     norms_output: bool = False  # EAGLE-3: it goes on from normalized hidden states
     hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
+    shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
 
 
 class HeadBody(nn.Module):
@@ -50,7 +51,8 @@ class HeadBody(nn.Module):
         arch = settings.arch
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size) if settings.has_embeddings else None
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.Identity() if settings.kind == "eagle" else make_norm(arch)
+        has_norm = settings.kind != "eagle" and not settings.shares_norm
+        self.norm: nn.Module = make_norm(arch) if has_norm else nn.Identity()
 
 
 class DraftHead(nn.Module):
@@ -80,6 +82,8 @@ class DraftHead(nn.Module):
         self._target_embedding = lambda: body.embed_tokens
         self._target_norm = lambda x: norm(x)
         self._target_logits = target.logits
+        if self.settings.shares_norm:
+            self.model.norm = target.model.norm
 
     def combine(self, states_TX: Tensor) -> Tensor:
         """Hidden states of the target [T, M·E] to what `forward` takes [T, E]."""
@@ -203,7 +207,7 @@ class EagleHead(DraftHead):
 
 
 class MtpHead(DraftHead):
-    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM-4.5 and MiMo.
+    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM, MiMo, Ernie 4.5 and Qwen3-Next.
 
     It was trained to predict one token from the target's normalized hidden states. For further tokens it goes on from
     its own, normalized too. MiMo's own layer and SGLang do the same; vLLM leaves out that norm for DeepSeek and GLM.
