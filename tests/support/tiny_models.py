@@ -13,7 +13,8 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.head import HeadModel
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
@@ -76,14 +77,18 @@ def tiny_engine(
     draft: Transformer | None = None,
     head: DraftHead | None = None,
     tokenizer: Tokenizer | None = None,
+    spare: int | None = None,
     kind: type[EagerBackend] = EagerBackend,
     **options: object,
 ) -> Engine:
     """An engine in plain PyTorch around a tiny network."""
     model = model or tiny_model()
     config = EngineConfig(**{"block_size": 4, **options})
-    num_slots = config.max_num_seqs if model.arch.recurrence else 0
-    cache = KVCache(model.arch, num_blocks, config.block_size, num_slots=num_slots)
+    cache = KVCache(model.arch, num_blocks, config.block_size)
+    if model.arch.recurrence:
+        wanted = config if draft is None and head is None else replace(config, draft="given")
+        num_spare = num_spare_wanted(wanted) if spare is None else spare
+        cache.states = StateCache(model.arch, config.max_num_seqs, num_spare)
     for state in (state for layer in cache.states.layers.values() for state in layer):
         state.fill_(torch.nan)  # nobody may look at the state of a sequence that has left
     proposing: DraftModel | HeadModel | None = None

@@ -362,13 +362,19 @@ def load_network(
     proposing, weight_bytes = draft or head, size_bytes(model)
     drafting = proposing.arch if proposing is not None else None
     cached = cache_dtype(model, config, device, dtype)
-    num_slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
-    taken_bytes = num_slots * state_bytes(arch)
+    slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
+    taken_bytes = sum(slots) * state_bytes(arch)
     num_blocks = num_blocks_for(
         local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
+    cache = KVCache(
+        *(local, num_blocks, config.block_size),
+        device=device,
+        dtype=cached,
+        num_slots=slots.number,
+        num_spare=slots.num_spare,
+    )
     heading = make_head_model(head, model, cache, config) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
@@ -427,10 +433,10 @@ def load_draft(
     config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
         return None
-    if wants_head(config):
-        return None
+    if target.recurrence is not None and config.tensor_parallel_size > 1:
+        return None  # the engine tells
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
     drafting = read_architecture(path, keeps_groups=groups)
@@ -481,7 +487,7 @@ def load_head(
     path: Path, config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype
 ) -> DraftHead | None:
     """The head that is configured: the draft's folder, or a layer of the model's own checkpoint."""
-    if model.arch.recurrence is not None or not wants_head(config):
+    if not wants_head(config):
         tell_of_mtp(path, model.arch)
         return None
     if config.speculation == "mtp":

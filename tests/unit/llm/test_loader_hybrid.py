@@ -104,7 +104,7 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
         model = tiny_model(replace(model.arch, head_size=12))  # of which the kernels know nothing
     elif not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3) for _ in range(2)]
+    caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3, num_spare=6) for _ in range(2)]
     plain = EagerBackend(copy.deepcopy(model), caches[0])
     compiled = CpuBackend(model, caches[1], steps_before_compiling=0)
     prompt = with_slots(step_inputs({0: (0, [1, 2, 3]), 1: (0, [4, 5]), 2: (0, [6])}))
@@ -114,6 +114,16 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     found = [compiled.decode(step) for step in steps[:1]]
     assert compiled.wait_until_compiled(timeout_s=280)
     found += [compiled.decode(step) for step in steps[1:]]
+    # Then proposed tokens, of which 2, 1 and none are accepted.
+    for starts, slots in (
+        ([8, 7, 6], [[3, 4, 5], [1, 6, 7], [2, 8, 9]]),
+        ([11, 9, 7], [[5, 3, 4], [6, 7, 1], [2, 8, 9]]),
+    ):
+        steps.append(step_inputs({i: (start, [i, 50 + i, 70 + i]) for i, start in enumerate(starts)}, query_len=3))
+        steps[-1].state_slots_S = torch.tensor([each[0] for each in slots])
+        steps[-1].state_ends_T = torch.tensor(slots).flatten()
+        found.append(compiled.decode(steps[-1]))
+        assert compiled.wait_until_compiled(timeout_s=280)
     assert compiled.decode_path == path
     for logits, step in zip(found, steps, strict=True):
         torch.testing.assert_close(logits, plain.decode(step), atol=1e-4, rtol=1e-4)

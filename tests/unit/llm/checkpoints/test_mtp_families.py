@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
+from flambeau.llm.loader import load_network
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import VOCAB_SIZE, read_checkpoint, reference
 
 CPU = torch.device("cpu")
@@ -106,6 +111,33 @@ def test_a_layer_computes_what_that_of_transformers_does(kind, tmp_path):
         logits = model.lm_head(wanted)
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(head.draft_logits(found), logits, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain PyTorch", "kernels"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_texts_are_those_without_it(kind, compiles, tmp_path, monkeypatch):
+    """Also where the other layers are recurrent, and this one attends."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    write(tmp_path, kind)
+    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
+    config = EngineConfig(device="cpu", compile=compiles, num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
+    texts = []
+    for speculation in (None, "mtp"):
+        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
+        loaded.backend.wait_until_compiled(timeout_s=250)
+        engine = Engine(
+            *(loaded.arch, loaded.backend),
+            num_blocks=loaded.num_blocks,
+            state_cache=loaded.state_cache,
+            config=loaded.config,
+            draft=loaded.draft,
+        )
+        assert engine.info.speculation == speculation
+        found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
+        texts.append([each.token_ids for each in found])
+        engine.close()
+    assert texts[0] == texts[1]
+    assert sum(each.counts.num_drafted for each in found) > 20
 
 
 def test_layers_that_are_declared_and_not_published_are_refused(tmp_path):

@@ -79,7 +79,9 @@ PURE = replace(SMALL, recurrence=replace(MAMBA, layers=frozenset(range(4))))
 
 
 def slots(arch=HYBRID, *, weight_bytes=0, **options) -> int:
-    return num_slots_for(arch, EngineConfig(block_size=BLOCK_SIZE, **options), CPU, weight_bytes=weight_bytes)
+    counts = num_slots_for(arch, EngineConfig(block_size=BLOCK_SIZE, **options), CPU, weight_bytes=weight_bytes)
+    assert counts.num_spare == 0
+    return counts.number
 
 
 def test_only_layers_with_attention_have_keys_and_values():
@@ -107,6 +109,27 @@ def test_fewer_sequences_run_if_their_states_do_not_fit(caplog):
     assert "at most 10 sequences run at a time instead of 256 (max_num_seqs)" in caplog.text
     with pytest.raises(LLMError, match=f"set at least {2 * size}"):
         slots(kv_cache_bytes=size)
+
+
+def test_proposed_tokens_have_states_too(caplog):
+    """As many as a step may have; where memory is short, half of the slots."""
+    caplog.set_level("INFO")
+
+    def counts(**options):
+        config = EngineConfig(block_size=BLOCK_SIZE, speculation="lookup", **options)
+        return num_slots_for(HYBRID, config, CPU)
+
+    size = state_bytes(HYBRID)
+    assert counts(max_num_seqs=8) == (8, 40)
+    assert counts(kv_cache_bytes=2000 * size) == (256, 5 * 42)  # 42 sequences decode with proposals in 512 tokens
+    assert counts(kv_cache_bytes=2000 * size, speculate_k=1) == (256, 128)
+    assert "states instead of" not in caplog.text
+    assert counts(kv_cache_bytes=200 * size, max_num_seqs=70) == (50, 50)
+    assert "proposed tokens have 50 states instead of 210" in caplog.text
+    assert counts(kv_cache_bytes=200 * size, max_num_seqs=10) == (10, 50)
+    assert counts(kv_cache_bytes=2 * size) == (1, 0)
+    assert counts(tensor_parallel_size=2, max_num_seqs=8) == (8, 0)
+    assert slots(speculate_k=5, max_num_seqs=8) == 8  # without speculation
 
 
 def test_blocks_get_what_states_leave():

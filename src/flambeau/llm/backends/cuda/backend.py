@@ -154,6 +154,8 @@ class CudaBackend:
         """
         if inputs.images is not None:
             return None, ()
+        if inputs.state_ends_T is not None and self._network is not None:  # which keeps one state of a sequence
+            return None, ()
         if self._lora is None or inputs.adapters_T is None:
             return inputs, ()
         places_T = None if self._network is None else self._lora.place(inputs.adapters_T)
