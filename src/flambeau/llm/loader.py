@@ -62,9 +62,16 @@ from flambeau.llm.cpu_weights import (
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
-from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
-from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
+from flambeau.llm.executor.kv_cache import (
+    KVCache,
+    block_bytes,
+    num_blocks_for,
+    num_rings_for,
+    num_slots_for,
+    ring_length,
+)
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -247,6 +254,11 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
         )
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
+    if draft is not None and draft.arch.recurrence is not None:
+        raise LLMError(
+            f"the draft {config.draft} has recurrent layers, and this model runs through transformers; use a draft "
+            "without, or speculative: true for n-grams"
+        )
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
     loaded = load_pretrained(
         path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
@@ -363,7 +375,10 @@ def load_network(
     drafting = proposing.arch if proposing is not None else None
     cached = cache_dtype(model, config, device, dtype)
     slots = num_slots_for(arch, config, device, weight_bytes=weight_bytes)
+    num_rings = num_rings_for(draft.arch, config, device) if draft is not None else 0
     taken_bytes = sum(slots) * state_bytes(arch)
+    if draft is not None:
+        taken_bytes += num_rings * ring_length(config) * state_bytes(draft.arch)
     num_blocks = num_blocks_for(
         local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
     )
@@ -393,7 +408,7 @@ def load_network(
         adapters=adapters,
         config=config,
         store=store,
-        draft=make_draft(draft, num_blocks, config, device, cached) if draft else heading,
+        draft=make_draft(draft, num_blocks, config, device, cached, num_rings) if draft else heading,
         images=images,
     )
 
@@ -440,10 +455,6 @@ def load_draft(
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
     drafting = read_architecture(path, keeps_groups=groups)
-    if drafting.recurrence is not None:
-        raise LLMError(
-            f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
-        )
     vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
@@ -544,11 +555,18 @@ def load_images(
 
 
 def make_draft(
-    model: Transformer, num_blocks: int, config: EngineConfig, device: torch.device, dtype: torch.dtype
+    model: Transformer,
+    num_blocks: int,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_rings: int = 0,
 ) -> DraftModel:
-    """A draft model with a cache that uses the target's blocks."""
-    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
-    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length)
+    """A draft model with a cache that uses the target's blocks; `num_rings` for recurrent layers."""
+    length = ring_length(config)
+    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_rings * length)
+    rings = StateRings(cache.states, length) if cache.states.has_layers else None
+    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length, rings)
 
 
 def device_for(config: EngineConfig) -> torch.device:

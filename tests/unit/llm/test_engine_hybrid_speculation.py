@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from flambeau.llm.speculation.speculator import Proposal
 from support.checkpoints import HYBRID_KINDS, write_checkpoint
 from support.statistics import chi_square_p
-from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
+from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_hybrid, tiny_model
 from unit.llm.test_engine_hybrid import KINDS, KernelBackend, ids_of, random_ids, some_prompts, without_cache
 
 NUM_TOKENS = 14
@@ -196,6 +197,66 @@ def test_a_draft_without_recurrent_layers_proposes(model, expected):
     assert sum(each.counts.num_drafted for each in found) > 0
 
 
+@backends
+def test_a_draft_that_is_the_target_is_always_right(model, expected, kind):
+    """Its states are those of the tokens that were accepted, after whatever was proposed beside them."""
+    engine = tiny_engine(model, draft=copy.deepcopy(model), kind=kind, speculate_k=4)
+    for prompts, texts in ((some_prompts(), expected), (some_prompts()[2:3], expected[2:3])):
+        found = engine.generate(prompts, GREEDY)
+        assert ids_of(found) == texts
+        assert [each.counts.num_accepted for each in found] == [each.counts.num_drafted for each in found]
+        assert min(each.counts.num_drafted for each in found) > 5
+
+
+@backends
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_blocks": 54},
+        {"max_step_tokens": 40, "speculate_k": 2},
+        {"max_num_seqs": 3, "rings": 2},
+        {"speculate_k": 1},
+    ],
+    ids=["", "preempted", "in chunks", "rings for two", "one token"],
+)
+def test_a_draft_that_is_sometimes_right_goes_on_from_what_was_accepted(model, expected, kind, options):
+    """What it proposes at any time is what it says after these tokens, whatever it has computed before."""
+    draft, proposed, known = tiny_draft(model), [], {}
+    engine = tiny_engine(model, draft=draft, kind=kind, **{"speculate_k": 4, **options})
+    proposer = engine._executor._speculator._proposer._other
+    propose = proposer.propose
+
+    def recorded(sequences, limits, num_ahead):
+        proposal = propose(sequences, limits, num_ahead)
+        if proposal is not None:
+            rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+            proposed.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
+        return proposal
+
+    proposer.propose = recorded
+    for _ in range(2):
+        found = engine.generate(some_prompts(), GREEDY)
+        assert ids_of(found) == expected
+    num_accepted = sum(each.counts.num_accepted for each in found)
+    assert 0 < num_accepted < sum(each.counts.num_drafted for each in found)
+    for tokens, ids in proposed:
+        key = (*tokens, len(ids))
+        known[key] = known.get(key) or without_cache(draft, tokens, len(ids))
+        assert ids == known[key]
+    assert len(proposer._rings._free) == options.get("rings", engine.config.max_num_seqs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_with_recurrent_layers_for_a_target_without(kind):
+    target, prompts = tiny_model(), some_prompts()
+    expected = ids_of(tiny_engine(target).generate(prompts, GREEDY))
+    engine = tiny_engine(target, draft=tiny_hybrid(kind))
+    found = engine.generate(prompts, GREEDY)
+    assert ids_of(found) == expected
+    assert sum(each.counts.num_drafted for each in found) > 0
+
+
 def test_without_memory_for_further_states_it_is_off_or_shorter(caplog):
     model = tiny_hybrid("short_conv")
     engine = tiny_engine(model, speculation="lookup", spare=0)
@@ -206,11 +267,13 @@ def test_without_memory_for_further_states_it_is_off_or_shorter(caplog):
     assert "speculate_k is 3" in caplog.text
 
 
-def test_without_a_seed_the_distribution_is_the_targets():
+@pytest.mark.parametrize("draft", ["without recurrent layers", "with recurrent layers"])
+def test_without_a_seed_the_distribution_is_the_targets(draft):
     """The second and third tokens of many answers, of which a draft proposes some."""
     model, prompt, four = tiny_hybrid("mamba2"), [1, 2, 3, 4, 4, 2, 1, 3], [1, 2, 3, 4]
     params = SamplingParams(max_tokens=3, top_k=4, temperature=2.0, n=128, logit_bias=dict.fromkeys(four, 100.0))
-    engine = tiny_engine(model, draft=tiny_model(), max_num_seqs=64, max_step_tokens=1024)
+    drafting = tiny_model() if draft == "without recurrent layers" else tiny_draft(model, change=0.1)
+    engine = tiny_engine(model, draft=drafting, max_num_seqs=64, max_step_tokens=1024)
     completions = [each for _ in range(6) for each in engine.generate([prompt], params)]
     assert 0 < sum(c.counts.num_accepted for c in completions) < sum(c.counts.num_drafted for c in completions)
 

@@ -17,9 +17,9 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.adapters import layer_shapes, merge, write_adapter
 from support.checkpoints import reference
-from support.language_models import write_language_model
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.tiny_models import tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
@@ -79,9 +79,26 @@ def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refus
         engine.load_adapter("bad", recurrent)
 
 
-def test_a_draft_with_recurrent_layers_is_refused(folder, tmp_path):
-    with pytest.raises(LLMError, match="has recurrent layers, whose states cannot drop rejected tokens"):
-        load_engine(write_language_model(tmp_path / "target"), device="cpu", draft=str(folder))
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_draft_with_recurrent_layers(folder, monkeypatch, compiles):
+    """The network as its own draft: whatever it proposes is accepted."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    options = {"device": "cpu", "max_num_seqs": 4, "compile": compiles}
+    plain, engine = load_engine(folder, **options), load_engine(folder, draft=str(folder), **options)
+    for each in (plain, engine):
+        each.wait_until_compiled()
+    expected = [completion.token_ids for completion in plain.generate(PROMPTS, GREEDY)]
+    found = engine.generate(PROMPTS, GREEDY)
+    assert [completion.token_ids for completion in found] == expected
+    assert sum(each.counts.num_drafted for each in found) > 0
+    assert [each.counts.num_accepted for each in found] == [each.counts.num_drafted for each in found]
+    plain.close()
+    engine.close()
+
+
+def test_a_draft_with_recurrent_layers_is_refused_for_a_network_of_transformers(folder):
+    with pytest.raises(LLMError, match="has recurrent layers, and this model runs through transformers"):
+        load_engine(folder, device="cpu", draft=str(folder), model_impl="transformers")
 
 
 def test_prefixes_cannot_be_kept(folder):

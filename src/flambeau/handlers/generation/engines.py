@@ -103,5 +103,5 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
         config=config,
         device=engine.device,
         tokenizer=engine.tokenizer,
-        draft=make_draft(draft, num_blocks, config, device, dtype) if draft is not None else None,
+        draft=make_draft(draft, num_blocks, config, device, dtype, num_sequences) if draft is not None else None,
     )

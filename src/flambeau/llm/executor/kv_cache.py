@@ -240,7 +240,31 @@ def num_spare_wanted(config: EngineConfig) -> int:
     """How many proposed tokens a step may have, each of which needs a state of its own."""
     if config.tensor_parallel_size > 1 or (config.speculation is None and not config.draft):
         return 0
-    return config.speculate_k * min(config.max_num_seqs, max_batch(config.max_step_tokens, config.speculate_k))
+    return config.speculate_k * most_drafting(config)
+
+
+def most_drafting(config: EngineConfig) -> int:
+    """How many sequences may have proposals at a time."""
+    return min(config.max_num_seqs, max_batch(config.max_step_tokens, config.speculate_k))
+
+
+def ring_length(config: EngineConfig) -> int:
+    """How many states of a sequence a draft needs, so that it can go on from the last token that was accepted."""
+    return config.speculate_k + 2
+
+
+def num_rings_for(draft: Architecture, config: EngineConfig, device: torch.device) -> int:
+    """For how many sequences a draft with recurrent layers has states; they take a quarter of the memory at most."""
+    ring_bytes = ring_length(config) * state_bytes(draft)
+    if not ring_bytes:
+        return 0
+    wanted, affordable = most_drafting(config), available_bytes(draft, config, device) // 4 // ring_bytes
+    if affordable < wanted:
+        logger.info(
+            "the draft proposes for at most %d sequences at a time instead of %d: its states of each take %.1f MB",
+            *(affordable, wanted, ring_bytes / 1e6),
+        )
+    return min(wanted, affordable)
 
 
 def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:

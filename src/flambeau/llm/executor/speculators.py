@@ -39,9 +39,7 @@ def make_proposer(
 ) -> Proposer:
     if isinstance(draft, HeadModel):
         return HeadProposer(draft, inputs, sampler)
-    return DraftProposer(
-        draft.backend, inputs, sampler, max_length=draft.max_length, max_step_tokens=config.max_step_tokens
-    )
+    return DraftProposer(draft, inputs, sampler, max_step_tokens=config.max_step_tokens)
 
 
 def num_recomputed_blocks(config: EngineConfig, draft: DraftModel | HeadModel | None) -> int:

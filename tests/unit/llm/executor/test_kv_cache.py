@@ -10,7 +10,15 @@ import torch
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import kv_cache
-from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for, num_slots_for
+from flambeau.llm.executor.kv_cache import (
+    SMALL_BYTES,
+    KVCache,
+    block_bytes,
+    load,
+    num_blocks_for,
+    num_rings_for,
+    num_slots_for,
+)
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.families.recurrence import Recurrence
 from support.tiny_models import ARCH
@@ -130,6 +138,20 @@ def test_proposed_tokens_have_states_too(caplog):
     assert counts(kv_cache_bytes=2 * size) == (1, 0)
     assert counts(tensor_parallel_size=2, max_num_seqs=8) == (8, 0)
     assert slots(speculate_k=5, max_num_seqs=8) == 8  # without speculation
+
+
+def test_a_draft_has_states_for_sequences_with_proposals(caplog):
+    caplog.set_level("INFO")
+
+    def number(arch=HYBRID, **options):
+        return num_rings_for(arch, EngineConfig(block_size=BLOCK_SIZE, draft="given", **options), CPU)
+
+    size = 7 * state_bytes(HYBRID)  # five proposed tokens and two before
+    assert number(SMALL) == 0
+    assert (number(), number(max_num_seqs=8)) == (42, 8)
+    assert number(kv_cache_bytes=40 * size) == 10
+    assert "the draft proposes for at most 10 sequences at a time instead of 42" in caplog.text
+    assert number(kv_cache_bytes=size) == 0
 
 
 def test_blocks_get_what_states_leave():

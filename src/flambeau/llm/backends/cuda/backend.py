@@ -154,7 +154,8 @@ class CudaBackend:
         """
         if inputs.images is not None:
             return None, ()
-        if inputs.state_ends_T is not None and self._network is not None:  # which keeps one state of a sequence
+        # The kernels keep one state of a sequence, and what is compiled for one token, too.
+        if inputs.state_ends_T is not None and (self._network is not None or inputs.query_len == 1):
             return None, ()
         if self._lora is None or inputs.adapters_T is None:
             return inputs, ()
