@@ -517,6 +517,7 @@ def load_head(
 def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
+    is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
     if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 

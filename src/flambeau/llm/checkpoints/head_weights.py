@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -202,22 +203,33 @@ class MtpNaming:
     renames: Renames  # to the names in an MtpHead, and those of a layer of its family
     hidden_first: bool = False
     shares_norm: bool = False
+    num_depths: int = 1
+
+
+def deepseek_naming(num_layers: int, num_depths: int) -> MtpNaming:
+    """That of DeepSeek and GLM, whose layers follow those of the network."""
+    layers = [rf"^model\.layers\.{num_layers + depth}\." for depth in range(num_depths)]
+    renames: list[tuple[str, str]] = []
+    for depth, layer in enumerate(layers):
+        own = f"further.{depth - 1}." if depth else ""
+        renames += [
+            (rf"{layer}shared_head\.norm\.", f"{own or 'model.'}norm."),
+            (rf"{layer}(enorm|hnorm|eh_proj)\.", rf"{own}\1."),
+            (layer, f"model.layers.{depth}."),
+        ]
+    return MtpNaming(
+        selects="|".join(layers),
+        projection=f"model.layers.{num_layers}.eh_proj.",
+        renames=tuple(renames),
+        num_depths=num_depths,
+    )
 
 
 def namings(num_layers: int) -> tuple[MtpNaming, ...]:
-    """DeepSeek's (GLM has the same), MiMo's, Ernie's and Qwen's."""
-    layer = rf"^model\.layers\.{num_layers}\."
+    """DeepSeek's, MiMo's, Ernie's and Qwen's."""
     mimo, qwen = r"^model\.mtp_layers\.0\.", r"^mtp\."
     return (
-        MtpNaming(
-            selects=layer,
-            projection=f"model.layers.{num_layers}.eh_proj.",
-            renames=(
-                (rf"{layer}shared_head\.norm\.", "model.norm."),
-                (rf"{layer}(enorm|hnorm|eh_proj)\.", r"\1."),
-                (layer, "model.layers.0."),
-            ),
-        ),
+        deepseek_naming(num_layers, 1),
         MtpNaming(
             selects=mimo,
             projection="model.mtp_layers.0.input_proj.",
@@ -263,6 +275,10 @@ DECLARED = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layer
 def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
     """How a layer that predicts further tokens is named in these files; None: there is none that is known."""
     names = [stored.name for file in files for stored in file]
+    depths = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
+    num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
+    if num_depths > 1:
+        return deepseek_naming(arch.num_layers, num_depths)
     for naming in namings(arch.num_layers):
         if any(name.startswith(naming.projection) for name in names):
             return naming
@@ -283,8 +299,8 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
     is_sparse = any(map(ROUTED.search, own))  # Ernie's has no experts, though the layers before it have
     layer = replace(
         arch,
-        num_layers=1,
-        dense_layers=frozenset() if is_sparse else frozenset({0}),
+        num_layers=naming.num_depths,
+        dense_layers=frozenset(range(0 if is_sparse else naming.num_depths)),
         recurrence=None,  # where the others are recurrent, it attends
         windows=(),
         chunks=(),
@@ -300,6 +316,7 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
         state_size=arch.hidden_size,
         hidden_first=naming.hidden_first,
         shares_norm=naming.shares_norm,
+        num_depths=naming.num_depths,
     )
     return settings, naming
 

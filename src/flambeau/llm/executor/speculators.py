@@ -50,4 +50,4 @@ def num_recomputed_blocks(config: EngineConfig, draft: DraftModel | HeadModel | 
     """
     if not isinstance(draft, HeadModel) or config.speculate_k < 1:
         return 0
-    return -(-(config.speculate_k + 1) // config.block_size)
+    return -(-(config.speculate_k + draft.head.settings.num_depths) // config.block_size)

@@ -140,6 +140,80 @@ def test_texts_are_those_without_it(kind, compiles, tmp_path, monkeypatch):
     assert sum(each.counts.num_drafted for each in found) > 20
 
 
+def write_several(folder: Path, kind: str, number: int):
+    """A checkpoint with several layers; the model, and the layers as transformers runs them."""
+    from transformers.modeling_layers import MtpModel
+
+    reference(kind, num_mtp_layers=number).save_pretrained(folder)
+    model = read_checkpoint(folder)
+    layers = MtpModel(model, number).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {}
+    for name, value in layers.layers.state_dict().items():
+        size = value.shape
+        value.copy_(torch.randn(size, generator=generator) * (0.3 if len(size) > 1 else 0.1) + float("norm" in name))
+        depth, _, own = name.partition(".")
+        own = own.replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
+        tensors[f"model.layers.{3 + int(depth)}.{own}"] = value.clone()
+    save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+    return model, layers
+
+
+def proposed_by_several(model, layers, tokens: list[int]) -> list[int]:
+    from transformers.cache_utils import MtpCache
+
+    ids = torch.tensor([tokens])
+    states = model.get_decoder()(ids[:, :-1]).last_hidden_state
+    cache = MtpCache(config=model.config.get_mtp_config())
+    found, _, _ = layers(ids[:, 1:], states, None, torch.arange(1, len(tokens))[None], cache)
+    return found[0].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 24}, {"max_step_tokens": 24}, {"speculate_k": 2}])
+@pytest.mark.parametrize("kind", ["deepseek-v3", "glm-4.5"])
+def test_several_layers_propose_one_token_each(kind, options, tmp_path, monkeypatch):
+    """Those of transformers, after prompts, prefixes and rejected tokens; and texts are those without them."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    model, layers = write_several(tmp_path, kind, 3)
+    shared = [*range(10, 29)]
+    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6], [*shared, 4, 5], [*shared, 9], [*shared[:12], 1]]
+    config = EngineConfig(
+        **{"device": "cpu", "compile": False, "num_blocks": 80, "block_size": 4, "max_num_seqs": 4, "speculate_k": 4}
+        | options
+    )
+    texts, proposed = [], []
+    for speculation in (None, "mtp"):
+        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
+        engine = Engine(
+            *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
+        )
+        if speculation:
+            proposer = engine._executor._speculator._proposer._other
+            propose = proposer.propose
+
+            def recorded(sequences, limits, num_ahead, propose=propose):
+                proposal = propose(sequences, limits, num_ahead)
+                if proposal is not None:
+                    rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+                    proposed.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
+                return proposal
+
+            proposer.propose = recorded
+        for _ in range(2):
+            found = engine.generate(prompts, temperature=0.0, max_tokens=14, ignore_eos=True)
+        if speculation:
+            proposer.propose = propose
+        found += engine.generate(prompts, temperature=0.8, seed=5, max_tokens=14, ignore_eos=True)
+        texts.append([each.token_ids for each in found])
+    assert texts[0] == texts[1]
+    loose = engine.generate(prompts, temperature=0.8, max_tokens=14, ignore_eos=True)
+    assert all(sum(each.counts.num_drafted for each in some) > 0 for some in (found[:5], found[5:], loose))
+    assert (engine.state.num_preempted > 0) == ("num_blocks" in options)
+    assert max(len(ids) for _, ids in proposed) == min(3, config.speculate_k)
+    for tokens, ids in proposed:
+        assert proposed_by_several(model, layers, tokens)[: len(ids)] == ids
+
+
 def test_layers_that_are_declared_and_not_published_are_refused(tmp_path):
     reference("minimax-m2").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
