@@ -157,6 +157,13 @@ def test_it_proposes_for_networks_with_recurrent_layers(kind, name, options, pro
     check_proposals(proposals, head, target)
 
 
+def test_hidden_states_of_a_float32_stream_have_the_type_of_the_network():
+    arch = replace(tiny_hybrid("mamba2", layers=frozenset({0, 1, 2})).arch, wide_residual=True, has_mlp=False)
+    target = tiny_model(arch).bfloat16()
+    hidden, found = target.with_layer_inputs(torch.tensor([1, 2]), torch.arange(2), WholeAttention(), None, (0, 1, 3))
+    assert [each.dtype for each in (hidden, *found)] == [torch.bfloat16] * 4
+
+
 def test_a_prompt_that_goes_on_from_a_snapshot_has_proposals():
     """The head lacks the entry of the last token before it; that changes proposals, and no text."""
     target = tiny_hybrid("mamba2")
