@@ -20,6 +20,8 @@ Slots = tuple[Tensor, ...]  # [slots, …]: windows of convolutions, and state m
 class StateCache:
     """Tensors of the states of every recurrent layer. Slot 0 is for padding and belongs to no sequence."""
 
+    num_spare: int = 0  # slots for the states after proposed tokens
+
     def __init__(
         self, arch: Architecture, num_slots: int, num_spare: int = 0, *, device: torch.device | str = "cpu"
     ) -> None:
@@ -28,7 +30,7 @@ class StateCache:
             layer: tuple(torch.zeros(1 + num_slots + num_spare, *shape, device=device) for shape in shapes)
             for layer in sorted(arch.recurrent_layers)
         }
-        self.num_slots, self.num_spare = num_slots, num_spare  # spare ones are for the states after proposed tokens
+        self.num_slots, self.num_spare = num_slots, num_spare
         self.has_layers = bool(self.layers)  # not computed later: torch.compile of PyTorch 2.11 knows no bool of a dict
 
     def copy(self, copies: Iterable[StateCopy]) -> None:
