@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.families.recurrence import Recurrence  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 
-BLOCK_SIZE, CONTEXT, PROMPT, MAX_BLOCKS = 16, 100, 256, 80
+BLOCK_SIZE, CONTEXT, PROMPT, MAX_BLOCKS, PROPOSED = 16, 100, 256, 80, 4
 LFM2_ATTENTION = frozenset({2, 5, 8, 10, 12, 14})
 SHAPES: dict[str, dict[str, Any]] = {
     "lfm2-350m": {
@@ -189,7 +190,8 @@ def subjects(model: Transformer, kind: str) -> dict[str, dict[str, Run]]:
     has_states, last = arch.recurrence is not None, torch.tensor([PROMPT - 1])
     steps = {f"decode {n}": make_step(CONTEXT, n, 1, has_states=has_states) for n in (1, 8)}
     prompt = make_step(0, 1, PROMPT, has_states=has_states)
-    caches = [KVCache(arch, 1 + MAX_BLOCKS, BLOCK_SIZE, num_slots=8 if has_states else 0) for _ in range(2)]
+    slots = {"num_slots": 8, "num_spare": PROPOSED} if has_states else {}
+    caches = [KVCache(arch, 1 + MAX_BLOCKS, BLOCK_SIZE, **slots) for _ in range(2)]
     plain = EagerBackend(model, caches[0], choose_attention)
     jobs: dict[str, dict[str, Run]] = {name: {} for name in (*steps, f"prompt of {PROMPT}")}
     for name, step in steps.items():
@@ -205,6 +207,14 @@ def subjects(model: Transformer, kind: str) -> dict[str, dict[str, Run]]:
     for name, step in steps.items():
         jobs[name]["kernels"] = lambda step=step: network.run(step)
     jobs[f"prompt of {PROMPT}"]["kernels"] = lambda: network.run(prompt, last)
+    verified = make_step(CONTEXT, 1, 1 + PROPOSED, has_states=has_states)
+    verified.query_len = 1 + PROPOSED
+    jobs[f"{PROPOSED} proposed tokens"] = {"kernels": lambda: network.run(verified)}
+    if has_states:  # after each token, and only after the last one
+        with_states = replace(verified, state_ends_T=torch.tensor([1, *range(9, 9 + PROPOSED)]))
+        found = jobs[f"{PROPOSED} proposed tokens"]
+        found |= {"plain, their states": lambda: plain.decode(with_states)}
+        found |= {"kernels, their states": lambda: network.run(with_states)}
     return jobs
 
 

@@ -25,7 +25,7 @@ def tiny_head(
     size = draft_vocab_size or (arch.vocab_size if kind == "eagle3" else 0)
     settings = HeadSettings(
         kind=kind,
-        arch=replace(arch, num_layers=1),
+        arch=replace(arch, num_layers=1, recurrence=None),
         layers=layers,
         state_size=arch.hidden_size,
         draft_vocab_size=size,

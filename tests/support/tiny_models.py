@@ -11,9 +11,10 @@ import torch
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadModel
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted, ring_length
+from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
@@ -76,14 +77,19 @@ def tiny_engine(
     draft: Transformer | None = None,
     head: DraftHead | None = None,
     tokenizer: Tokenizer | None = None,
+    spare: int | None = None,
+    rings: int | None = None,
     kind: type[EagerBackend] = EagerBackend,
     **options: object,
 ) -> Engine:
     """An engine in plain PyTorch around a tiny network."""
     model = model or tiny_model()
     config = EngineConfig(**{"block_size": 4, **options})
-    num_slots = config.max_num_seqs if model.arch.recurrence else 0
-    cache = KVCache(model.arch, num_blocks, config.block_size, num_slots=num_slots)
+    cache = KVCache(model.arch, num_blocks, config.block_size)
+    if model.arch.recurrence:
+        wanted = config if draft is None and head is None else replace(config, draft="given")
+        num_spare = num_spare_wanted(wanted) if spare is None else spare
+        cache.states = StateCache(model.arch, config.max_num_seqs, num_spare)
     for state in (state for layer in cache.states.layers.values() for state in layer):
         state.fill_(torch.nan)  # nobody may look at the state of a sequence that has left
     proposing: DraftModel | HeadModel | None = None
@@ -91,8 +97,14 @@ def tiny_engine(
         cache.of_head = KVCache(head.arch, num_blocks, config.block_size)
         proposing = HeadModel(head, cache.of_head, HiddenStates(head.settings.layers), PagedAttention)
     elif draft is not None:
-        draft_cache = KVCache(draft.arch, num_blocks, config.block_size)
-        proposing = DraftModel(EagerBackend(draft, draft_cache), draft.arch.max_length)
+        length = ring_length(config)
+        num_slots = (config.max_num_seqs if rings is None else rings) * length if draft.arch.recurrence else 0
+        draft_cache = KVCache(draft.arch, num_blocks, config.block_size, num_slots=num_slots)
+        for state in (state for layer in draft_cache.states.layers.values() for state in layer):
+            state.fill_(torch.nan)
+        states = StateRings(draft_cache.states, length) if num_slots else None
+        backend = kind(draft, draft_cache) if num_slots else EagerBackend(draft, draft_cache)
+        proposing = DraftModel(backend, draft.arch.max_length, states)
     backend = kind(model, cache, states=proposing.states) if isinstance(proposing, HeadModel) else kind(model, cache)
     return Engine(
         model.arch,

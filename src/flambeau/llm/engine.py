@@ -78,11 +78,12 @@ class Engine:
         whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
-        config = without_rollback(config) if arch.recurrence is not None else config
+        slots = StateSlots(*((state_cache.num_slots, state_cache.num_spare) if state_cache is not None else ()))
+        if arch.recurrence is not None:
+            config = with_spare_slots(config, draft, slots.num_spare)
         self.images = images  # None: it reads text only
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
-        slots = StateSlots(state_cache.num_slots if state_cache is not None else 0)
         self._pool = BlockPool(
             num_blocks, config.block_size, prefix_cache=config.prefix_cache, store=store, on_evict=slots.drop
         )
@@ -390,13 +391,17 @@ class Engine:
         return [self._backend, *(each for each in others if each is not None)]
 
 
-def without_rollback(config: EngineConfig) -> EngineConfig:
-    """Settings for a network with recurrent layers, whose states cannot go back to an earlier token."""
-    if (config.speculation is not None or config.draft) and config.speculate_k > 0:
-        logger.warning(
-            "speculation is off: the model has recurrent layers, whose states cannot drop rejected tokens; remove "
-            "speculation and draft from the settings"
-        )
+def with_spare_slots(config: EngineConfig, draft: DraftModel | HeadModel | None, num_spare: int) -> EngineConfig:
+    """Settings for a network with recurrent layers: no more tokens are proposed than states can be kept."""
+    if (config.speculation is None and not config.draft and draft is None) or config.speculate_k <= num_spare:
+        return config
+    if num_spare:
+        logger.warning("speculate_k is %d: there is no memory for more states of proposed tokens", num_spare)
+        return replace(config, speculate_k=num_spare)
+    logger.warning(
+        "speculation is off: there is no memory for the states of proposed tokens; raise kv_cache_bytes, or remove "
+        "speculation and draft from the settings"
+    )
     return replace(config, speculation=None, draft="", speculate_k=0)
 
 

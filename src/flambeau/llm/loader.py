@@ -38,7 +38,15 @@ from flambeau.llm.checkpoints.checkpoint import (
     read_declared,
     unsupported_reason,
 )
-from flambeau.llm.checkpoints.head_weights import find_mtp, is_eagle, load_eagle, load_mtp, read_eagle, read_mtp
+from flambeau.llm.checkpoints.head_weights import (
+    DECLARED,
+    find_mtp,
+    is_eagle,
+    load_eagle,
+    load_mtp,
+    read_eagle,
+    read_mtp,
+)
 from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
@@ -54,9 +62,17 @@ from flambeau.llm.cpu_weights import (
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
-from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
-from flambeau.llm.executor.kv_cache import KVCache, block_bytes, num_blocks_for, num_slots_for
+from flambeau.llm.executor.kv_cache import (
+    KVCache,
+    SlotCounts,
+    block_bytes,
+    num_blocks_for,
+    num_rings_for,
+    num_slots_for,
+    ring_length,
+)
 from flambeau.llm.executor.parallel import (
     LeaderAdapters,
     LeaderBackend,
@@ -243,6 +259,11 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
         )
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
+    if draft is not None and draft.arch.recurrence is not None:
+        raise LLMError(
+            f"the draft {config.draft} has recurrent layers, and this model runs through transformers; use a draft "
+            "without, or speculative: true for n-grams"
+        )
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
     loaded = load_pretrained(
         path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
@@ -359,14 +380,23 @@ def load_network(
     proposing, weight_bytes = draft or head, size_bytes(model)
     drafting = proposing.arch if proposing is not None else None
     cached = cache_dtype(model, config, device, dtype)
-    num_slots = num_slots_for(local, config, device, weight_bytes=weight_bytes)
-    num_slots = num_slots if ranks is None else minimum_of_ranks(num_slots, ranks)
-    taken_bytes = num_slots * state_bytes(local)
+    slots = num_slots_for(local, config, device, weight_bytes=weight_bytes)
+    slots = slots if ranks is None else SlotCounts(*(minimum_of_ranks(each, ranks) for each in slots))
+    num_rings = num_rings_for(draft.arch, config, device) if draft is not None else 0
+    taken_bytes = sum(slots) * state_bytes(local)
+    if draft is not None:
+        taken_bytes += num_rings * ring_length(config) * state_bytes(draft.arch)
     num_blocks = num_blocks_for(
         local, config, device, cached, drafting, weight_bytes=weight_bytes, taken_bytes=taken_bytes
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
-    cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
+    cache = KVCache(
+        *(local, num_blocks, config.block_size),
+        device=device,
+        dtype=cached,
+        num_slots=slots.number,
+        num_spare=slots.num_spare,
+    )
     heading = make_head_model(head, model, cache, config) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
@@ -385,7 +415,7 @@ def load_network(
         adapters=adapters,
         config=config,
         store=store,
-        draft=make_draft(draft, num_blocks, config, device, cached) if draft else heading,
+        draft=make_draft(draft, num_blocks, config, device, cached, num_rings) if draft else heading,
         images=images,
     )
 
@@ -425,17 +455,13 @@ def load_draft(
     config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Transformer | None:
     """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or target.recurrence is not None:
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
         return None
-    if wants_head(config):
-        return None
+    if target.recurrence is not None and config.tensor_parallel_size > 1:
+        return None  # the engine tells
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
     drafting = read_architecture(path, keeps_groups=groups)
-    if drafting.recurrence is not None:
-        raise LLMError(
-            f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
-        )
     vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
@@ -479,7 +505,7 @@ def load_head(
     path: Path, config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype
 ) -> DraftHead | None:
     """The head that is configured: the draft's folder, or a layer of the model's own checkpoint."""
-    if model.arch.recurrence is not None or not wants_head(config):
+    if not wants_head(config):
         tell_of_mtp(path, model.arch)
         return None
     if config.speculation == "mtp":
@@ -497,7 +523,8 @@ def load_head(
 
 def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
-    is_declared = arch.num_unused_layers or arch.source.get("num_nextn_predict_layers")
+    is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
+    is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
     if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
@@ -539,11 +566,18 @@ def load_images(
 
 
 def make_draft(
-    model: Transformer, num_blocks: int, config: EngineConfig, device: torch.device, dtype: torch.dtype
+    model: Transformer,
+    num_blocks: int,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_rings: int = 0,
 ) -> DraftModel:
-    """A draft model with a cache that uses the target's blocks."""
-    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype)
-    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length)
+    """A draft model with a cache that uses the target's blocks; `num_rings` for recurrent layers."""
+    length = ring_length(config)
+    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_rings * length)
+    rings = StateRings(cache.states, length) if cache.states.has_layers else None
+    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length, rings)
 
 
 def device_for(config: EngineConfig) -> torch.device:

@@ -146,15 +146,6 @@ def test_a_network_without_attention_has_blocks_without_memory():
     assert ids_of(engine.generate(some_prompts(4), GREEDY)) == [without_cache(model, p) for p in some_prompts(4)]
 
 
-def test_what_needs_an_earlier_state_is_off_and_said_by_name(caplog):
-    caplog.set_level("INFO")
-    engine = tiny_engine(tiny_hybrid("short_conv"), speculation="lookup")
-    lines = [record.getMessage() for record in caplog.records if record.name == "flambeau.llm.engine"]
-    assert len(lines) == 1
-    assert lines[0].startswith("speculation is off")
-    assert engine.info.speculation is None
-
-
 # ---- prefixes: blocks, and a snapshot of the state at their end ----
 
 

@@ -17,9 +17,9 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.adapters import layer_shapes, merge, write_adapter
 from support.checkpoints import reference
-from support.language_models import write_language_model
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.tiny_models import tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
@@ -79,9 +79,26 @@ def test_adapters_of_attention_and_feed_forward_layers_work_and_others_are_refus
         engine.load_adapter("bad", recurrent)
 
 
-def test_a_draft_with_recurrent_layers_is_refused(folder, tmp_path):
-    with pytest.raises(LLMError, match="has recurrent layers, whose states cannot drop rejected tokens"):
-        load_engine(write_language_model(tmp_path / "target"), device="cpu", draft=str(folder))
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_draft_with_recurrent_layers(folder, monkeypatch, compiles):
+    """The network as its own draft: whatever it proposes is accepted."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    options = {"device": "cpu", "max_num_seqs": 4, "compile": compiles}
+    plain, engine = load_engine(folder, **options), load_engine(folder, draft=str(folder), **options)
+    for each in (plain, engine):
+        each.wait_until_compiled()
+    expected = [completion.token_ids for completion in plain.generate(PROMPTS, GREEDY)]
+    found = engine.generate(PROMPTS, GREEDY)
+    assert [completion.token_ids for completion in found] == expected
+    assert sum(each.counts.num_drafted for each in found) > 0
+    assert [each.counts.num_accepted for each in found] == [each.counts.num_drafted for each in found]
+    plain.close()
+    engine.close()
+
+
+def test_a_draft_with_recurrent_layers_is_refused_for_a_network_of_transformers(folder):
+    with pytest.raises(LLMError, match="has recurrent layers, and this model runs through transformers"):
+        load_engine(folder, device="cpu", draft=str(folder), model_impl="transformers")
 
 
 def test_prefixes_cannot_be_kept(folder):
@@ -104,7 +121,7 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
         model = tiny_model(replace(model.arch, head_size=12))  # of which the kernels know nothing
     elif not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3) for _ in range(2)]
+    caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3, num_spare=6) for _ in range(2)]
     plain = EagerBackend(copy.deepcopy(model), caches[0])
     compiled = CpuBackend(model, caches[1], steps_before_compiling=0)
     prompt = with_slots(step_inputs({0: (0, [1, 2, 3]), 1: (0, [4, 5]), 2: (0, [6])}))
@@ -114,6 +131,16 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     found = [compiled.decode(step) for step in steps[:1]]
     assert compiled.wait_until_compiled(timeout_s=280)
     found += [compiled.decode(step) for step in steps[1:]]
+    # Then proposed tokens, of which 2, 1 and none are accepted.
+    for starts, slots in (
+        ([8, 7, 6], [[3, 4, 5], [1, 6, 7], [2, 8, 9]]),
+        ([11, 9, 7], [[5, 3, 4], [6, 7, 1], [2, 8, 9]]),
+    ):
+        steps.append(step_inputs({i: (start, [i, 50 + i, 70 + i]) for i, start in enumerate(starts)}, query_len=3))
+        steps[-1].state_slots_S = torch.tensor([each[0] for each in slots])
+        steps[-1].state_ends_T = torch.tensor(slots).flatten()
+        found.append(compiled.decode(steps[-1]))
+        assert compiled.wait_until_compiled(timeout_s=280)
     assert compiled.decode_path == path
     for logits, step in zip(found, steps, strict=True):
         torch.testing.assert_close(logits, plain.decode(step), atol=1e-4, rtol=1e-4)

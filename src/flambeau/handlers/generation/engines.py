@@ -14,7 +14,7 @@ from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted
 from flambeau.llm.loader import eager_backend, load_follower, make_draft
 from flambeau.llm.models.transformer import Transformer
 from flambeau.wire.messages import Part, Request
@@ -87,8 +87,14 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
     )
     num_blocks = num_sequences * -(-engine.max_length // config.block_size) + 1
     device, dtype = torch.device(engine.device), next(engine.model.parameters()).dtype
-    num_slots = num_sequences if engine.arch.recurrence is not None else 0
-    cache = KVCache(engine.model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_slots)
+    is_recurrent = engine.arch.recurrence is not None
+    cache = KVCache(
+        *(engine.model.arch, num_blocks, config.block_size),
+        device=device,
+        dtype=dtype,
+        num_slots=num_sequences if is_recurrent else 0,
+        num_spare=num_spare_wanted(config) if is_recurrent else 0,
+    )
     return Engine(
         engine.arch,
         eager_backend(engine.model, cache),
@@ -97,5 +103,5 @@ def with_draft(engine: Engine, draft: object, speculate_k: int, *, num_sequences
         config=config,
         device=engine.device,
         tokenizer=engine.tokenizer,
-        draft=make_draft(draft, num_blocks, config, device, dtype) if draft is not None else None,
+        draft=make_draft(draft, num_blocks, config, device, dtype, num_sequences) if draft is not None else None,
     )

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -193,69 +194,120 @@ def target_ids(path: Path, settings: HeadSettings) -> torch.Tensor | None:
 # ---- layers of multi-token prediction ----
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpNaming:
     """Where the tensors of a layer of multi-token prediction are."""
 
-    prefix: str  # a pattern
-    renames: Renames  # of what follows the prefix
+    selects: str  # a pattern of the names of its tensors
+    projection: str  # the tensor that reads embeddings and hidden states
+    renames: Renames  # to the names in an MtpHead, and those of a layer of its family
     hidden_first: bool = False
+    shares_norm: bool = False
+    num_depths: int = 1
+
+
+def deepseek_naming(num_layers: int, num_depths: int) -> MtpNaming:
+    """That of DeepSeek and GLM, whose layers follow those of the network."""
+    layers = [rf"^model\.layers\.{num_layers + depth}\." for depth in range(num_depths)]
+    renames: list[tuple[str, str]] = []
+    for depth, layer in enumerate(layers):
+        own = f"further.{depth - 1}." if depth else ""
+        renames += [
+            (rf"{layer}shared_head\.norm\.", f"{own or 'model.'}norm."),
+            (rf"{layer}(enorm|hnorm|eh_proj)\.", rf"{own}\1."),
+            (layer, f"model.layers.{depth}."),
+        ]
+    return MtpNaming(
+        selects="|".join(layers),
+        projection=f"model.layers.{num_layers}.eh_proj.",
+        renames=tuple(renames),
+        num_depths=num_depths,
+    )
 
 
 def namings(num_layers: int) -> tuple[MtpNaming, ...]:
-    """DeepSeek's (GLM-4.5 has the same), and MiMo's."""
+    """DeepSeek's, MiMo's, Ernie's and Qwen's."""
+    mimo, qwen = r"^model\.mtp_layers\.0\.", r"^mtp\."
     return (
-        MtpNaming(rf"^model\.layers\.{num_layers}\.", (("shared_head.norm", "norm"),)),
+        deepseek_naming(num_layers, 1),
         MtpNaming(
-            r"^model\.mtp_layers\.0\.",
-            (
-                ("token_layernorm", "enorm"),
-                ("hidden_layernorm", "hnorm"),
-                ("input_proj", "eh_proj"),
-                ("final_layernorm", "norm"),
+            selects=mimo,
+            projection="model.mtp_layers.0.input_proj.",
+            renames=(
+                (rf"{mimo}token_layernorm\.", "enorm."),
+                (rf"{mimo}hidden_layernorm\.", "hnorm."),
+                (rf"{mimo}input_proj\.", "eh_proj."),
+                (rf"{mimo}final_layernorm\.", "model.norm."),
+                (mimo, "model.layers.0."),
             ),
             hidden_first=True,
+        ),
+        MtpNaming(
+            selects=r"^model\.mtp_\w+\.0\.",
+            projection="model.mtp_linear_proj.0.",
+            renames=(
+                (r"^model\.mtp_emb_norm\.0\.", "enorm."),
+                (r"^model\.mtp_hidden_norm\.0\.", "hnorm."),
+                (r"^model\.mtp_linear_proj\.0\.", "eh_proj."),
+                (r"^model\.mtp_block\.0\.", "model.layers.0."),
+            ),
+            shares_norm=True,  # as in Baidu's own FastDeploy
+        ),
+        MtpNaming(
+            selects=rf"{qwen}(?!layers\.[1-9])",
+            projection="mtp.fc.",
+            renames=(
+                (rf"{qwen}pre_fc_norm_embedding\.", "enorm."),
+                (rf"{qwen}pre_fc_norm_hidden\.", "hnorm."),
+                (rf"{qwen}fc\.", "eh_proj."),
+                (rf"{qwen}norm\.", "model.norm."),
+                (rf"{qwen}layers\.0\.", "model.layers.0."),
+            ),
         ),
     )
 
 
 SHARED = re.compile(r"\.(embed_tokens|shared_head\.head)\.weight$")  # copies of the target's own
+ROUTED = re.compile(r"\.mlp\.(gate|experts)\.")
+DECLARED = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")  # in config.json
 
 
 def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
-    """How a layer that predicts further tokens is named in these files; None: there is none."""
+    """How a layer that predicts further tokens is named in these files; None: there is none that is known."""
     names = [stored.name for file in files for stored in file]
+    depths = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
+    num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
+    if num_depths > 1:
+        return deepseek_naming(arch.num_layers, num_depths)
     for naming in namings(arch.num_layers):
-        ends = {re.sub(naming.prefix, "", name) for name in names if re.search(naming.prefix, name)}
-        projection = next((old for old, new in naming.renames if new == "eh_proj"), "eh_proj")
-        if any(end.startswith(f"{projection}.") for end in ends):
+        if any(name.startswith(naming.projection) for name in names):
             return naming
     return None
 
 
 def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
-    """The shape of the layer that predicts further tokens; raises LLMError if there is none."""
-    naming = None if gguf_path(path) is not None else find_mtp(open_files(path), arch)
+    """The shape of the layer that predicts further tokens; raises LLMError if there is none that is known."""
+    files = [] if gguf_path(path) is not None else open_files(path)
+    naming = find_mtp(files, arch)
     if naming is None:
         raise LLMError(
-            f"speculative: mtp needs a layer of multi-token prediction, and {path} has none that is known (DeepSeek "
-            "V3's, GLM-4.5's or MiMo's); use a draft model, an EAGLE head, or speculative: true for n-grams"
+            f"speculative: mtp needs a layer of multi-token prediction, and {path} has none that is known (of DeepSeek "
+            f"V3, GLM, MiMo, Ernie 4.5 or Qwen){why_unknown(files, arch)}; use a draft model, an EAGLE head, or "
+            "speculative: true for n-grams"
         )
-    start = (
-        *((rf"{naming.prefix}{re.escape(old)}\.", f"{new}.") for old, new in naming.renames),
-        (rf"{naming.prefix}(enorm|hnorm|eh_proj)\.", r"\1."),
-        (naming.prefix, "model.layers.0."),
-    )
+    own = [stored.name for file in files for stored in file if re.search(naming.selects, stored.name)]
+    is_sparse = any(map(ROUTED.search, own))  # Ernie's has no experts, though the layers before it have
     layer = replace(
         arch,
-        num_layers=1,
-        dense_layers=frozenset(),
+        num_layers=naming.num_depths,
+        dense_layers=frozenset(range(0 if is_sparse else naming.num_depths)),
+        recurrence=None,  # where the others are recurrent, it attends
         windows=(),
         chunks=(),
         unrotated_layers=frozenset(),
         num_unused_layers=0,
         unused="",
-        renames=(*start, *arch.renames),
+        renames=(*naming.renames, *arch.renames),
     )
     settings = HeadSettings(
         kind="mtp",
@@ -263,8 +315,19 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
         layers=(arch.num_layers,),
         state_size=arch.hidden_size,
         hidden_first=naming.hidden_first,
+        shares_norm=naming.shares_norm,
+        num_depths=naming.num_depths,
     )
     return settings, naming
+
+
+def why_unknown(files: list[WeightFile], arch: Architecture) -> str:
+    """What config.json and the files say of such layers."""
+    if found := next((stored.name for file in files for stored in file if "mtp" in stored.name), None):
+        return f", but others, such as {found}"
+    if declared := next((key for key in DECLARED if arch.source.get(key)), None):
+        return f": config.json has {declared}, but the weights of such layers are not among the files"
+    return ""
 
 
 # ---- loading ----
@@ -297,7 +360,7 @@ def load_mtp(
     """A layer of multi-token prediction; embeddings and the last layer are the target's, as they are in training."""
 
     def keeps(name: str) -> bool:
-        return bool(re.search(naming.prefix, name)) and not SHARED.search(name)
+        return bool(re.search(naming.selects, name)) and not SHARED.search(name)
 
     files: list[WeightFile] = [SelectedTensors(file, keeps) for file in open_files(path)]
     head = load_files(path, files, settings, device=device, dtype=dtype, arrived=arrived)

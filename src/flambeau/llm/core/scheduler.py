@@ -182,6 +182,9 @@ class Scheduler:
             self._plan_shared(plan, lookahead)
         else:
             self._plan_in_order(plan, lookahead)
+        if plan.lookahead and self._state_slots.number:
+            for sequence in plan.decodes:
+                self._state_slots.lend(sequence, plan.lookahead)
         plan.state_copies = self._state_slots.take_copies()
         return plan
 
@@ -368,8 +371,13 @@ class Scheduler:
             plan.preempted.append(sequence)
 
     def _has_room(self, lookahead: int, sequences: Many[Sequence]) -> bool:
-        """Whether all decoding sequences can have blocks for proposed tokens; none is preempted for those."""
-        decoding = (sequence for sequence in sequences if sequence.is_decoding)
+        """Whether all decoding sequences can have blocks, and slots for states, for proposed tokens.
+
+        None is preempted for those.
+        """
+        decoding = [sequence for sequence in sequences if sequence.is_decoding]
+        if self._state_slots.number and len(decoding) * lookahead > self._state_slots.num_spare:
+            return False
         return sum(self._num_missing(sequence, lookahead) for sequence in decoding) <= self._pool.num_free
 
     def _num_missing(self, sequence: Sequence, lookahead: int) -> int:
@@ -507,6 +515,7 @@ class Scheduler:
 
     def _append(self, sampled: SampledTokens) -> Output:
         sequence, before = sampled.sequence, len(sampled.sequence.tokens)
+        self._state_slots.settle(sequence, len(sampled.ids) - 1)
         text = append_tokens(sequence, sampled.ids, self._eos_ids)
         if sampled.has_failed and sequence.finish_reason is None:
             text += sequence.detokenizer.flush()

@@ -142,6 +142,7 @@ class Sequence:
     is_long: bool = False  # it is computed with the rotary factors of long sequences (longrope)
     blocks: list[int] = field(default_factory=list)
     state_slot: int = 0  # where the states of its recurrent layers are; 0: nowhere
+    spare_slots: list[int] = field(default_factory=list)  # for the states after proposed tokens, during one step
     snapshot_ends: tuple[int, ...] = ()  # numbers of computed tokens after which these states are kept for others
     num_cached_blocks: int = 0  # full blocks in the prefix cache
     parent: int = 0  # serial of the last cached block's content

@@ -2,6 +2,9 @@
 
 A running sequence has one slot, in all layers. Slots that no sequence needs hold snapshots: states at the end of a
 cached block. A prompt that begins with the same blocks goes on from there.
+
+Spare slots are lent for one step, in which proposed tokens are verified: each of them leaves its state in a slot of its
+own. The sequence goes on from that of the last accepted token, in whatever slot it is.
 """
 
 from __future__ import annotations
@@ -24,18 +27,27 @@ class StateCopy(NamedTuple):
 
 
 class StateSlots:
-    """Slots from 1; slot 0 is for padding and belongs to no sequence. Without slots, sequences have no state."""
+    """Slots from 1; slot 0 is for padding and belongs to no sequence. Without slots, sequences have no state.
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self._free = [*range(number, 0, -1)]
+    `number` slots are for sequences and snapshots. `num_spare` others are for proposed tokens.
+    """
+
+    def __init__(self, number: int = 0, num_spare: int = 0) -> None:
+        self.number, self.num_spare = number, num_spare
+        self._free = [*range(number + num_spare, 0, -1)]
+        self._num_lent = 0
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # serial of a block's content → slot; oldest use first
         self._copies: list[StateCopy] = []
 
     @property
     def num_free(self) -> int:
         """Slots that a sequence can have, those of snapshots included."""
-        return len(self._free) + len(self._snapshots)
+        return self._num_unused + len(self._snapshots)
+
+    @property
+    def _num_unused(self) -> int:
+        """Slots that neither a sequence nor a snapshot has, spare ones not counted."""
+        return len(self._free) + self._num_lent - self.num_spare
 
     def num_restorable(self, serials: Many[int]) -> int:
         """How many of these blocks, which follow each other, end with the last snapshot among them."""
@@ -57,13 +69,29 @@ class StateSlots:
             self._copies.append(StateCopy(source, sequence.state_slot))
 
     def _take(self) -> int:
-        return self._free.pop() if self._free else self._snapshots.popitem(last=False)[1]
+        return self._free.pop() if self._num_unused else self._snapshots.popitem(last=False)[1]
 
     def free(self, sequence: Sequence) -> None:
         """Take the slot of a sequence, if it has one; its next computation begins without a state."""
+        self.settle(sequence, 0)
         if sequence.state_slot:
             self._free.append(sequence.state_slot)
             sequence.state_slot = 0
+
+    def lend(self, sequence: Sequence, number: int) -> None:
+        """Lend a sequence spare slots for one step; no more than there are for all sequences together."""
+        assert self._num_lent + number <= self.num_spare, "there are too few spare slots"
+        sequence.spare_slots = [self._free.pop() for _ in range(number)]
+        self._num_lent += number
+
+    def settle(self, sequence: Sequence, num_accepted: int) -> None:
+        """Take spare slots back; the sequence keeps the one with the state after its last accepted token."""
+        slots = sequence.spare_slots
+        if num_accepted > 0 and slots:
+            slots[num_accepted - 1], sequence.state_slot = sequence.state_slot, slots[num_accepted - 1]
+        self._free += slots
+        self._num_lent -= len(slots)
+        sequence.spare_slots = []
 
     def keep(self, sequence: Sequence, serial: int) -> None:
         """Make a snapshot of a sequence that has computed its tokens up to the end of this block and none behind it.

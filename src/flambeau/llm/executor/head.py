@@ -7,16 +7,20 @@ wait until the token after them is known, and until there is a reason to compute
 A round is a pass over the entries that wait, and one pass for each further token. It is plain PyTorch, kernels pass by
 pass (`HeadKernels`), or captured as a whole (`HeadRounds`).
 
-Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · J = K - 1 ·
-B blocks of the longest sequence · X numbers of hidden states · E hidden · D tokens of the head's vocabulary ·
-R sequences for which only the distribution is promised · V vocabulary
+Of several layers of multi-token prediction each has an entry for each token, from hidden states of the layer before and
+the token that is one further. A round is a pass of each layer over the entries that wait. Entries that were computed
+with proposed tokens wait on, and are computed again.
+
+Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · X numbers of hidden
+states · E hidden · D tokens of the head's vocabulary · R sequences for which only the distribution is promised ·
+V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +28,20 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState, Sequence
-from flambeau.llm.executor.inputs import InputBuilder, Ints, StepInputs, to_tensor
+from flambeau.llm.executor.head_plans import (
+    RoundPlan,
+    WaitingEntries,
+    first_inputs,
+    last_places,
+    later_inputs,
+    next_ids,
+    plan_round,
+    with_padding,
+)
+from flambeau.llm.executor.inputs import InputBuilder, StepInputs, to_tensor
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
-from flambeau.llm.models.draft_heads import DraftHead
+from flambeau.llm.models.draft_heads import DraftHead, MtpHead
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
@@ -36,21 +50,6 @@ from flambeau.llm.speculation.rounds import sample_round
 from flambeau.llm.speculation.speculator import Proposal, TokenSpan, gather_rows, split_by_exactness
 
 AttentionFactory = Callable[[KVCache, StepInputs], Attend]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
-    """Where the entries of a round go. Padding is behind the entries of a sequence, and has position 0 and slot 0."""
-
-    ids_SF: Ints  # the tokens after the entries
-    positions_SF: Ints
-    slots_SF: Ints
-    counts_S: Ints  # entries of each sequence that are no padding; 0: its hidden states are not known
-    starts_S: Ints  # the position of the first
-    positions_SJ: Ints  # of the passes after the first, one entry of each sequence
-    slots_SJ: Ints
-    next_S: Ints  # the position of the first proposed token
-    tables_SB: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +99,6 @@ class HeadModel:
     kernels: HeadKernels | None = None  # None: plain PyTorch
 
 
-@dataclass(slots=True)
-class WaitingEntries:
-    """Hidden states of the newest tokens of a sequence, whose entries are not computed yet."""
-
-    start: int  # the position of the first
-    parts: list[Tensor] = field(default_factory=list)  # [T, X] each
-    length: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    def add(self, states_TX: Tensor) -> None:
-        self.parts.append(states_TX)
-        self.length += len(states_TX)
-
-    def num_ready(self, sequence: Sequence) -> int:
-        """Those whose next token is known."""
-        return min(self.end, len(sequence.tokens) - 1) - self.start
-
-    def take(self, number: int) -> Tensor:
-        """Remove the first ones: [number, X]."""
-        states_TX = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        rest = states_TX[number:]
-        self.parts = [rest.clone()] if len(rest) else []  # what is left does not keep all of a prompt in memory
-        self.start, self.length = self.start + number, len(rest)
-        return states_TX[:number]
-
-
 class HeadProposer:
     """Proposes what the head samples with the random numbers that the target will use."""
 
@@ -138,6 +108,7 @@ class HeadProposer:
         self._model, self._head = model, model.head
         self._inputs, self._sampler = inputs, sampler
         self._device = model.cache.keys[0].device
+        self._num_depths = model.head.settings.num_depths
         self._waiting: dict[Sequence, WaitingEntries] = {}
 
     def observe(self, spans: Many[TokenSpan]) -> None:
@@ -149,7 +120,7 @@ class HeadProposer:
             if waiting is None or waiting.end != span.start:  # entries before it are in a prefix that another computed
                 waiting = self._waiting[span.sequence] = WaitingEntries(span.start)
             waiting.add(states_TX[span.row : span.row + span.length])
-            if waiting.num_ready(span.sequence) >= self._inputs.block_size - 1:
+            if waiting.num_ready(span.sequence, self._num_depths) >= self._inputs.block_size - 1:
                 due.append(span.sequence)
         if due:
             self._catch_up(due)
@@ -157,6 +128,8 @@ class HeadProposer:
     def propose(self, sequences: Many[Sequence], limits: Many[int], num_ahead: int) -> Proposal | None:
         """Up to `limits` tokens for each sequence whose hidden states are known; None: for none."""
         lengths = [limit if self._is_known(s) else 0 for s, limit in zip(sequences, limits, strict=True)]
+        if self._num_depths > 1:
+            lengths = [min(length, self._num_depths) for length in lengths]
         if not any(lengths):
             return None
         states = [sequence.sampling for sequence in sequences]
@@ -166,8 +139,13 @@ class HeadProposer:
             return self._propose_captured(captured, sequences, states, lengths, num_ahead)
         plan, taken_TX = self._plan(sequences, lengths, num_ahead)
         first, places_S = first_inputs(plan), last_places(plan).to(self._device)
-        round_ = HeadRound(later_inputs(plan, self._device), self._run, self._head)
-        round_.hidden_SE = self._run(first, self._head.combine(with_padding(plan, taken_TX)))[places_S]
+        hidden_TE = self._head.combine(with_padding(plan, taken_TX))
+        round_: HeadRound
+        if self._num_depths > 1:
+            round_ = DepthRound(first.to(self._device), places_S, hidden_TE, self._run, self._head)
+        else:
+            round_ = HeadRound(later_inputs(plan, self._device), self._run, self._head)
+            round_.hidden_SE = self._run(first, hidden_TE)[places_S]
         if not self._sampler.takes_argmax(states):
             return sample_round(self._sampler, states, lengths, num_ahead, round_.logits)
         return Proposal(round_.most_likely(num_ahead), lengths, None)
@@ -212,40 +190,49 @@ class HeadProposer:
         waiting = self._waiting.get(sequence)
         return waiting is not None and waiting.length > 0 and waiting.end == len(sequence.tokens) - 1
 
-    def _run(self, inputs: StepInputs, hidden_TE: Tensor) -> Tensor:
+    def _run(self, inputs: StepInputs, hidden_TE: Tensor, depth: int = 0) -> Tensor:
         """The head's hidden states [T, E] of these entries; their keys and values are written."""
         found = None if self._model.kernels is None else self._model.kernels.run(inputs, hidden_TE)
         if found is not None:
             return found
         inputs = inputs.to(self._device)
         attend = self._model.attention(self._model.cache, inputs)
+        if self._num_depths > 1:
+            assert isinstance(self._head, MtpHead)
+            return self._head.run_depth(depth, inputs.ids_T, hidden_TE, inputs.positions_T, attend)
         return self._head(inputs.ids_T, hidden_TE, inputs.positions_T, attend)  # type: ignore[no-any-return]
 
     def _catch_up(self, sequences: Many[Sequence], num_kept: int = 0) -> None:
         """Compute the entries of these sequences whose next token is known, but for the last `num_kept`."""
         waiting = [self._waiting[sequence] for sequence in sequences]
-        lengths = [each.num_ready(sequence) - num_kept for each, sequence in zip(waiting, sequences, strict=True)]
+        lengths = [
+            each.num_ready(sequence, self._num_depths) - num_kept
+            for each, sequence in zip(waiting, sequences, strict=True)
+        ]
         inputs = self._inputs.prefill(sequences, [each.start for each in waiting], lengths)
-        inputs.ids_T = to_tensor(np.concatenate(next_ids(sequences, waiting, lengths)))
+        ids = [np.concatenate(next_ids(sequences, waiting, lengths, depth)) for depth in range(self._num_depths)]
         states_TX = torch.cat([each.take(length) for each, length in zip(waiting, lengths, strict=True)])
-        self._run(inputs, self._head.combine(states_TX))
+        hidden_TE = self._head.combine(states_TX)
+        for depth, ids_T in enumerate(ids):
+            hidden_TE = self._run(replace(inputs, ids_T=to_tensor(ids_T)), hidden_TE, depth)
 
     def _plan(
         self, sequences: Many[Sequence], lengths: Many[int], num_ahead: int, width: int | None = None
     ) -> tuple[RoundPlan, Tensor]:
-        """The plan of a round over all entries that wait, and their hidden states [T, X], which wait no longer.
+        """The plan of a round over all entries that wait, and their hidden states [T, X].
 
         A sequence whose hidden states are not known has only padding. Without a width, there is as much as needed.
         """
         waiting = [self._waiting[s] if self._is_known(s) else WaitingEntries(0) for s in sequences]
         plan = plan_round(self._inputs, sequences, waiting, lengths, num_ahead, width)
-        return plan, torch.cat([each.take(each.length) for each in waiting if each.length])
+        num_kept = self._num_depths - 1
+        return plan, torch.cat([each.take(each.length, num_kept) for each in waiting if each.length])
 
 
 class HeadRound:
     """The passes of one round, each from the hidden states of the one before."""
 
-    def __init__(self, later: Many[StepInputs], run: Callable[[StepInputs, Tensor], Tensor], head: DraftHead) -> None:
+    def __init__(self, later: Many[StepInputs], run: Callable[..., Tensor], head: DraftHead) -> None:
         self._later, self._run, self._head = later, run, head
         self.hidden_SE: Tensor
 
@@ -268,86 +255,23 @@ class HeadRound:
             self.hidden_SE = self._run(replace(self._later[place - 1], ids_T=last_S), self.hidden_SE)
 
 
-def plan_round(
-    builder: InputBuilder,
-    sequences: Many[Sequence],
-    waiting: Many[WaitingEntries],
-    lengths: Many[int],
-    num_ahead: int,
-    width: int | None = None,
-) -> RoundPlan:
-    """Where the entries that wait go, and those of the passes after them; `width` places for each sequence."""
-    rows = builder.tables.rows(sequences)
-    counts_S, starts_S = (np.array([getattr(each, name) for each in waiting]) for name in ("length", "start"))
-    places_F = np.arange(int(counts_S.max()) if width is None else width)
-    is_real_SF = places_F < counts_S[:, None]
-    positions_SF, slots_SF = builder.positions_and_slots(rows, starts_S[:, None] + places_F, is_real_SF)
-    ids_SF = np.zeros(is_real_SF.shape, dtype=np.int64)
-    ids_SF[is_real_SF] = np.concatenate(next_ids(sequences, waiting, counts_S.tolist()))
-    next_S = np.array([len(sequence.tokens) for sequence in sequences])
-    places_J = np.arange(1, num_ahead)
-    is_real_SJ = places_J < np.array(lengths)[:, None]
-    positions_SJ, slots_SJ = builder.positions_and_slots(rows, next_S[:, None] - 2 + places_J, is_real_SJ)
-    end = max(int(starts_S.max()) + len(places_F), int(positions_SJ.max(initial=0)) + 1)  # padding counts
-    return RoundPlan(
-        ids_SF=ids_SF,
-        positions_SF=positions_SF,
-        slots_SF=slots_SF,
-        counts_S=counts_S,
-        starts_S=starts_S,
-        positions_SJ=positions_SJ,
-        slots_SJ=slots_SJ,
-        next_S=next_S,
-        tables_SB=builder.tables.columns(rows, -(-end // builder.block_size)),
-    )
+class DepthRound(HeadRound):
+    """The passes of a round by several layers, each over all entries that wait."""
 
+    def __init__(
+        self, first: StepInputs, places_S: Tensor, hidden_TE: Tensor, run: Callable[..., Tensor], head: DraftHead
+    ) -> None:
+        super().__init__((), run, head)
+        self._first, self._places_S, self._hidden_TE = first, places_S, hidden_TE
+        self._ids_SF = first.ids_T.view(-1, first.query_len)
+        self._rows_S = torch.arange(len(self._ids_SF), device=places_S.device)
 
-def first_inputs(plan: RoundPlan) -> StepInputs:
-    """The inputs of the pass over all entries that wait."""
-    num_sequences, width = plan.ids_SF.shape
-    return StepInputs(
-        to_tensor(plan.ids_SF.reshape(-1)),
-        to_tensor(plan.positions_SF.reshape(-1)),
-        to_tensor(plan.slots_SF.reshape(-1)),
-        to_tensor(np.arange(num_sequences + 1) * width),
-        to_tensor(plan.starts_S + width),  # padding counts
-        to_tensor(plan.tables_SB),
-        query_len=width,
-    )
-
-
-def later_inputs(plan: RoundPlan, device: torch.device) -> list[StepInputs]:
-    """The inputs of the passes after the first, one entry for each sequence; the ids are not known yet."""
-    tables_SB = to_tensor(plan.tables_SB).to(device)
-    starts = torch.arange(len(plan.next_S) + 1, device=device)
-    positions_JS, slots_JS = (to_tensor(each.T).to(device) for each in (plan.positions_SJ, plan.slots_SJ))
-    return [
-        StepInputs(positions_S, positions_S, slots_S, starts, positions_S + 1, tables_SB, query_len=1)
-        for positions_S, slots_S in zip(positions_JS, slots_JS, strict=True)
-    ]
-
-
-def last_places(plan: RoundPlan) -> Tensor:
-    """Where the last entry of each sequence is among all places of the first pass [S]."""
-    num_sequences, width = plan.ids_SF.shape
-    return to_tensor(np.arange(num_sequences) * width + np.maximum(plan.counts_S, 1) - 1)
-
-
-def real_places(plan: RoundPlan) -> Ints:
-    """Which places of the first pass are no padding [T]."""
-    return (np.arange(plan.ids_SF.shape[1]) < plan.counts_S[:, None]).reshape(-1).nonzero()[0]
-
-
-def with_padding(plan: RoundPlan, states_TX: Tensor) -> Tensor:
-    """Hidden states for all places of the first pass; zeros for padding."""
-    if len(states_TX) == plan.ids_SF.size:
-        return states_TX
-    padded = states_TX.new_zeros(plan.ids_SF.size, states_TX.shape[1])
-    padded[to_tensor(real_places(plan)).to(states_TX.device)] = states_TX
-    return padded
-
-
-def next_ids(sequences: Many[Sequence], waiting: Many[WaitingEntries], lengths: Many[int]) -> list[Ints]:
-    """The tokens after those that wait."""
-    spans = zip(sequences, waiting, lengths, strict=True)
-    return [np.array(s.tokens[w.start + 1 : w.start + 1 + n], np.int64) for s, w, n in spans]
+    def _advance(self, place: int, last_S: Tensor | None) -> None:
+        if place >= self._head.settings.num_depths:
+            return  # no more are proposed
+        if last_S is not None:  # each entry reads the token after the one before
+            self._ids_SF = self._ids_SF.roll(-1, dims=1)
+            self._ids_SF[self._rows_S, self._places_S % self._first.query_len] = last_S
+        inputs = replace(self._first, ids_T=self._ids_SF.flatten())
+        self._hidden_TE = self._run(inputs, self._hidden_TE, place)
+        self.hidden_SE = self._hidden_TE[self._places_S]

@@ -40,6 +40,8 @@ class StepInputs:
     adapters_T: Tensor | None = field(default=None, kw_only=True)
     # Where the states of each sequence are; None: the network has none.
     state_slots_S: Tensor | None = field(default=None, kw_only=True)
+    # Where the state after each token goes; None: the one after the last token of a sequence goes where it came from.
+    state_ends_T: Tensor | None = field(default=None, kw_only=True)
     images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
     # The row of each sequence in the block tables, always on the host: backends may keep states by it.
     rows_S: Tensor | None = field(default=None, kw_only=True)
@@ -50,7 +52,7 @@ class StepInputs:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors but adapters and images, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
-        states = () if self.state_slots_S is None else (self.state_slots_S,)
+        states = [each for each in (self.state_slots_S, self.state_ends_T) if each is not None]
         return *places, self.query_starts, self.context_lens_S, self.block_tables_SB, *states
 
     def to(self, device: torch.device) -> StepInputs:
@@ -73,6 +75,7 @@ def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
         context_lens_S,
         block_tables_SB,
         state_slots_S=states[0] if states else None,
+        state_ends_T=states[1] if len(states) > 1 else None,
         **others,
     )
 
@@ -173,6 +176,7 @@ class InputBuilder:
             adapters_T=None if adapters_S is None else to_tensor(np.repeat(adapters_S, query_len)),
             rows_S=to_tensor(rows),
             state_slots_S=state_slots_of(sequences),
+            state_ends_T=state_ends_of(sequences, query_len),
         )
 
     def positions_and_slots(
@@ -257,6 +261,14 @@ def state_slots_of(sequences: Rows[Sequence]) -> Tensor | None:
     """Where their states are; None if they have none."""
     slots = [sequence.state_slot for sequence in sequences]
     return torch.tensor(slots) if slots and slots[0] else None
+
+
+def state_ends_of(sequences: Rows[Sequence], query_len: int) -> Tensor | None:
+    """Where the states after the last token of each sequence and after the proposed ones go; None: in one place."""
+    if query_len == 1 or not sequences[0].state_slot:
+        return None
+    assert all(len(sequence.spare_slots) >= query_len - 1 for sequence in sequences), "states would be overwritten"
+    return torch.tensor([slot for s in sequences for slot in (s.state_slot, *s.spare_slots[: query_len - 1])])
 
 
 def to_tensor(array: Ints) -> Tensor:

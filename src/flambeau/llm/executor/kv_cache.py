@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from flambeau.llm.errors import LLMError, NoRoom
 from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.speculation.speculator import max_batch
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class KVCache:
     """Tensors [P, K, G, D] of keys and of values for each layer; of latents there are no values.
 
     Block 0 is for padding and belongs to no sequence. With int8 they are [P, K, G, D + 4]: see `to_int8`. Recurrent
-    layers have a state for each of `num_slots` sequences instead.
+    layers have a state for each of `num_slots` sequences instead, and `num_spare` for proposed tokens.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class KVCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         num_slots: int = 0,
+        num_spare: int = 0,
     ) -> None:
         self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
-        self.states = StateCache(arch, num_slots, device=device)
+        self.states = StateCache(arch, num_slots, num_spare, device=device)
         shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
         empty = (0, *shape[1:])  # recurrent layers have no keys and values
         shapes = [shape if layer in arch.attending_layers else empty for layer in range(arch.num_layers)]
@@ -179,17 +182,29 @@ def num_blocks_of(
     return min(wanted, affordable) + 1
 
 
-def num_slots_for(arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int = 0) -> int:
+class SlotCounts(NamedTuple):
+    """Slots for states: of sequences and snapshots, and spare ones for proposed tokens."""
+
+    number: int
+    num_spare: int
+
+
+def num_slots_for(
+    arch: Architecture, config: EngineConfig, device: torch.device, *, weight_bytes: int = 0
+) -> SlotCounts:
     """As many slots for states as sequences may run, if the memory allows it; 0 for a network without states.
 
-    A network with attention too leaves half of the memory to its blocks. On a CPU, the limits of blocks apply.
+    A network with attention too leaves half of the memory to its blocks. On a CPU, the limits of blocks apply. With
+    speculation, up to half of the slots are spare ones where there are not enough for all.
     """
     size = state_bytes(arch)
     if not size:
-        return 0
+        return SlotCounts(0, 0)
+    wanted = num_spare_wanted(config)
     available = available_bytes(arch, config, device)
     if device.type == "cpu" and config.kv_cache_bytes is None:
-        available = min(available, max(weight_bytes, SMALL_BYTES, 2 * size))
+        least = 1 + min(wanted, config.speculate_k)  # one sequence can run, and have proposals
+        available = min(available, max(weight_bytes, SMALL_BYTES, 2 * least * size))
     affordable = available // size // (2 if arch.attending_layers else 1)
     if affordable < 1 and config.kv_cache_bytes is not None:
         raise LLMError(
@@ -201,15 +216,55 @@ def num_slots_for(arch: Architecture, config: EngineConfig, device: torch.device
             f"no memory is left on {device} for the state of a single sequence, which takes {size / 1e6:.1f} MB; use a "
             "smaller model, quantization, or fewer models on this device"
         )
-    if affordable < config.max_num_seqs:
+    num_spare = min(wanted, max(affordable // 2, affordable - config.max_num_seqs))
+    number = min(config.max_num_seqs, affordable - num_spare)
+    if number < config.max_num_seqs:
         logger.info(
             "at most %d sequences run at a time instead of %d (max_num_seqs): each has a state of %.1f MB; raise "
             "kv_cache_bytes for more",
-            affordable,
+            number,
             config.max_num_seqs,
             size / 1e6,
         )
-    return min(config.max_num_seqs, affordable)
+    if num_spare < wanted:
+        logger.info(
+            "proposed tokens have %d states instead of %d, so that fewer sequences have proposals at a time; raise "
+            "kv_cache_bytes for more",
+            num_spare,
+            wanted,
+        )
+    return SlotCounts(number, num_spare)
+
+
+def num_spare_wanted(config: EngineConfig) -> int:
+    """How many proposed tokens a step may have, each of which needs a state of its own."""
+    if config.speculation is None and not config.draft:
+        return 0
+    return config.speculate_k * most_drafting(config)
+
+
+def most_drafting(config: EngineConfig) -> int:
+    """How many sequences may have proposals at a time."""
+    return min(config.max_num_seqs, max_batch(config.max_step_tokens, config.speculate_k))
+
+
+def ring_length(config: EngineConfig) -> int:
+    """How many states of a sequence a draft needs, so that it can go on from the last token that was accepted."""
+    return config.speculate_k + 2
+
+
+def num_rings_for(draft: Architecture, config: EngineConfig, device: torch.device) -> int:
+    """For how many sequences a draft with recurrent layers has states; they take a quarter of the memory at most."""
+    ring_bytes = ring_length(config) * state_bytes(draft)
+    if not ring_bytes:
+        return 0
+    wanted, affordable = most_drafting(config), available_bytes(draft, config, device) // 4 // ring_bytes
+    if affordable < wanted:
+        logger.info(
+            "the draft proposes for at most %d sequences at a time instead of %d: its states of each take %.1f MB",
+            *(affordable, wanted, ring_bytes / 1e6),
+        )
+    return min(wanted, affordable)
 
 
 def available_bytes(arch: Architecture, config: EngineConfig, device: torch.device) -> int:

@@ -39,9 +39,7 @@ def make_proposer(
 ) -> Proposer:
     if isinstance(draft, HeadModel):
         return HeadProposer(draft, inputs, sampler)
-    return DraftProposer(
-        draft.backend, inputs, sampler, max_length=draft.max_length, max_step_tokens=config.max_step_tokens
-    )
+    return DraftProposer(draft, inputs, sampler, max_step_tokens=config.max_step_tokens)
 
 
 def num_recomputed_blocks(config: EngineConfig, draft: DraftModel | HeadModel | None) -> int:
@@ -52,4 +50,4 @@ def num_recomputed_blocks(config: EngineConfig, draft: DraftModel | HeadModel | 
     """
     if not isinstance(draft, HeadModel) or config.speculate_k < 1:
         return 0
-    return -(-(config.speculate_k + 1) // config.block_size)
+    return -(-(config.speculate_k + draft.head.settings.num_depths) // config.block_size)

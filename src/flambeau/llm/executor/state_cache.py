@@ -1,4 +1,4 @@
-"""StateCache: the states of recurrent layers, in slots: of running sequences, and snapshots for later ones.
+"""StateCache: the states of recurrent layers, in slots: of sequences, snapshots for later ones, and spare slots.
 
 A state has the same size however long its sequence is. It is kept in float32: errors would add up over its tokens.
 """
@@ -20,13 +20,17 @@ Slots = tuple[Tensor, ...]  # [slots, …]: windows of convolutions, and state m
 class StateCache:
     """Tensors of the states of every recurrent layer. Slot 0 is for padding and belongs to no sequence."""
 
-    def __init__(self, arch: Architecture, num_slots: int, *, device: torch.device | str = "cpu") -> None:
+    num_spare: int = 0  # slots for the states after proposed tokens
+
+    def __init__(
+        self, arch: Architecture, num_slots: int, num_spare: int = 0, *, device: torch.device | str = "cpu"
+    ) -> None:
         shapes = arch.recurrence.state_shapes if arch.recurrence is not None else ()
         self.layers: dict[int, Slots] = {
-            layer: tuple(torch.zeros(1 + num_slots, *shape, device=device) for shape in shapes)
+            layer: tuple(torch.zeros(1 + num_slots + num_spare, *shape, device=device) for shape in shapes)
             for layer in sorted(arch.recurrent_layers)
         }
-        self.num_slots = num_slots
+        self.num_slots, self.num_spare = num_slots, num_spare
         self.has_layers = bool(self.layers)  # not computed later: torch.compile of PyTorch 2.11 knows no bool of a dict
 
     def copy(self, copies: Iterable[StateCopy]) -> None:

@@ -40,6 +40,8 @@ class HeadSettings:
     norm_before_projection: bool = False  # EAGLE-3: all hidden states of a token together
     norms_output: bool = False  # EAGLE-3: it goes on from normalized hidden states
     hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
+    shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
+    num_depths: int = 1  # MTP: layers that propose one token each, one after another
 
 
 class HeadBody(nn.Module):
@@ -50,7 +52,8 @@ class HeadBody(nn.Module):
         arch = settings.arch
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size) if settings.has_embeddings else None
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.Identity() if settings.kind == "eagle" else make_norm(arch)
+        has_norm = settings.kind != "eagle" and not settings.shares_norm
+        self.norm: nn.Module = make_norm(arch) if has_norm else nn.Identity()
 
 
 class DraftHead(nn.Module):
@@ -80,6 +83,8 @@ class DraftHead(nn.Module):
         self._target_embedding = lambda: body.embed_tokens
         self._target_norm = lambda x: norm(x)
         self._target_logits = target.logits
+        if self.settings.shares_norm:
+            self.model.norm = target.model.norm
 
     def combine(self, states_TX: Tensor) -> Tensor:
         """Hidden states of the target [T, M·E] to what `forward` takes [T, E]."""
@@ -203,11 +208,13 @@ class EagleHead(DraftHead):
 
 
 class MtpHead(DraftHead):
-    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM-4.5 and MiMo.
+    """A layer of multi-token prediction, as in the checkpoints of DeepSeek V3, GLM, MiMo, Ernie 4.5 and Qwen3-Next.
 
     It was trained to predict one token from the target's normalized hidden states. For further tokens it goes on from
     its own, normalized too. MiMo's own layer and SGLang do the same; vLLM leaves out that norm for DeepSeek and GLM.
     Both are guesses, which the target verifies.
+
+    Of several layers each goes on from the hidden states of the one before, and reads tokens that are one further.
     """
 
     def __init__(self, settings: HeadSettings) -> None:
@@ -215,12 +222,33 @@ class MtpHead(DraftHead):
         arch = settings.arch
         self.enorm, self.hnorm = make_norm(arch), make_norm(arch)
         self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
+        self.further = nn.ModuleList(FurtherDepth(arch) for _ in range(1, settings.num_depths))
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
-        both = [self.enorm(embedded_TE), self.hnorm(hidden_TE)]
+        return self.join(self, embedded_TE, hidden_TE), None
+
+    def join(self, depth: Any, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
+        """The input of a layer: `depth` has its norms and its projection."""
+        both = [depth.enorm(embedded_TE), depth.hnorm(hidden_TE)]
         if self.settings.hidden_first:
             both.reverse()
-        return self.eh_proj(torch.cat(both, dim=-1)), None
+        return depth.eh_proj(torch.cat(both, dim=-1))  # type: ignore[no-any-return]
+
+    def run_depth(self, depth: int, ids_T: Tensor, hidden_TE: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """As `forward`, with one of several layers: `ids_T` are the tokens `1 + depth` places further."""
+        own: Any = self.further[depth - 1] if depth else self
+        x_TE = self.join(own, self.embed(ids_T), hidden_TE)
+        x_TE = self.model.layers[depth](x_TE, self.rotation(positions_T), attend)
+        return own.norm(x_TE) if depth else self.finish(x_TE)
+
+
+class FurtherDepth(nn.Module):
+    """What the second and further layers of multi-token prediction have around their layer."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.enorm, self.hnorm, self.norm = (make_norm(arch) for _ in range(3))
+        self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
 
 
 HEADS: dict[HeadKind, type[DraftHead]] = {"eagle3": Eagle3Head, "eagle": EagleHead, "mtp": MtpHead}

@@ -28,7 +28,7 @@ RENAMES = (
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
-FURTHER_TOKENS = re.compile(r"^(model\.mtp_layers|mtp)\.")  # of layers that predict them (head_weights.py)
+FURTHER_TOKENS = re.compile(r"^(model\.mtp_\w+|mtp)\.")  # of layers that predict them (head_weights.py)
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.)|visual\.)")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")

@@ -321,7 +321,8 @@ class Transformer(nn.Module):
                 x = x.index_add(0, images.rows_M, added[number])
         inputs[self.arch.num_layers] = x
         if self.arch.wide_residual:
-            x = x.to(self.model.norm.weight.dtype)
+            inputs = {number: x.to(self.model.norm.weight.dtype) for number, x in inputs.items()}
+            x = inputs[self.arch.num_layers]
         return self.model.norm(x) if self.arch.has_last_norm else x, [inputs[number] for number in layers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:

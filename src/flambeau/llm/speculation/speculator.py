@@ -26,7 +26,7 @@ class Speculator:
         decoding = [sequence for sequence in running if sequence.is_decoding]
         if not any(sequence.params.speculate for sequence in decoding):
             return 0
-        if 2 * len(decoding) * (1 + self._max_ahead) > self._max_step_tokens:  # prompts need room in a step too
+        if len(decoding) > max_batch(self._max_step_tokens, self._max_ahead):
             return 0
         return self._adaptive_k.num_ahead(batch_kind(decoding))
 
@@ -58,6 +58,11 @@ class Speculator:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has left or was preempted."""
         self._proposer.forget(sequence)
+
+
+def max_batch(max_step_tokens: int, num_ahead: int) -> int:
+    """How many sequences may have proposals at a time: prompts need room in a step too."""
+    return max_step_tokens // (2 * (1 + num_ahead))
 
 
 def batch_kind(sequences: Many[Sequence]) -> tuple[int, bool, bool]:

@@ -234,13 +234,13 @@ def test_a_quantized_layer_of_multi_token_prediction(tmp_path):
     assert engine.generate([[1, 2, 3]], temperature=0.0, max_tokens=9, ignore_eos=True)[0].counts.num_drafted > 0
 
 
-@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
-def test_a_layer_of_multi_token_prediction_in_a_packed_checkpoint(is_packed, tmp_path):
-    """The weights of all layers are fp8; those of this one may be left as they were."""
+@pytest.mark.parametrize("plain", ["nothing", ".mtp_layers.", ".input_proj."])
+def test_a_layer_of_multi_token_prediction_in_a_packed_checkpoint(plain, tmp_path):
+    """The weights of all layers are fp8; those of this one, or only its projection, may be left as they were."""
     folder, expected = mtp_checkpoint(tmp_path / "model", MTP["MiMo"])
     packed = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        if not name.endswith("_proj.weight") or (".mtp_layers." in name and not is_packed):
+        if not name.endswith("_proj.weight") or plain in name:
             packed[name] = value
             continue
         scale = value.abs().max() / 448
@@ -248,8 +248,8 @@ def test_a_layer_of_multi_token_prediction_in_a_packed_checkpoint(is_packed, tmp
     write(folder, MTP["MiMo"] | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, packed)
     engine, draft = load(folder, speculation="mtp")
     found = draft.head.eh_proj.weight
-    assert torch.allclose(found, expected["eh_proj.weight"], atol=0.05 if is_packed else 0.0)
-    assert ("Fp8" in type(draft.head.model.layers[0].self_attn.o_proj).__name__) == is_packed
+    assert torch.allclose(found, expected["eh_proj.weight"], atol=0.05 if plain == "nothing" else 0.0)
+    assert ("Fp8" in type(draft.head.model.layers[0].self_attn.o_proj).__name__) == (plain != ".mtp_layers.")
     check_texts(engine, folder)
 
 

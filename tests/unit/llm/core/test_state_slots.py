@@ -77,6 +77,39 @@ def test_nothing_is_kept_where_sequences_need_all_slots():
     assert slots.num_restorable([7]) == 0
 
 
+def test_spare_slots_are_for_one_step():
+    slots = StateSlots(3, num_spare=4)
+    one, other = running(slots), running(slots)
+    before = one.state_slot
+    slots.lend(one, 2)
+    slots.lend(other, 2)
+    lent = [*one.spare_slots]
+    assert len({one.state_slot, other.state_slot, *lent, *other.spare_slots}) == 6
+    assert slots.num_free == 1
+    slots.settle(one, 2)
+    assert (one.state_slot, one.spare_slots) == (lent[1], [])
+    slots.settle(other, 0)
+    assert slots.num_free == 1
+    slots.lend(one, 4)
+    assert {before, lent[0]} <= {*one.spare_slots, *slots._free}
+    slots.free(one)
+    slots.free(other)
+    assert slots.num_free == 3
+    assert sorted(slots._free) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_spare_slots_are_not_for_snapshots():
+    slots = StateSlots(2, num_spare=2)
+    first = running(slots)
+    slots.keep(first, 7)
+    slots.keep(first, 8)
+    assert slots.num_restorable([7]) == 0
+    assert slots.num_restorable([8]) == 1
+    slots.lend(first, 2)
+    assert running(slots).state_slot not in (0, first.state_slot, *first.spare_slots)
+    assert slots.num_restorable([8]) == 0
+
+
 def test_the_snapshot_of_an_evicted_block_is_freed():
     slots = StateSlots(2)
     slots.keep(running(slots), 7)

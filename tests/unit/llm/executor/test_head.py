@@ -26,7 +26,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.statistics import chi_square_p
 from support.tiny_heads import tiny_head, twin_proposals
-from support.tiny_models import ARCH, tiny_engine, tiny_model
+from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
 
 KINDS = {
     "eagle3": {"draft_vocab_size": 24},
@@ -141,6 +141,43 @@ def check_proposals(proposals, head, model):
     assert len(proposals) > 10
     for tokens, proposed in random.Random(2).sample(proposals, 10):
         assert proposed == twin_proposals(head, model, tokens, len(proposed))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv", "delta_net", "joint"])
+@pytest.mark.parametrize(("name", "options"), [("eagle3", {}), ("mtp", {"num_blocks": 40}), ("eagle", {})])
+def test_it_proposes_for_networks_with_recurrent_layers(kind, name, options, proposals):
+    target = tiny_hybrid(kind)
+    params = [SamplingParams(max_tokens=25, **each) for each in MIXED]
+    expected, _ = run(tiny_engine(target), PROMPTS, params)
+    head = head_of(name, target)
+    engine = tiny_engine(target, head=head, **options)
+    made, _ = run(engine, PROMPTS, params)
+    assert made == expected
+    assert (engine.state.num_preempted > 0) == ("num_blocks" in options)
+    check_proposals(proposals, head, target)
+
+
+def test_hidden_states_of_a_float32_stream_have_the_type_of_the_network():
+    arch = replace(tiny_hybrid("mamba2", layers=frozenset({0, 1, 2})).arch, wide_residual=True, has_mlp=False)
+    target = tiny_model(arch).bfloat16()
+    hidden, found = target.with_layer_inputs(torch.tensor([1, 2]), torch.arange(2), WholeAttention(), None, (0, 1, 3))
+    assert [each.dtype for each in (hidden, *found)] == [torch.bfloat16] * 4
+
+
+def test_a_prompt_that_goes_on_from_a_snapshot_has_proposals():
+    """The head lacks the entry of the last token before it; that changes proposals, and no text."""
+    target = tiny_hybrid("mamba2")
+    prompt = some_prompts(1)[0] * 30
+    longer = [*prompt, *some_prompts(1, seed=4)[0]]
+    options = {"temperature": 0.0, "max_tokens": 12}
+    plain, engine = tiny_engine(target), tiny_engine(target, head=head_of("mtp", target))
+    assert len(prompt) > 140
+    for ids in (prompt, longer):
+        expected, found = (each.generate([ids], **options)[0] for each in (plain, engine))
+        assert found.token_ids == expected.token_ids
+        assert found.counts.num_cached == expected.counts.num_cached
+        assert found.counts.num_drafted > 0
+    assert found.counts.num_cached > 0
 
 
 def test_steps_with_and_without_it_take_turns(model, plain, proposals, monkeypatch):

@@ -10,7 +10,15 @@ import torch
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import kv_cache
-from flambeau.llm.executor.kv_cache import SMALL_BYTES, KVCache, block_bytes, load, num_blocks_for, num_slots_for
+from flambeau.llm.executor.kv_cache import (
+    SMALL_BYTES,
+    KVCache,
+    block_bytes,
+    load,
+    num_blocks_for,
+    num_rings_for,
+    num_slots_for,
+)
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.families.recurrence import Recurrence
 from support.tiny_models import ARCH
@@ -79,7 +87,9 @@ PURE = replace(SMALL, recurrence=replace(MAMBA, layers=frozenset(range(4))))
 
 
 def slots(arch=HYBRID, *, weight_bytes=0, **options) -> int:
-    return num_slots_for(arch, EngineConfig(block_size=BLOCK_SIZE, **options), CPU, weight_bytes=weight_bytes)
+    counts = num_slots_for(arch, EngineConfig(block_size=BLOCK_SIZE, **options), CPU, weight_bytes=weight_bytes)
+    assert counts.num_spare == 0
+    return counts.number
 
 
 def test_only_layers_with_attention_have_keys_and_values():
@@ -107,6 +117,41 @@ def test_fewer_sequences_run_if_their_states_do_not_fit(caplog):
     assert "at most 10 sequences run at a time instead of 256 (max_num_seqs)" in caplog.text
     with pytest.raises(LLMError, match=f"set at least {2 * size}"):
         slots(kv_cache_bytes=size)
+
+
+def test_proposed_tokens_have_states_too(caplog):
+    """As many as a step may have; where memory is short, half of the slots."""
+    caplog.set_level("INFO")
+
+    def counts(**options):
+        config = EngineConfig(block_size=BLOCK_SIZE, speculation="lookup", **options)
+        return num_slots_for(HYBRID, config, CPU)
+
+    size = state_bytes(HYBRID)
+    assert counts(max_num_seqs=8) == (8, 40)
+    assert counts(kv_cache_bytes=2000 * size) == (256, 5 * 42)  # 42 sequences decode with proposals in 512 tokens
+    assert counts(kv_cache_bytes=2000 * size, speculate_k=1) == (256, 128)
+    assert "states instead of" not in caplog.text
+    assert counts(kv_cache_bytes=200 * size, max_num_seqs=70) == (50, 50)
+    assert "proposed tokens have 50 states instead of 210" in caplog.text
+    assert counts(kv_cache_bytes=200 * size, max_num_seqs=10) == (10, 50)
+    assert counts(kv_cache_bytes=2 * size) == (1, 0)
+    assert counts(tensor_parallel_size=2, max_num_seqs=8) == (8, 0)
+    assert slots(speculate_k=5, max_num_seqs=8) == 8  # without speculation
+
+
+def test_a_draft_has_states_for_sequences_with_proposals(caplog):
+    caplog.set_level("INFO")
+
+    def number(arch=HYBRID, **options):
+        return num_rings_for(arch, EngineConfig(block_size=BLOCK_SIZE, draft="given", **options), CPU)
+
+    size = 7 * state_bytes(HYBRID)  # five proposed tokens and two before
+    assert number(SMALL) == 0
+    assert (number(), number(max_num_seqs=8)) == (42, 8)
+    assert number(kv_cache_bytes=40 * size) == 10
+    assert "the draft proposes for at most 10 sequences at a time instead of 42" in caplog.text
+    assert number(kv_cache_bytes=size) == 0
 
 
 def test_blocks_get_what_states_leave():

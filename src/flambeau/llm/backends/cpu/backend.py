@@ -110,6 +110,8 @@ class CpuBackend:
         self._compiler.close()
 
     def _find(self, inputs: StepInputs) -> Decode | None:
+        if inputs.state_ends_T is not None and inputs.query_len == 1:
+            return None  # a draft's, whose states go from slot to slot
         if self._has_kernels or inputs.adapters_T is not None:
             return None  # they are being built, or cannot be built here; adapters are added in plain PyTorch
         # Inductor compiles one sequence as a shape of its own; all other numbers share one.

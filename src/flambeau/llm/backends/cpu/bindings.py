@@ -182,6 +182,7 @@ class CTokens(ctypes.Structure):
         ("hidden", c_void_p),
         ("attention_input", c_void_p),
         ("state_slots", c_void_p),
+        ("state_ends", c_void_p),
     )
 
 

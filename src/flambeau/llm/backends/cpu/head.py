@@ -65,6 +65,6 @@ def can_compute_head(head: DraftHead, cache: KVCache) -> bool:
     norms = [module for module in head.model.layers.modules() if isinstance(module, RMSNorm | CenteredNorm)]
     if any(weight.dtype != torch.float32 for norm in norms for weight in norm.parameters()):
         return False
-    if head.arch.is_parallel or not can_attend(head.arch, head.rotation, cache):
+    if head.arch.is_parallel or head.settings.num_depths > 1 or not can_attend(head.arch, head.rotation, cache):
         return False
     return has_known_layers(head, (DraftHead, HeadBody, Eagle3Layer, nn.Identity))

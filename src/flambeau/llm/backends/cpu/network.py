@@ -186,6 +186,8 @@ def to_ctokens(inputs: StepInputs) -> CTokens:
     tokens = CTokens(*places, len(ids_T), *tables_SB.shape)
     if inputs.state_slots_S is not None:
         [tokens.state_slots] = index_pointers(inputs.state_slots_S)
+    if inputs.state_ends_T is not None:
+        [tokens.state_ends] = index_pointers(inputs.state_ends_T)
     return tokens
 
 

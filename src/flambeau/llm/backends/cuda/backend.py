@@ -154,6 +154,9 @@ class CudaBackend:
         """
         if inputs.images is not None:
             return None, ()
+        # The kernels keep one state of a sequence, and what is compiled for one token, too.
+        if inputs.state_ends_T is not None and (self._network is not None or inputs.query_len == 1):
+            return None, ()
         if self._lora is None or inputs.adapters_T is None:
             return inputs, ()
         places_T = None if self._network is None else self._lora.place(inputs.adapters_T)

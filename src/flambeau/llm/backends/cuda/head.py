@@ -144,6 +144,8 @@ def unknown_reason(head: DraftHead, target: Transformer, cache: KVCache) -> str 
         return f"the kernels do not know {', '.join(sorted(parts))}"
     if not can_attend(arch, head.rotation):
         return "the kernels do not know its attention"
+    if head.settings.num_depths > 1:
+        return "the kernels do not know layers that propose one token each"
     if not all(can_compute_experts(module) for module in head.modules() if isinstance(module, Experts)):
         return "the kernels do not know its experts"
     dtype = target.model.embed_tokens.weight.dtype

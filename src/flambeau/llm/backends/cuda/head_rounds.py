@@ -19,7 +19,8 @@ from torch import Tensor
 
 from flambeau.llm.backends.cuda.graphs import GraphCapture, SideStream, TokenChooser, capture_graph, size_for
 from flambeau.llm.executor.background_compiler import BackgroundCompiler
-from flambeau.llm.executor.head import DrawnRound, RoundPlan, last_places, real_places
+from flambeau.llm.executor.head import DrawnRound
+from flambeau.llm.executor.head_plans import RoundPlan, last_places, real_places
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead

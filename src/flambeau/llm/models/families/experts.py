@@ -297,11 +297,7 @@ EXPERTS = {
         qkv_bias=False,
         output_bias=False,
         experts=True,
-        parts={
-            "interleaved_rope": True,
-            "router": "biased_softmax",
-            "unused": r"^model\.mtp_",
-        },
+        parts={"interleaved_rope": True, "router": "biased_softmax"},
         derive=ernie_moe,
         understands=frozenset(
             {"moe_norm_min", "moe_use_aux_free", "moe_gate", "moe_capacity", "num_nextn_predict_layers"}

@@ -73,6 +73,26 @@ def test_padding_of_a_step_with_states_changes_only_the_state_for_padding():
     torch.testing.assert_close(found, forward.decode(last), atol=1e-5, rtol=1e-5)
 
 
+def test_the_states_of_proposed_tokens_are_kept_beside_padding():
+    model = tiny_hybrid("delta_net")
+    prompt = step_inputs({0: (0, [1, 2, 3]), 1: (0, [4, 5])})
+    prompt.state_slots_S = torch.tensor([3, 1])
+    verified = step_inputs({0: (3, [9, 8, 7]), 1: (2, [8, 1, 2])}, query_len=3)
+    verified.state_slots_S, verified.state_ends_T = torch.tensor([3, 1]), torch.tensor([3, 4, 5, 1, 6, 7])
+    buffers = graphs.InputBuffers(inductor.dummy_inputs(4, 3, 8, torch.device("cpu"), has_states=True))
+    buffers.fill(verified)
+    assert buffers.inputs.state_ends_T.tolist() == [3, 4, 5, 1, 6, 7, *[0] * 6]
+    states = []
+    for step in (verified, buffers.inputs):
+        cache = KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3, num_spare=4)
+        forward = EagerBackend(model, cache)
+        forward.prefill(prompt, torch.tensor([0]))
+        forward.decode(step)
+        states.append([state[1:] for layer in cache.states.layers.values() for state in layer])
+    for one, other in zip(*states, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 class PlainChoice:
     """As `sampling_kernel.TokenChoice`, by the sampler."""
 

@@ -21,7 +21,8 @@ from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.engine import Engine
-from flambeau.llm.executor.head import HeadModel, HeadProposer, RoundPlan
+from flambeau.llm.executor.head import HeadModel, HeadProposer
+from flambeau.llm.executor.head_plans import RoundPlan
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling.sampler import Sampler

@@ -94,6 +94,7 @@ struct Tokens {
   const float* hidden = nullptr;  // [T, E]: the input of the first layer, or null: embeddings of the ids
   const float* attention_input = nullptr;  // of the first layer [T, inputs of qkv], or null: its normalized input
   const int64_t* state_slots = nullptr;  // [S]: where the states of sequences are, or there are none
+  const int64_t* state_ends = nullptr;   // [T]: where the state after each token goes, or null: see StepSequences
 };
 
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
@@ -291,7 +292,7 @@ class Pass {
 
   void recur(const Layer& layer, const Recurrence& recurrence, const float* input) {
     const StepSequences sequences{tokens_.starts, tokens_.positions, tokens_.state_slots, tokens_.num_sequences,
-                                  tokens_.num_tokens};
+                                  tokens_.num_tokens, tokens_.state_ends};
     const float* found = RecurrentPass(recurrence, sequences, num_threads_).run(input);
     add(layer, kNotAdapted, recurrence.out, found, layer.attention_post_norm, recurrence.output_scale);
   }

@@ -46,6 +46,7 @@ struct Recurrence {
 struct StepSequences {
   const int64_t *starts, *positions, *slots;  // [S + 1], [T], [S]
   int64_t num_sequences, num_tokens;
+  const int64_t* ends;  // [T]: the slot of the state after each token; null: that after the last one, to `slots`
 
   bool is_new(int64_t s) const { return positions[starts[s]] == 0; }
 };
@@ -218,13 +219,25 @@ class RecurrentPass {
     return out;
   }
 
+  int64_t state_size() const {
+    return layer_.kind == kMamba ? layer_.inner * layer_.state_size : layer_.heads * layer_.head_size * layer_.state_size;
+  }
+
   // Where a sequence's state is; zeros if it is new.
   float* state(int64_t s, int64_t at, int64_t count) {
-    const int64_t size = layer_.kind == kMamba ? layer_.inner * layer_.state_size
-                                               : layer_.heads * layer_.head_size * layer_.state_size;
-    float* found = layer_.states + sequences_.slots[s] * size + at;
+    float* found = layer_.states + sequences_.slots[s] * state_size() + at;
     if (sequences_.is_new(s)) std::fill_n(found, count, 0.0f);
     return found;
+  }
+
+  // The part of a state that token t changes: where it is, or a copy in the token's own slot. It may be some columns of
+  // several rows, which are `stride` apart.
+  float* next_state(float* h, int64_t t, int64_t at, int64_t count, int64_t rows = 1, int64_t stride = 0) {
+    if (!sequences_.ends) return h;
+    float* own = layer_.states + sequences_.ends[t] * state_size() + at;
+    if (own != h)
+      for (int64_t n = 0; n < rows; ++n) std::copy_n(h + n * stride, count, own + n * stride);
+    return own;
   }
 
   // A causal convolution of each channel of x, whose rows are `stride` apart; keeps the inputs that the next token needs.
@@ -241,7 +254,10 @@ class RecurrentPass {
   void convolve(int64_t s, int64_t first, int64_t count, const float* x, int64_t stride, float* out, bool activates) {
     const int64_t before = layer_.width - 1, size = layer_.channels;
     const int64_t start = sequences_.starts[s], num_tokens = sequences_.starts[s + 1] - start;
-    float* kept = layer_.windows + (sequences_.slots[s] * size + first) * before;  // [channels, W - 1]
+    const auto slot = [&](int64_t number) {  // [channels, W - 1]
+      return layer_.windows + (number * size + first) * before;
+    };
+    const float* kept = slot(sequences_.slots[s]);
     static thread_local std::vector<float> window;
     if (static_cast<int64_t>(window.size()) < before * kChannelsPerTask) window.resize(before * kChannelsPerTask);
     const bool is_new = sequences_.is_new(s);
@@ -263,9 +279,12 @@ class RecurrentPass {
       if (activates)
         for (int64_t c = 0; c < count; ++c) to[c] = silu(to[c]);
     }
-    for (int64_t w = 0; w < before; ++w) {
-      const float* from = row(num_tokens - before + w);
-      for (int64_t c = 0; c < count; ++c) kept[c * before + w] = from[c];
+    for (int64_t end = sequences_.ends ? 1 : num_tokens; end <= num_tokens; ++end) {
+      float* to = slot(sequences_.ends ? sequences_.ends[start + end - 1] : sequences_.slots[s]);
+      for (int64_t w = 0; w < before; ++w) {
+        const float* from = row(end - before + w);
+        for (int64_t c = 0; c < count; ++c) to[c * before + w] = from[c];
+      }
     }
   }
 
@@ -322,13 +341,16 @@ class RecurrentPass {
       // Some rows for all tokens, then the next: they stay in the nearest cache.
       for (int64_t first = 0; first < rows; first += kRowsPerTurn) {
         const int64_t last = std::min(rows, first + kRowsPerTurn);
+        float* part = h + first * size;
         for (int64_t t = start; t < stop; ++t) {
+          part = next_state(part, t, (at + first) * size, (last - first) * size);
           const float *x = mixed + t * channels + at, *b = mixed + t * channels + inner + group * size;
           const float *c = b + layer_.groups * size, time = times[t - start], decay = decays[t - start];
           float* to = y + t * inner + at;
           int64_t p = first;
-          for (; p + 4 <= last; p += 4) advance_rows<4>(h + p * size, x + p, time, decay, b, c, size, to + p);
-          for (; p < last; ++p) advance_rows<1>(h + p * size, x + p, time, decay, b, c, size, to + p);
+          float* row = part;
+          for (; p + 4 <= last; p += 4, row += 4 * size) advance_rows<4>(row, x + p, time, decay, b, c, size, to + p);
+          for (; p < last; ++p, row += size) advance_rows<1>(row, x + p, time, decay, b, c, size, to + p);
           for (p = first; p < last; ++p) to[p] += x[p] * layer_.skip[head];
         }
       }
@@ -360,6 +382,7 @@ class RecurrentPass {
       const int64_t first = part * channels, last = std::min(inner, first + channels);
       float* h = state(s, first * size, (last - first) * size);
       for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
+        h = next_state(h, t, first * size, (last - first) * size);
         const float *b = parameters + t * width + rank, *c = b + size;
         for (int64_t i = first; i < last; ++i) {
           const float x = mixed[t * inner + i], time = steps[t * inner + i];
@@ -425,19 +448,22 @@ class RecurrentPass {
       float* h = state(s, head * size * width, size * width);
       for (int64_t first = 0; first < width; first += kColumnsPerTask) {  // which stay in the nearest cache
         const int64_t last = std::min(width, first + kColumnsPerTask);
+        float* part = h + first;
         for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
+          part = next_state(part, t, head * size * width + first, last - first, size, width);
           const float *row = mixed + t * channels, *q = row + head / shared * size, *k = q + keys;
           const float *v = row + 2 * keys + head * width, decay = parts.times[t * heads + head];
           const float beta = parts.betas[t * heads + head];
           float* to = y + t * inner + head * width;
           int64_t at = first;
           if (at + 4 * kLanes <= last) {
-            advance_columns<4>(h + at, width, q, k, v + at, decay, beta, size, to + at);
+            advance_columns<4>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
             at += 4 * kLanes;
           }
           for (; at + kLanes <= last; at += kLanes)
-            advance_columns<1>(h + at, width, q, k, v + at, decay, beta, size, to + at);
-          for (; at < last; ++at) advance_column(h + at, width, q, k, v[at], decay, beta, size, to + at);
+            advance_columns<1>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
+          for (; at < last; ++at)
+            advance_column(part + at - first, width, q, k, v[at], decay, beta, size, to + at);
         }
       }
     });

@@ -1,0 +1,230 @@
+"""Layers of multi-token prediction, by their published names, give what those of transformers do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.engine import Engine
+from flambeau.llm.errors import LLMError
+from flambeau.llm.loader import load_network
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
+from support.checkpoints import VOCAB_SIZE, read_checkpoint, reference
+
+CPU = torch.device("cpu")
+DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "mtp_block.": "", "post_norm": "shared_head.norm"}
+QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "mtp_block": "layers.0"}
+FAMILIES = {
+    "deepseek-v3": ("model.layers.3.", DEEPSEEK, {"first_k_dense_replace": 0}),
+    "deepseek-v3-halves": ("model.layers.3.", DEEPSEEK, {}),
+    "glm-4.5": ("model.layers.3.", DEEPSEEK, {"first_k_dense_replace": 0}),
+    "glm-4.7-flash": ("model.layers.3.", DEEPSEEK, {"mlp_layer_types": ["sparse"], "num_hidden_layers": 1}),
+    "ernie-4.5-moe": (
+        "model.",
+        {"enorm": "mtp_emb_norm.0", "hnorm": "mtp_hidden_norm.0", "eh_proj": "mtp_linear_proj.0"}
+        | {"mtp_block": "mtp_block.0"},
+        {"moe_layer_start_index": 1},  # the layer is dense
+    ),
+    "qwen-3-next": ("mtp.", QWEN | {"post_norm": "norm"}, {"mlp_only_layers": []}),
+    "qwen-3.5": ("mtp.", QWEN | {"post_norm": "norm"}, {}),
+    "qwen-3.5-moe": ("mtp.", QWEN | {"post_norm": "norm"}, {}),
+}
+
+
+def layer_of(kind, model, changes):
+    """A layer of transformers with random weights, for networks of one layer with attention."""
+    from transformers.modeling_layers import MtpLayer
+
+    decoder = model.get_decoder()
+    one = {"num_hidden_layers": 1, **changes}
+    if hasattr(decoder.config, "layer_types"):
+        one["layer_types"] = ["full_attention"]
+    small = reference(kind, seed=3, **one)
+    template = small.get_decoder().layers[0]
+    norm = type(decoder.norm)
+    made = MtpLayer(small.config, lambda *_: template, norm, 0, use_post_norm=kind != "ernie-4.5-moe")
+    generator = torch.Generator().manual_seed(4)
+    for name, parameter in made.named_parameters():
+        if not name.startswith("mtp_block."):
+            size = parameter.shape
+            parameter.data = torch.randn(size, generator=generator) * (0.3 if len(size) > 1 else 0.1)
+    return made.eval().requires_grad_(False), small.get_decoder().rotary_emb
+
+
+def write(folder: Path, kind: str):
+    """A checkpoint with such a layer; the layer, its rotary positions, and the model as transformers has it."""
+    prefix, names, changes = FAMILIES[kind]
+    reference(kind).save_pretrained(folder)
+    model = read_checkpoint(folder)
+    layer, rotary = layer_of(kind, model, changes)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    tensors = {}
+    for name, value in layer.state_dict().items():
+        for old, new in names.items():
+            if name.startswith(old):
+                tensors[prefix + new + name.removeprefix(old)] = value.clone()
+                break
+        else:
+            raise AssertionError(name)
+    whole = load_file(folder / "model.safetensors")
+    assert not whole.keys() & tensors.keys()
+    save_file(whole | tensors, folder / "model.safetensors")
+    return layer, rotary, model
+
+
+def expected_hidden(kind, layer, rotary, model, ids, hidden):
+    from transformers.masking_utils import create_causal_mask
+
+    embedded = model.get_input_embeddings()(ids)[None]
+    positions = torch.arange(len(ids))[None]
+    mask = create_causal_mask(
+        config=layer.config, inputs_embeds=embedded, attention_mask=None, past_key_values=None, position_ids=positions
+    )
+    states = model.get_decoder().norm(hidden)[None]
+    found = layer(embedded, states, rotary(embedded, positions), mask, positions, None)[0]
+    return model.get_decoder().norm(found) if kind == "ernie-4.5-moe" else found
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_layer_computes_what_that_of_transformers_does(kind, tmp_path):
+    layer, rotary, model = write(tmp_path, kind)
+    arch = read_architecture(tmp_path)
+    target = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    settings, naming = read_mtp(tmp_path, arch)
+    head = load_mtp(tmp_path, settings, naming, target, device=CPU, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCAB_SIZE, (23,), generator=generator)
+    hidden = torch.randn(23, arch.hidden_size, generator=generator)
+    with torch.inference_mode():
+        wanted = expected_hidden(kind, layer, rotary, model, ids, hidden)
+        found = head(ids, head.combine(hidden), torch.arange(23), WholeAttention())
+        logits = model.lm_head(wanted)
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(head.draft_logits(found), logits, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain PyTorch", "kernels"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_texts_are_those_without_it(kind, compiles, tmp_path, monkeypatch):
+    """Also where the other layers are recurrent, and this one attends."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    write(tmp_path, kind)
+    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
+    config = EngineConfig(device="cpu", compile=compiles, num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
+    texts = []
+    for speculation in (None, "mtp"):
+        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
+        loaded.backend.wait_until_compiled(timeout_s=250)
+        engine = Engine(
+            *(loaded.arch, loaded.backend),
+            num_blocks=loaded.num_blocks,
+            state_cache=loaded.state_cache,
+            config=loaded.config,
+            draft=loaded.draft,
+        )
+        assert engine.info.speculation == speculation
+        found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
+        texts.append([each.token_ids for each in found])
+        engine.close()
+    assert texts[0] == texts[1]
+    assert sum(each.counts.num_drafted for each in found) > 20
+
+
+def write_several(folder: Path, kind: str, number: int):
+    """A checkpoint with several layers; the model, and the layers as transformers runs them."""
+    from transformers.modeling_layers import MtpModel
+
+    reference(kind, num_mtp_layers=number).save_pretrained(folder)
+    model = read_checkpoint(folder)
+    layers = MtpModel(model, number).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {}
+    for name, value in layers.layers.state_dict().items():
+        size = value.shape
+        value.copy_(torch.randn(size, generator=generator) * (0.3 if len(size) > 1 else 0.1) + float("norm" in name))
+        depth, _, own = name.partition(".")
+        own = own.replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
+        tensors[f"model.layers.{3 + int(depth)}.{own}"] = value.clone()
+    save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+    return model, layers
+
+
+def proposed_by_several(model, layers, tokens: list[int]) -> list[int]:
+    from transformers.cache_utils import MtpCache
+
+    ids = torch.tensor([tokens])
+    states = model.get_decoder()(ids[:, :-1]).last_hidden_state
+    cache = MtpCache(config=model.config.get_mtp_config())
+    found, _, _ = layers(ids[:, 1:], states, None, torch.arange(1, len(tokens))[None], cache)
+    return found[0].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 24}, {"max_step_tokens": 24}, {"speculate_k": 2}])
+@pytest.mark.parametrize("kind", ["deepseek-v3", "glm-4.5"])
+def test_several_layers_propose_one_token_each(kind, options, tmp_path, monkeypatch):
+    """Those of transformers, after prompts, prefixes and rejected tokens; and texts are those without them."""
+    monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
+    model, layers = write_several(tmp_path, kind, 3)
+    shared = [*range(10, 29)]
+    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6], [*shared, 4, 5], [*shared, 9], [*shared[:12], 1]]
+    config = EngineConfig(
+        **{"device": "cpu", "compile": False, "num_blocks": 80, "block_size": 4, "max_num_seqs": 4, "speculate_k": 4}
+        | options
+    )
+    texts, proposed = [], []
+    for speculation in (None, "mtp"):
+        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
+        engine = Engine(
+            *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
+        )
+        if speculation:
+            proposer = engine._executor._speculator._proposer._other
+            propose = proposer.propose
+
+            def recorded(sequences, limits, num_ahead, propose=propose):
+                proposal = propose(sequences, limits, num_ahead)
+                if proposal is not None:
+                    rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
+                    proposed.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
+                return proposal
+
+            proposer.propose = recorded
+        for _ in range(2):
+            found = engine.generate(prompts, temperature=0.0, max_tokens=14, ignore_eos=True)
+        if speculation:
+            proposer.propose = propose
+        found += engine.generate(prompts, temperature=0.8, seed=5, max_tokens=14, ignore_eos=True)
+        texts.append([each.token_ids for each in found])
+    assert texts[0] == texts[1]
+    loose = engine.generate(prompts, temperature=0.8, max_tokens=14, ignore_eos=True)
+    assert all(sum(each.counts.num_drafted for each in some) > 0 for some in (found[:5], found[5:], loose))
+    assert (engine.state.num_preempted > 0) == ("num_blocks" in options)
+    assert max(len(ids) for _, ids in proposed) == min(3, config.speculate_k)
+    for tokens, ids in proposed:
+        assert proposed_by_several(model, layers, tokens)[: len(ids)] == ids
+
+
+def test_layers_that_are_declared_and_not_published_are_refused(tmp_path):
+    reference("minimax-m2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"use_mtp": True, "num_mtp_modules": 3}))
+    with pytest.raises(LLMError, match=r"config.json has num_mtp_modules, but the weights .* are not among the files"):
+        read_mtp(tmp_path, read_architecture(tmp_path))
+
+
+def test_layers_with_other_names_are_refused(tmp_path):
+    reference("nemotron-h-moe").save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    save_file(whole | {"mtp.layers.0.eh_proj.weight": torch.zeros(32, 64)}, tmp_path / "model.safetensors")
+    with pytest.raises(LLMError, match=r"but others, such as mtp.layers.0.eh_proj.weight; use a draft model"):
+        read_mtp(tmp_path, read_architecture(tmp_path))
