@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flambeau.llm.chat import harmony, json_calls, tagged_calls
-from flambeau.llm.chat.stream_parser import ThoughtMarkers
+from flambeau.llm.chat import harmony, json_calls, marked_calls, tagged_calls
+from flambeau.llm.chat.stream_parser import StreamParser, ThoughtMarkers
 from flambeau.llm.errors import InvalidRequest
 
 ANY_TEXT = "/(?s:.*)/"
@@ -53,8 +53,10 @@ class CallNotation:
     start: str = ""
     separator: str | None = None  # None: a group has one call
     end: str = ""
+    close: str = ""  # a marker after the end
     between: str | None = None  # None: there is one group
     bare: str = ""  # without a trigger: the first character of a call
+    bare_names: bool = False  # without a trigger: a call begins with its name in a line of its own
 
 
 @dataclass(slots=True)
@@ -102,12 +104,12 @@ def regex(text: str) -> str:
 
 
 def named_object(
-    key: str, before: str = "", after: str = "", close: str = ""
+    key: str, before: str = "", after: str = "", close: str = "", name_key: str = "name"
 ) -> Callable[[GrammarWriter, ToolRule], str]:
     """`{"name": "…", "arguments": {…}}` with text around it."""
 
     def body(writer: GrammarWriter, tool: ToolRule) -> str:
-        head = f'{before}{{"name": {json.dumps(tool.name)}, "{key}": '
+        head = f'{before}{{"{name_key}": {json.dumps(tool.name)}, "{key}": '
         end = f" {writer.mark(close)}" if close else ""
         return f"{literal(head)} {writer.json(tool.schema)} {literal('}' + after)}{end}"
 
@@ -127,6 +129,21 @@ def deepseek_v3(writer: GrammarWriter, tool: ToolRule) -> str:
 def deepseek_v31(writer: GrammarWriter, tool: ToolRule) -> str:
     call, separator, end = map(writer.mark, (json_calls.CALL, json_calls.CALL_SEPARATOR, json_calls.CALL_END))
     return f"{call} {literal(tool.name)} {separator} {writer.json(tool.schema)} {end}"
+
+
+def kimi(writer: GrammarWriter, tool: ToolRule) -> str:
+    call, argument, end = map(writer.mark, (marked_calls.CALL, marked_calls.CALL_ARGUMENT, marked_calls.CALL_END))
+    number = writer.rule("/[0-9]{1,3}/")
+    return f"{call} {literal(f'functions.{tool.name}:')} {number} {argument} {writer.json(tool.schema)} {end}"
+
+
+def apertus(writer: GrammarWriter, tool: ToolRule) -> str:
+    return f"{literal('{' + json.dumps(tool.name) + ': ')} {writer.json(tool.schema)} {literal('}')}"
+
+
+def glm_4(writer: GrammarWriter, tool: ToolRule) -> str:
+    head = writer.terminal(rf"/[ \n]{{0,2}}{regex(tool.name)}\n/")  # free text may begin with the same spaces
+    return f"{head} {writer.json(tool.schema)}"
 
 
 def harmony_call(writer: GrammarWriter, tool: ToolRule) -> str:
@@ -153,6 +170,20 @@ def qwen_coder(writer: GrammarWriter, tool: ToolRule) -> str:
     head = literal(f"\n{tagged_calls.FUNCTION}{tool.name}>\n")
     end = f"{literal(tagged_calls.FUNCTION_END + chr(10))} {writer.mark(tagged_calls.TOOL_CALL_END)}"
     return f"{head} {members_of(writer, tool, member, '')} {end}"
+
+
+def with_parameters(head: str, parameter: str, tail: str, close: str = "") -> Callable[[GrammarWriter, ToolRule], str]:
+    """Parameters in lines of their own; `{}` is the place of a name."""
+
+    def body(writer: GrammarWriter, tool: ToolRule) -> str:
+        def member(key: str, schema: Any) -> str:
+            value = tagged_value(writer, tool, key, schema, tagged_calls.PARAMETER_END)
+            return f"{literal(parameter.format(key))} {value} {literal(chr(10))}"
+
+        end = writer.mark(close) if close else ""
+        return f"{literal(head.format(tool.name))} {members_of(writer, tool, member, '')} {literal(tail)} {end}"
+
+    return body
 
 
 def glm(writer: GrammarWriter, tool: ToolRule) -> str:
@@ -255,6 +286,20 @@ _HERMES = CallNotation(
     named_object("arguments", "\n", "\n", json_calls.TOOL_CALL_END), trigger=TOOL_CALL, between=literal("\n")
 )
 _LLAMA = CallNotation(named_object("parameters"), separator=literal("; "), bare="{[")
+
+
+def listed(parser: type[StreamParser], key: str = "arguments", name_key: str = "name") -> CallNotation:
+    """A list of objects after a marker, and up to another if there is one."""
+    return CallNotation(
+        named_object(key, name_key=name_key),
+        trigger=parser.open,
+        start=literal("[") if parser.open != marked_calls.FUNCTOOLS else "",
+        separator=literal(", "),
+        end=literal("]"),
+        close=parser.close,
+    )
+
+
 _PYTHON = CallNotation(pythonic, start=literal("["), separator=literal(", "), end=literal("]"), bare="{[")
 
 # By the names of TOOL_FORMATS.
@@ -272,6 +317,56 @@ NOTATIONS: Mapping[str, CallNotation] = {
         separator=literal(", "),
         end=literal("]"),
     ),
+    "kimi_k2": CallNotation(kimi, trigger=marked_calls.CALLS, separator="", end=marked_calls.CALLS_END),
+    "minimax_m2": CallNotation(
+        with_parameters(
+            f'{tagged_calls.INVOKE}"{{}}">\n', f'{tagged_calls.INVOKE_PARAMETER}"{{}}">', f"{tagged_calls.INVOKE_END}\n"
+        ),
+        trigger=tagged_calls.MiniMaxParser.open,
+        start=literal("\n"),
+        separator="",
+        close=tagged_calls.MiniMaxParser.close,
+    ),
+    "seed_oss": CallNotation(
+        with_parameters(
+            f"\n{tagged_calls.FUNCTION}{{}}>\n",
+            f"{tagged_calls.PARAMETER}{{}}>",
+            f"{tagged_calls.FUNCTION_END}\n",
+            tagged_calls.SeedParser.close,
+        ),
+        trigger=tagged_calls.SeedParser.open,
+        between=literal("\n"),
+    ),
+    "command": listed(marked_calls.CommandParser, "parameters", "tool_name"),
+    "nemotron": listed(marked_calls.MarkedCallParser),
+    "tool_calls": listed(marked_calls.ToolCallsParser),
+    "granite": listed(marked_calls.GraniteParser),
+    "phi4_mini": listed(marked_calls.FunctoolsParser),
+    "internlm": CallNotation(
+        named_object("parameters"),
+        trigger=marked_calls.InternLmParser.open,
+        start=marked_calls.PLUGIN,
+        close=marked_calls.InternLmParser.close,
+        between="",
+    ),
+    "lfm2": replace(_PYTHON, trigger=marked_calls.LfmParser.open, close=marked_calls.LfmParser.close, bare=""),
+    "olmo3": CallNotation(
+        pythonic,
+        trigger=marked_calls.OlmoParser.open,
+        start=literal("\n"),
+        separator=literal("\n"),
+        end=literal("\n"),
+        close=marked_calls.OlmoParser.close,
+    ),
+    "apertus": CallNotation(
+        apertus,
+        trigger=marked_calls.ApertusParser.open,
+        start=literal("["),
+        separator=literal(", "),
+        end=literal("]"),
+        close=marked_calls.ApertusParser.close,
+    ),
+    "glm4": CallNotation(glm_4, bare_names=True),
     "qwen3_coder": CallNotation(qwen_coder, trigger=TOOL_CALL, between=literal("\n")),
     "glm": CallNotation(glm, trigger=TOOL_CALL, between=literal("\n")),
     "gemma4": CallNotation(gemma(tagged_calls.Gemma4Parser), trigger=tagged_calls.Gemma4Parser.open, between=""),
@@ -323,6 +418,7 @@ def thought_of(writer: GrammarWriter, form: ReplyForm) -> str:
 
 def plain_reply(writer: GrammarWriter, form: ReplyForm, notation: CallNotation) -> str:
     space = f"{writer.rule(SPACES)}?" if form.may_think or form.starts_in_thought else ""
+    space = "" if notation.bare_names and form.tools else space
     if not form.tools:
         return f"{space} {form.answer or writer.rule(ANY_TEXT)}"
     if form.must_call:
@@ -341,6 +437,9 @@ def plain_reply(writer: GrammarWriter, form: ReplyForm, notation: CallNotation) 
 def free_text(form: ReplyForm, notation: CallNotation) -> str:
     """Text that begins neither like a call nor like a thought."""
     text = rf"/(\s*[^\s{regex(notation.bare)}](?s:.*))?/"
+    if notation.bare_names:
+        names = "|".join(regex(tool.name) for tool in form.tools)
+        text = rf"/(?s:.*)/ & ~/\s*({names})\n(?s:.*)/"
     return text if form.thought is None else rf"{text} & ~/\s*{regex(form.thought.open)}(?s:.*)/"
 
 
@@ -374,4 +473,7 @@ def group_of(writer: GrammarWriter, form: ReplyForm, notation: CallNotation) -> 
     end = notation.end
     if end and not end.startswith('"'):
         end = writer.mark(end)
-    return f"{notation.start} {body} {more} {end}"
+    start = notation.start
+    if start and not start.startswith('"'):
+        start = writer.mark(start)
+    return f"{start} {body} {more} {end} {writer.mark(notation.close) if notation.close else ''}"
