@@ -30,8 +30,8 @@ def with_named_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
                 names[given] = given if NAMED_ID.fullmatch(given) else f"functions.{name}:{number}"
                 copy["tool_calls"].append({**call, "id": names[given]})
                 number += 1
-        if (given := message.get("tool_call_id")) in names:
-            copy["tool_call_id"] = names[given]
+        if (answered := message.get("tool_call_id")) in names:
+            copy["tool_call_id"] = names[str(answered)]
         copies.append(copy)
     return copies
 

@@ -91,7 +91,7 @@ class JsonParser(HermesParser):
 class LlamaParser(JsonCallParser, PythonicParser):
     """Bare calls, as objects `{"name": …, "parameters": …}` or as Python; after the Python tag also `tool.call(…)`."""
 
-    markers = (PYTHON_TAG, PYTHON_START)
+    markers: tuple[str, ...] = (PYTHON_TAG, PYTHON_START)
 
     def _read_call(self, marker: str) -> Steps[None]:
         yield from self._read_either(None)

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from flambeau.llm.chat.call_notations import NOTATIONS
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
 from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
 from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser
-from flambeau.llm.chat.tool_grammar import NOTATIONS
 
 TOOLS = {
     "weather": {

@@ -661,7 +661,7 @@ HYBRID = {
     "BambaForCausalLM": Family(
         model_type="bamba",
         derive=bamba,
-        understands=MAMBA_KEYS | ROTARY_KEYS | {"z_loss_coefficient", "num_logits_to_keep", "layer_types"},
+        understands=MAMBA_KEYS | ROTARY_KEYS | KERNEL_KEYS | {"z_loss_coefficient", "layer_types"},
         supported={"hidden_act": SILU},
         renames=LATE_NAMES,
         defaults={

@@ -57,6 +57,7 @@ LAYER_NORM = {
     "CohereForCausalLM": Family(
         model_type="cohere",
         understands=frozenset({"use_qk_norm"}),
+        supported={"layer_norm_bias": (None, False)},
         parts={"norm": "layer", "is_parallel": True, "interleaved_rope": True},
         derive=cohere,
         epsilon_key="layer_norm_eps",
