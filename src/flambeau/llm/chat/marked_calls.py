@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from flambeau.llm.chat.json_calls import DeepSeekParser, JsonCallParser, LlamaParser
-from flambeau.llm.chat.pythonic_calls import PythonicParser
+from flambeau.llm.chat.pythonic_calls import FENCE_END, PythonicParser
 from flambeau.llm.chat.stream_parser import NAME, Steps, StreamParser
 
 FUNCTOOLS = "functools["
 GRANITE_CALL = "<|tool_call|>"
+PYTHON_FENCE = "```python"
 PLUGIN = "<|plugin|>"
 CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_ARGUMENT, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -96,14 +97,19 @@ class KimiParser(DeepSeekParser):
 
 
 class LfmParser(LlamaParser):
-    """LFM2: a list of calls as Python, or as objects."""
+    """LFM2: a list of calls as Python, or as objects. MiniCPM 3: lines of Python within a fence."""
 
     open, close = "<|tool_call_start|>", "<|tool_call_end|>"
     markers = (open,)
 
     def _read_call(self, marker: str) -> Steps[None]:
         num_calls = self.num_calls
-        yield from self._read_either(None)
+        if (yield from self._skip(PYTHON_FENCE)):
+            while not (yield from self._skip(FENCE_END)):
+                if not (yield from self._read_python_call(None)):
+                    return
+        else:
+            yield from self._read_either(None)
         if self.num_calls > num_calls:
             yield from self._skip(self.spell(self.close))
 
@@ -119,12 +125,9 @@ class OlmoParser(PythonicParser):
     markers = (open,)
 
     def _read_call(self, marker: str) -> Steps[None]:
-        num_calls = self.num_calls
         while not (yield from self._skip(self.spell(self.close))):
             if not (yield from self._read_python_call(None)):
                 return
-        if self.num_calls == num_calls:
-            return
 
     def _read_bare_call(self) -> Steps[None]:
         return

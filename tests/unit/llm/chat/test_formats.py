@@ -57,6 +57,7 @@ GEMMA4 = '<|tool_call>call:weather{city:<|"|>Ulm<|"|>}<tool_call|>'
 ANALYSIS = "<|channel|>analysis<|message|>Hm, Ulm.<|end|><|start|>assistant"
 HARMONY = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
 
+LINES = 'weather(city="Ulm")\ntime()'
 CALL = '{"name": "weather", "arguments": {"city": "Ulm"}}'
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Ulm"}'
@@ -143,6 +144,8 @@ CASES = [
     ("internlm", f"So.<|action_start|><|plugin|>{LLAMA}<|action_end|>\n", "", "So.", [ULM]),
     ("lfm2", '<|tool_call_start|>[weather(city="Ulm"), time()]<|tool_call_end|>So.', "", "So.", [ULM, TIME]),
     ("lfm2", f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", "", [ULM]),
+    ("lfm2", f"<|tool_call_start|>\n```python\n{LINES}\n```\n<|tool_call_end|>", "", "", [ULM, TIME]),  # MiniCPM 3
+    ("lfm2", "<|tool_call_start|>```python\nno", "", "<|tool_call_start|>```python\nno", []),
     ("lfm2", '[weather(city="Ulm")]', "", '[weather(city="Ulm")]', []),
     ("olmo3", '<function_calls>\nweather(city="Ulm")\ntime()\n</function_calls>', "", "", [ULM, TIME]),
     ("olmo3", "<function_calls>\nnone\n</function_calls>", "", "<function_calls>\nnone\n</function_calls>", []),
