@@ -59,6 +59,7 @@ QUANTIZATION_METHODS = (
     "flambeau",
     "gptq",
     "awq",
+    "auto-round",
     "compressed-tensors",
     "fp8",
     "fbgemm_fp8",
