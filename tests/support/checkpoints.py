@@ -140,6 +140,15 @@ KINDS = {
     ),
     "phi-3": Kind("Phi3", {"sliding_window": 9, "pad_token_id": None}),
     "phi-4-mini": Kind("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True, "pad_token_id": None}),
+    "cwm": Kind(
+        "Cwm",
+        {
+            **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 9,
+            "head_dim": 8,
+        },
+    ),
     "phi-2": Kind("Phi", {"partial_rotary_factor": 0.5}),
     "olmo-2": Kind("Olmo2"),
     "olmo-3": Kind(

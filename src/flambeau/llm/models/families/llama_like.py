@@ -39,6 +39,12 @@ def ministral_3(config: Config) -> Config:
     return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
 
 
+def cwm(config: Config) -> Config:
+    if config.get("layer_types") is None:
+        raise CheckpointError("layer_types is needed here: it names the layers with a window")
+    return {}
+
+
 def internlm_2(config: Config) -> Config:
     has_bias = bool(config["bias"])
     return {"qkv_bias": has_bias, "output_bias": has_bias}
@@ -72,6 +78,14 @@ MINISTRAL_3_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
+}
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
 }
 OLMO_3_THETA = 5e5
 GLM_DEFAULTS = {
@@ -322,6 +336,26 @@ LLAMA_LIKE = {
     ),
     "BaichuanForCausalLM": BAICHUAN,
     "BaiChuanForCausalLM": BAICHUAN,
+    "CwmForCausalLM": Family(
+        model_type="cwm",
+        qkv_bias=False,
+        output_bias=False,
+        windowed="pattern",
+        switches_window=False,
+        derive=cwm,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_parameters": CWM_ROPE,
+            "sliding_window": 8192,
+            "sliding_window_pattern": 4,
+            "eos_token_id": [128001, 128008, 128009],
+            "bos_token_id": 128000,
+        },
+    ),
     "InternLMForCausalLM": Family(
         model_type="internlm",
         aliases={"bias": "attention_bias"},
