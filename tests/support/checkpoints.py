@@ -47,7 +47,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
         "num_hidden_layers": 3,
         "num_heads": 8,
         "head_dim": 8,
-        "n_groups": 2,
+        "n_groups": 1,  # transformers has one norm for all groups
         "state_size": 12,
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
@@ -55,6 +55,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
 TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -139,6 +140,15 @@ KINDS = {
     ),
     "phi-3": Kind("Phi3", {"sliding_window": 9, "pad_token_id": None}),
     "phi-4-mini": Kind("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True, "pad_token_id": None}),
+    "cwm": Kind(
+        "Cwm",
+        {
+            **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 9,
+            "head_dim": 8,
+        },
+    ),
     "phi-2": Kind("Phi", {"partial_rotary_factor": 0.5}),
     "olmo-2": Kind("Olmo2"),
     "olmo-3": Kind(
@@ -655,6 +665,12 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     family = KINDS_OF_ALL[kind].family
     model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
     middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
+    random_weights(model, middle)
+    return model
+
+
+def random_weights(model: Any, middle: float = 1.0) -> None:
+    """Weights that lie far enough apart; `middle` is that of the weights of norms."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
@@ -663,7 +679,6 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     for name, buffer in model.named_buffers():
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
-    return model
 
 
 def model_class(family: str) -> Any:
@@ -680,9 +695,10 @@ def config_class(family: str) -> Any:
     return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 
-def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A folder as transformers writes it, and the network it was written from."""
-    model = reference(kind).to(dtype)
+def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A folder as transformers writes it, and the network it was written from; `changes` are of its configuration."""
+    options = {key: changes.pop(key) for key in [*changes] if key in SAVE_OPTIONS}
+    model = reference(kind, **changes).to(dtype)
     model.save_pretrained(folder, **options)
     return model
 

@@ -51,8 +51,12 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "VitsModel": ("text-to-speech",),
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
-IMAGE_READERS = (  # language models that the engine knows, with an encoder of images
+LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
     "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -160,7 +164,7 @@ def choose_by_class(name: str, config: Mapping[str, Any], tag: str) -> Pretraine
     kind = str(config.get("model_type", ""))
     reason = f"config.json names {name}" if name else f"config.json has the model_type {kind}"
     is_gpt = name.endswith("LMHeadModel") and kind in ("gpt2", "openai-gpt")
-    if name.endswith("ForCausalLM") or is_gpt or name in IMAGE_READERS:
+    if name.endswith("ForCausalLM") or is_gpt or name in LANGUAGE_MODELS:
         return PretrainedModel(handler=ENGINE, reason=reason)
     if tasks := choose_tasks(name, kind):
         task = tag if tag in tasks else guess_task(tasks, config)
@@ -213,6 +217,8 @@ def labels_of(config: Mapping[str, Any]) -> list[Any]:
 def refusal(folder: Path, names: list[str], config: Mapping[str, Any]) -> str:
     what = " and ".join(names) or f"the model_type {config.get('model_type')!r} without architectures"
     code = "; its own code (auto_map) is not run, since trust_remote_code is off" if "auto_map" in config else ""
+    if any(name.endswith("ForConditionalGeneration") for name in names):
+        code += f"; if it writes text, `flambeau llm serve {folder}` may serve that"
     return (
         f"config.json of {folder.name} names {what}, which no built-in handler serves{code}. Served are "
         f"language models (…ForCausalLM), sentence-transformers, and these tasks: {', '.join(TASKS)}. If it can do one "

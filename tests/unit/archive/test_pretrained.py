@@ -132,6 +132,20 @@ def test_odd_model_cards_have_no_tag(tmp_path, card):
     assert read_tag(tmp_path) == ""
 
 
+def test_the_engine_serves_every_family_that_it_has(tmp_path):
+    from flambeau.llm.models.families.table import FAMILIES
+
+    for name, family in FAMILIES.items():
+        folder = write(tmp_path / name, architectures=[name], model_type=family.model_type, auto_map={"a": "b"})
+        assert choose_handler(folder).handler == "gpt_handler", name
+
+
+def test_other_language_models_with_images_may_be_served_as_text(tmp_path):
+    folder = write(tmp_path, architectures=["OtherForConditionalGeneration"], model_type="other")
+    with pytest.raises(ConfigError, match=r"`flambeau llm serve .*` may serve that"):
+        choose_handler(folder)
+
+
 def test_folders_without_their_weights_are_refused(tmp_path):
     write(tmp_path, architectures=["BertForMaskedLM"])
     with pytest.raises(ConfigError, match=r"no weights; expected model\.safetensors"):

@@ -25,7 +25,7 @@ from flambeau.handlers.generation.reply_formats import (
     ReplyFormat,
     TextFormat,
 )
-from flambeau.llm.chat.call_ids import with_short_ids
+from flambeau.llm.chat.call_ids import with_named_ids, with_short_ids
 from flambeau.llm.chat.chat_format import ChatFormat, ChatTurn
 from flambeau.llm.chat.stream_parser import StreamParser
 from flambeau.llm.core.sequence import IncrementalDetokenizer
@@ -351,8 +351,10 @@ class RequestReader:
         if tools and not self._tokenizer.shows_tools:
             raise InvalidField("tools", "the model's chat template does not show tools to the model; leave tools out")
         options = {**options, **({"tools": tools} if tools else {})}
-        if self._format.tools.has_short_ids:
+        if self._format.tools.ids == "short":
             messages = with_short_ids(messages)
+        elif self._format.tools.ids == "named":
+            messages = with_named_ids(messages)
         return self._encode_chat(messages, options, files)
 
     def tokenize(self, body: bytes | bytearray) -> bytes:

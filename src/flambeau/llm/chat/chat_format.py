@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from flambeau.llm.chat import harmony
 from flambeau.llm.chat.formats import (
+    ANY_TOOLS,
     OFF,
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -31,6 +32,9 @@ class ChatTokenizer(Protocol):
     @property
     def template_text(self) -> str: ...
 
+    @property
+    def shows_tools(self) -> bool: ...
+
     def special_id(self, text: str) -> int | None: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -50,6 +54,12 @@ class ChatFormat:
         """By the chat template, or by names of the table."""
         template = tokenizer.template_text
         tool_format = find_tool_format(template) if tools == AUTO else TOOL_FORMATS[tools]
+        if tools == AUTO and tool_format.name == ANY_TOOLS and tokenizer.shows_tools:
+            logger.warning(
+                "the chat template shows tools, and no known notation of calls; JSON is read as a call, and calls in "
+                "another notation stay in the text. If you know it, set tool_parser to one of %s",
+                ", ".join(TOOL_FORMATS),
+            )
         found = find_reasoning_format(template) if reasoning == AUTO else REASONING_FORMATS.get(reasoning)
         # A reply that begins with <think> is a thought, whatever the template says.
         default = REASONING_FORMATS["think"] if reasoning == AUTO else None

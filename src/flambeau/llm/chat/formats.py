@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from flambeau.llm.chat import harmony, json_calls, pythonic_calls, tagged_calls
+from flambeau.llm.chat import harmony, json_calls, marked_calls, pythonic_calls, tagged_calls
 from flambeau.llm.chat.stream_parser import StreamParser, ThoughtMarkers
 
 OFF = "none"
+ANY_TOOLS = "json"  # the format of models of no known family
+CallIds = Literal["any", "short", "named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +23,7 @@ class ToolFormat:
     signs: Sequence[str] = ()  # a chat template with all of these texts is of this family
     markers: Sequence[str] = ()  # texts that are special tokens in some vocabularies
     has_channels: bool = False  # its reasoning is in a channel of its own
-    has_short_ids: bool = False  # its chat template accepts only ids of nine letters and digits
+    ids: CallIds = "any"  # what its chat template accepts: nine letters and digits, or functions.name:0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +54,25 @@ _DEEPSEEK = (
 _MISTRAL = (json_calls.TOOL_CALLS, json_calls.CALL_ID, json_calls.ARGS)
 _TOOL_CALL = (json_calls.TOOL_CALL, json_calls.TOOL_CALL_END)
 _GLM = (*_TOOL_CALL, tagged_calls.KEY, tagged_calls.KEY_END, tagged_calls.VALUE, tagged_calls.VALUE_END)
+_KIMI = (
+    marked_calls.CALLS,
+    marked_calls.CALL,
+    marked_calls.CALL_ARGUMENT,
+    marked_calls.CALL_END,
+    marked_calls.CALLS_END,
+)
 _LLAMA = (json_calls.PYTHON_TAG, pythonic_calls.PYTHON_START, pythonic_calls.PYTHON_END)
 
 
 def _gemma_markers(parser: type[tagged_calls.GemmaParser]) -> Sequence[str]:
     return (parser.open, parser.close, parser.quote)
+
+
+def _between(name: str, parser: type[StreamParser]) -> ToolFormat:
+    """A family that is known by the marker that begins its calls."""
+    return ToolFormat(
+        name=name, parser=parser, signs=(parser.open,), markers=tuple(filter(None, (parser.open, parser.close)))
+    )
 
 
 # In this order: the first family whose signs a chat template has.
@@ -72,15 +89,18 @@ _TOOL_ROWS = (
         parser=json_calls.MistralParser,
         signs=(json_calls.TOOL_CALLS, json_calls.ARGS),
         markers=_MISTRAL,
-        has_short_ids=True,
+        ids="short",
     ),
     ToolFormat(
         name="mistral",
         parser=json_calls.MistralParser,
         signs=(json_calls.TOOL_CALLS,),
         markers=_MISTRAL,
-        has_short_ids=True,
+        ids="short",
     ),
+    ToolFormat(name="kimi_k2", parser=marked_calls.KimiParser, signs=("<|im_middle|>",), markers=_KIMI, ids="named"),
+    _between("minimax_m2", tagged_calls.MiniMaxParser),
+    _between("seed_oss", tagged_calls.SeedParser),
     ToolFormat(
         name="qwen3_coder",
         parser=tagged_calls.QwenCoderParser,
@@ -100,6 +120,20 @@ _TOOL_ROWS = (
         signs=(tagged_calls.GemmaParser.open,),
         markers=_gemma_markers(tagged_calls.GemmaParser),
     ),
+    _between("command", marked_calls.CommandParser),
+    _between("nemotron", marked_calls.MarkedCallParser),
+    _between("tool_calls", marked_calls.ToolCallsParser),
+    _between("lfm2", marked_calls.LfmParser),
+    _between("olmo3", marked_calls.OlmoParser),
+    _between("apertus", marked_calls.ApertusParser),
+    ToolFormat(
+        name="internlm",
+        parser=marked_calls.InternLmParser,
+        signs=(marked_calls.PLUGIN,),
+        markers=(marked_calls.InternLmParser.open, marked_calls.PLUGIN, marked_calls.InternLmParser.close),
+    ),
+    _between("granite", marked_calls.GraniteParser),
+    ToolFormat(name="phi4_mini", parser=marked_calls.FunctoolsParser, signs=("functools",)),
     ToolFormat(name="hermes", parser=json_calls.HermesParser, signs=(json_calls.TOOL_CALL,), markers=_TOOL_CALL),
     ToolFormat(
         name="llama4_pythonic",
@@ -111,7 +145,8 @@ _TOOL_ROWS = (
     ToolFormat(name="llama3_json", parser=json_calls.LlamaParser, signs=(json_calls.PYTHON_TAG,), markers=_LLAMA),
     ToolFormat(name="llama4_json", parser=json_calls.LlamaParser, signs=("<|header_start|>",), markers=_LLAMA),
     ToolFormat(name="llama3", parser=json_calls.LlamaParser, signs=("<|start_header_id|>",), markers=_LLAMA),
-    ToolFormat(name="json", parser=json_calls.JsonParser, markers=_TOOL_CALL),  # any other
+    ToolFormat(name="glm4", parser=marked_calls.Glm4Parser, signs=("<|observation|>",)),
+    ToolFormat(name=ANY_TOOLS, parser=json_calls.JsonParser, markers=_TOOL_CALL),  # any other
 )
 _REASONING_ROWS = (
     ReasoningFormat(
@@ -122,6 +157,26 @@ _REASONING_ROWS = (
     ReasoningFormat(name="mistral", markers=ThoughtMarkers(open="[THINK]", close="[/THINK]"), signs=("[THINK]",)),
     ReasoningFormat(
         name="seed_oss", markers=ThoughtMarkers(open="<seed:think>", close="</seed:think>"), signs=("<seed:think>",)
+    ),
+    ReasoningFormat(
+        name="command",
+        markers=ThoughtMarkers(open="<|START_THINKING|>", close="<|END_THINKING|>"),
+        signs=("<|START_THINKING|>",),
+    ),
+    ReasoningFormat(
+        name="apertus",
+        markers=ThoughtMarkers(open="<|inner_prefix|>", close="<|inner_suffix|>"),
+        signs=("<|inner_prefix|>",),
+    ),
+    ReasoningFormat(
+        name="answer",
+        markers=ThoughtMarkers(open="<think>", close="</think>", wrappers=("<answer>", "</answer>")),
+        signs=("think>", "<answer>"),
+    ),
+    ReasoningFormat(
+        name="response",
+        markers=ThoughtMarkers(open="<think>", close="</think>", wrappers=("<response>", "</response>")),
+        signs=("think>", "<response></response>"),
     ),
     ReasoningFormat(name="think", markers=ThoughtMarkers(open="<think>", close="</think>"), signs=("think>",)),
 )

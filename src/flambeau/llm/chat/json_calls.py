@@ -18,6 +18,8 @@ CALL, CALL_SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep�
 class JsonCallParser(StreamParser):
     """Calls that are objects with a name and arguments."""
 
+    name_key = "name"
+
     def _read_call_objects(self, names: Collection[str] | None = None) -> Steps[bool]:
         """Read objects, in a list or not, up to other text; False if there is none. `names`: only of these tools."""
         num_calls = self.num_calls
@@ -43,7 +45,7 @@ class JsonCallParser(StreamParser):
             if key is None or (yield from self._peek()) != ":":
                 return has_begun
             self._at += 1
-            if key == "name":
+            if key == self.name_key:
                 name = (yield from self._read_json_string()) or ""
                 if not NAME.fullmatch(name) or (names is not None and name not in names):
                     return False
@@ -60,6 +62,13 @@ class JsonCallParser(StreamParser):
             return False
         return has_begun or (bool(name) and self._put_whole_call(name, arguments))
 
+    def _skip_to(self, close: str) -> Steps[None]:
+        """Leave out what stands between the last call and its closing marker; it may be missing."""
+        if not (yield from self._skip(close)):
+            _, found = yield from self._read_until(close, *map(self.spell, self.markers))
+            if found and found != close:
+                self._at -= len(found)
+
 
 class HermesParser(JsonCallParser):
     """`<tool_call>{"name": …, "arguments": …}</tool_call>` within other text."""
@@ -69,13 +78,6 @@ class HermesParser(JsonCallParser):
     def _read_call(self, marker: str) -> Steps[None]:
         if (yield from self._read_call_objects()):
             yield from self._skip_to(self.spell(TOOL_CALL_END))
-
-    def _skip_to(self, close: str) -> Steps[None]:
-        """Leave out what stands between the last call and its closing marker; it may be missing."""
-        if not (yield from self._skip(close)):
-            _, found = yield from self._read_until(close, *map(self.spell, self.markers))
-            if found and found != close:
-                self._at -= len(found)
 
 
 class JsonParser(HermesParser):
@@ -89,7 +91,7 @@ class JsonParser(HermesParser):
 class LlamaParser(JsonCallParser, PythonicParser):
     """Bare calls, as objects `{"name": …, "parameters": …}` or as Python; after the Python tag also `tool.call(…)`."""
 
-    markers = (PYTHON_TAG, PYTHON_START)
+    markers: tuple[str, ...] = (PYTHON_TAG, PYTHON_START)
 
     def _read_call(self, marker: str) -> Steps[None]:
         yield from self._read_either(None)
@@ -131,18 +133,20 @@ class MistralParser(JsonCallParser):
 class DeepSeekParser(StreamParser):
     """V3 and R1: `function<sep>name` and fenced JSON; V3.1: `name<sep>{…}`."""
 
-    markers = (CALLS, CALL)
+    markers: tuple[str, str] = (CALLS, CALL)
+    call_end, calls_end = CALL_END, CALLS_END
 
     def _read_call(self, marker: str) -> Steps[None]:
-        if marker == self.spell(CALLS) and not (yield from self._skip(self.spell(CALL))):
+        calls, call = map(self.spell, self.markers)
+        if marker == calls and not (yield from self._skip(call)):
             return
         while True:
             if not (yield from self._read_one()):
                 return
-            yield from self._read_until(self.spell(CALL_END), limit=MAX_HEAD)
-            if not (yield from self._skip(self.spell(CALL))):
+            yield from self._read_until(self.spell(self.call_end), limit=MAX_HEAD)
+            if not (yield from self._skip(call)):
                 break
-        yield from self._skip(self.spell(CALLS_END))
+        yield from self._skip(self.spell(self.calls_end))
 
     def _read_one(self) -> Steps[bool]:
         name, found = yield from self._read_until(self.spell(CALL_SEPARATOR))

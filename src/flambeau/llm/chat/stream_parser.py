@@ -31,6 +31,7 @@ class ThoughtMarkers:
     open: str
     close: str
     label: str = ""  # a word after the opening one that is not part of the reasoning
+    wrappers: Sequence[str] = ()  # around the answer after a thought, and no part of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class ParserOptions:
 class StreamParser:
     """Separates reasoning, answer and calls. A subclass says what a call looks like; by itself it finds none."""
 
+    open, close = "", ""  # around calls, in families that have such markers
     markers: Sequence[str] = ()  # texts that begin a call
 
     def __init__(self, options: ParserOptions) -> None:
@@ -59,6 +61,7 @@ class StreamParser:
         self._space = ""  # at the end of the answer so far; it does not belong to a call that follows
         self._drops_space = False  # the answer begins after reasoning or a call
         self._has_text = False
+        self._wrappers: Sequence[str] = ()
         self._steps = self._parse()
 
     @property
@@ -148,6 +151,7 @@ class StreamParser:
             if not (yield from self._more()):
                 return
         self._at += len(close)
+        self._wrappers = self.options.thought.wrappers
         self.is_reasoning, self._drops_space = False, not self._has_text
 
     # ---- what is emitted ----
@@ -156,7 +160,7 @@ class StreamParser:
         text = self._space + text
         if self._drops_space:
             text = text.lstrip()
-        kept = text.rstrip() if self.markers else text
+        kept = text.rstrip() if self.markers or self._wrappers else text
         self._space = text[len(kept) :]
         self._delta.text += kept
         if kept:
@@ -213,9 +217,11 @@ class StreamParser:
         """Emit the answer up to a marker, which is read too; None at the end. Other special tokens are left out."""
         others = [MARK + name for name in self.options.special]
         while True:
-            size, found = self._find([*markers, *others])
+            size, found = self._find([*markers, *others, *self._wrappers])
             self._put_text(self._cut(size))
             self._at += len(found)
+            if found in self._wrappers:
+                self._drops_space, self._space = True, ""
             if found in markers:
                 return found
             if not found and not (yield from self._more()):

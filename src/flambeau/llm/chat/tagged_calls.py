@@ -1,4 +1,4 @@
-"""Families that write each argument between markers: Qwen3-Coder, GLM, Gemma. Texts are emitted as they come."""
+"""Families that write each argument between markers: Qwen3-Coder, MiniMax, GLM, Gemma. Texts come as they are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flambeau.llm.chat.stream_parser import NAME, Steps, StreamParser
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+INVOKE, INVOKE_PARAMETER, INVOKE_END = "<invoke name=", "<parameter name=", "</invoke>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 MAX_DEPTH = 32  # of values within values
 MAX_VALUE = 10**7  # characters
@@ -50,10 +51,11 @@ class TaggedCallParser(StreamParser):
 class QwenCoderParser(TaggedCallParser):
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
 
-    markers = (TOOL_CALL, FUNCTION)  # some replies lack the first
+    open, close = TOOL_CALL, TOOL_CALL_END
+    markers = (open, FUNCTION)  # some replies lack the first
 
     def _read_call(self, marker: str) -> Steps[None]:
-        if marker == self.spell(TOOL_CALL) and not (yield from self._skip(FUNCTION)):
+        if marker == self.spell(self.open) and not (yield from self._skip(FUNCTION)):
             return
         name, found = yield from self._read_until(">")
         name = name.strip().strip("\"'")
@@ -67,7 +69,41 @@ class QwenCoderParser(TaggedCallParser):
             yield from self._stream_value(name, key.strip(), PARAMETER_END, trims_lines=True)
         if (yield from self._skip(FUNCTION_END)) or not self._is_over:
             self._end_arguments()
-        yield from self._skip(self.spell(TOOL_CALL_END))
+        yield from self._skip(self.spell(self.close))
+
+
+class SeedParser(QwenCoderParser):
+    """The same between markers of Seed-OSS."""
+
+    open, close = "<seed:tool_call>", "</seed:tool_call>"
+    markers = (open, FUNCTION)
+
+
+class MiniMaxParser(TaggedCallParser):
+    """`<invoke name="name"><parameter name="key">value</parameter></invoke>`, once for each call."""
+
+    open, close = "<minimax:tool_call>", "</minimax:tool_call>"
+    markers = (open,)
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        num_calls = self.num_calls
+        while (yield from self._skip(INVOKE)):
+            name, found = yield from self._read_until(">")
+            name = name.strip().strip("\"'")
+            if not found or not NAME.fullmatch(name):
+                return
+            self._begin_arguments(name)
+            while (yield from self._skip(INVOKE_PARAMETER)):
+                key, found = yield from self._read_until(">")
+                if not found:
+                    return
+                yield from self._stream_value(name, key.strip().strip("\"'"), PARAMETER_END, trims_lines=True)
+            if (yield from self._skip(INVOKE_END)) or not self._is_over:
+                self._end_arguments()
+        if self.num_calls > num_calls and not (yield from self._skip(self.spell(self.close))):
+            rest = self._text[self._at :].strip()
+            if self._is_over and INVOKE.startswith(rest):  # the reply was cut short within a marker
+                self._at = len(self._text)
 
 
 class GlmParser(TaggedCallParser):

@@ -44,6 +44,7 @@ from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
 from flambeau.llm.mapped_files import release_weight_files
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.config_keys import DUAL_CHUNKS
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
@@ -105,6 +106,12 @@ def load_model(
             "config.json of %s has keys that are not known for this family and have no effect: %s",
             path,
             ", ".join(arch.unknown_keys),
+        )
+    if arch.source.get(DUAL_CHUNKS):
+        logger.warning(
+            "%s: sequences end after %d tokens, because longer ones need dual chunk attention, which is not supported",
+            path,
+            arch.max_length,
         )
     if arch.unused:
         unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]

@@ -8,7 +8,8 @@ Shapes: I inputs · O outputs · N groups
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,25 @@ def awq_format(config: Mapping[str, Any]) -> LayerFormat:
         read=read_awq,
         remark=unknown_options(config),
     )
+
+
+def auto_round_format(config: Mapping[str, Any]) -> LayerFormat:
+    """AutoRound, whose files are arranged as those of GPTQ or AWQ."""
+    kind, packing = config.get("data_type") or "int", config.get("packing_format")
+    make = ARRANGEMENTS.get(str(packing))
+    if kind != "int" or make is None:
+        raise CheckpointError(
+            f"AutoRound's data_type {kind!r} with packing_format {packing!r} is not supported; supported is 'int' with "
+            f"{', '.join(ARRANGEMENTS)}"
+        )
+    found = make({key: config[key] for key in ("bits", "group_size", "sym") if key in config})
+    return replace(found, title=f"AutoRound, as {found.title}")
+
+
+ARRANGEMENTS: Mapping[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
+    "auto_round:auto_gptq": gptq_format,
+    "auto_round:auto_awq": awq_format,
+}
 
 
 def check_rejected(config: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from flambeau.llm.checkpoints.bitsandbytes import bitsandbytes_format
 from flambeau.llm.checkpoints.compressed_tensors import compressed_tensors_format
 from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
 from flambeau.llm.checkpoints.gguf_weights import unpack_gguf
-from flambeau.llm.checkpoints.gptq import awq_format, gptq_format
+from flambeau.llm.checkpoints.gptq import auto_round_format, awq_format, gptq_format
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
 from flambeau.llm.checkpoints.torchao import torchao_format
 from flambeau.llm.checkpoints.weight_files import WeightFile
@@ -20,6 +20,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
     "gptq": gptq_format,
     "awq": awq_format,
+    "auto-round": auto_round_format,
     "compressed-tensors": compressed_tensors_format,
     "fp8": fp8_format,
     "fbgemm_fp8": fp8_format,

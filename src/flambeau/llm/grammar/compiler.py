@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flambeau.llm.chat.chat_format import ChatTurn
-from flambeau.llm.chat.tool_grammar import NO_PARAMETERS, ReplyForm, ToolRule, write_grammar
+from flambeau.llm.chat.grammar_writer import NO_PARAMETERS, ToolRule
+from flambeau.llm.chat.tool_grammar import ReplyForm, write_grammar
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.matcher import GrammarMatcher
 from flambeau.llm.grammar.normalized_schema import normalize

@@ -21,8 +21,10 @@ problem_type finetuning_task task_specific_params pad_token_id sep_token_id unk_
 decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size
 tie_encoder_decoder chunk_size_feed_forward use_bfloat16 pruned_heads tf_legacy_loss prefix summary_activation
 summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+cache_implementation max_sequence_length output_past n_special predict_special_tokens _num_labels output_dropout
 """
 HARMLESS = frozenset(_HARMLESS.split())
+DUAL_CHUNKS = "dual_chunk_attention_config"
 WINDOW_KEYS = frozenset(
     {
         "sliding_window",
@@ -51,6 +53,7 @@ ROPE_KEYS = frozenset(
         "partial_rotary_factor",
         "short_factor",
         "long_factor",
+        "finetuned",
     }
 )
 

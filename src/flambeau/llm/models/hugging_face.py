@@ -10,7 +10,7 @@ from typing import Any, get_args
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
-from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
+from flambeau.llm.models.config_keys import DUAL_CHUNKS, HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
 from flambeau.llm.models.families.config_parts import partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
@@ -61,6 +61,7 @@ QUANTIZATION_METHODS = (
     "flambeau",
     "gptq",
     "awq",
+    "auto-round",
     "compressed-tensors",
     "fp8",
     "fbgemm_fp8",
@@ -70,6 +71,7 @@ QUANTIZATION_METHODS = (
 )
 LAYER_TYPES = ("full_attention", "sliding_attention")
 DEFAULT_THETA = 10000.0
+RENAMED_KINDS = {"su": "longrope"}  # of rotary positions
 
 
 def read_hugging_face(folder: Path) -> Architecture:
@@ -190,7 +192,12 @@ def check_supported(config: Config, family: Family) -> None:
     for key, values in {**SUPPORTED, **family.supported}.items():
         if key in config and key not in family.understands and config[key] not in values:
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
-    quantization = section(config, "quantization_config")
+    quantization = section(config, "quantization_config") or section(config, "quantization")
+    if quantization and "quant_method" not in quantization and "bits" in quantization:
+        raise InvalidConfig(
+            f"weights of {quantization['bits']} bits in the format of MLX are not supported; use the original "
+            "checkpoint and quantize it with `flambeau llm quantize`, or one quantized by GPTQ or AWQ, or a GGUF file"
+        )
     if quantization and quantization.get("quant_method") not in (*QUANTIZATION_METHODS, *family.dequantizes):
         raise CheckpointError(
             f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
@@ -225,6 +232,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     """How positions are scaled; None: not at all."""
     parameters = rope_parameters(config, family)
     kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = RENAMED_KINDS.get(kind, kind)
     if parameters.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in family.understands:
         raise CheckpointError("partial_rotary_factor is not supported here: the whole head must be rotated")
     if kind == "mrope" and "mrope_section" in family.understands:  # how positions are divided, not how they are scaled
@@ -274,8 +282,13 @@ def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, .
 
 
 def max_length(config: Config, scaling: RopeScaling | None) -> int:
-    """The longest sequence; Qwen's config.json has the length before YaRN scaling."""
+    """The longest sequence; Qwen's config.json has the length before YaRN scaling.
+
+    Dual chunk attention (Qwen's models for a million tokens) is like any other up to the end of the first chunk.
+    """
     named = integer(config, "max_position_embeddings")
+    if chunks := section(config, DUAL_CHUNKS):
+        return min(named, integer(chunks, "chunk_size") - integer(chunks, "local_size", 0, least=0))
     return max(named, int(scaling.factor * scaling.original_length)) if scaling and scaling.kind == "yarn" else named
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flambeau.llm.errors import InvalidRequest, TokenizerError
+from flambeau.llm.errors import InvalidRequest, LLMError, TokenizerError
 from flambeau.llm.text.chat_budget import Budget, BudgetExceeded, TemplateRejection
 
 if TYPE_CHECKING:
@@ -20,6 +21,22 @@ IMAGE_PART = {"type": "image"}
 END_MARK = "\ufdd1 "  # a noncharacter: where the text of a message ends; templates that trim it lose the space
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a model thought
 USED = ("default", "tool_use")  # other named templates are ignored
+TRIAL_NAME = "flambeau_trial"
+TRIAL_MESSAGES = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
+TRIAL_TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": TRIAL_NAME,
+            "description": "c",
+            "parameters": {
+                "type": "object",
+                "properties": {"d": {"type": "string", "description": "e"}},
+                "required": [],
+            },
+        },
+    },
+)
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
 
@@ -39,10 +56,18 @@ class ChatTemplate:
         """The templates themselves, which show the family of the model."""
         return "\n".join(self._sources[name] for name in self._compiled)
 
-    @property
+    @cached_property
     def shows_tools(self) -> bool:
-        """Whether a template mentions tools; others would drop them silently."""
-        return any("tools" in source for source in self._sources.values())
+        """Whether tools are shown to the model; otherwise they would be dropped silently.
+
+        Some templates mention tools and read them from elsewhere, such as from the system message (Phi-4-mini).
+        """
+        if not any("tools" in source for source in self._sources.values()):
+            return False
+        try:
+            return TRIAL_NAME in self.render(TRIAL_MESSAGES, tools=TRIAL_TOOLS, add_generation_prompt=True)
+        except LLMError:  # it takes other conversations only
+            return True
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any

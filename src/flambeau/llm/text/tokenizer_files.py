@@ -28,6 +28,11 @@ def find_file(path: Path) -> Path:
             raise TokenizerError(
                 f"{path} has only tekken.json, which is not supported; put the model's tokenizer.json there"
             )
+        if not found and (others := [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))]):
+            raise TokenizerError(
+                f"{path} has only {others[0].name}, whose rules to split text are Python code; put the tokenizer.json "
+                "of the same model there, which other copies of it on the hub may have"
+            )
         if not found:
             raise TokenizerError(f"{path} has neither tokenizer.json nor tokenizer.model; put the model's own there")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.llm.chat.call_ids import with_short_ids
+from flambeau.llm.chat.call_ids import with_named_ids, with_short_ids
 from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import ChatDelta, whole_calls
 from flambeau.llm.errors import InvalidRequest
@@ -117,8 +117,41 @@ MODELS = {
     ),
     "granite": Model(
         special=("<|startoftext|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"),
-        tools="json",
+        tools="granite",
         header="<|start_of_role|>assistant<|end_of_role|>",
+    ),
+    "kimi_k2": Model(
+        special=(
+            *("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+        tools="kimi_k2",
+        header="<|im_assistant|>assistant<|im_middle|>",
+        end="<|im_end|>",
+    ),
+    "minimax_m2": Model(
+        special=("]~!b[", "[e~[", "]~b]", "<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        tools="minimax_m2",
+        header="]~b]ai\n",
+        thinks=True,
+        end="[e~[",
+    ),
+    "command_r7b": Model(
+        special=(
+            *("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>"),
+            *("<|CHATBOT_TOKEN|>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>"),
+        ),
+        tools="command",
+        header="<|CHATBOT_TOKEN|>",
+        thinks=True,
+    ),
+    "lfm2": Model(
+        special=("<|startoftext|>", "<|endoftext|>", *CHATML, "<|tool_call_start|>", "<|tool_call_end|>"),
+        tools="lfm2",
+        header="<|im_start|>assistant\n",
+        end="<|im_end|>",
     ),
 }
 PARAMETERS = {
@@ -171,6 +204,8 @@ def model(request, tmp_path_factory):
 
 def sent(own, messages):
     """The messages as the request reader passes them on."""
+    if own.tools == "kimi_k2":
+        return with_named_ids(messages)
     return with_short_ids(messages) if own.tools == "mistral" else messages
 
 
@@ -219,3 +254,56 @@ def test_messages_that_a_template_refuses_are_a_clear_error(tmp_path):
     )
     with pytest.raises(InvalidRequest, match="nine letters and digits"):
         load_tokenizer(folder).render_chat(conversation(ARGUMENTS), tools=TOOLS)
+
+
+PHI_4_MINI = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message %}"
+    "<|system|>{{ message['content'] }}<|tool|>{{ message['tools'] }}<|/tool|><|end|>"
+    "{% else %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
+)
+UNKNOWN = "{{ tools }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+def with_template(tmp_path, template):
+    special = ("<|begin|>", "<|end|>")
+    names = {"bos_token": special[0], "eos_token": special[1]}
+    return load_tokenizer(write_json_tokenizer(tmp_path, byte_level_json(special), chat_template=template, **names))
+
+
+def test_template_that_reads_tools_from_a_message_shows_none(tmp_path):
+    assert not with_template(tmp_path, PHI_4_MINI).shows_tools
+
+
+def test_template_that_refuses_system_messages_may_show_tools(tmp_path):
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    assert with_template(tmp_path, refusal + UNKNOWN).shows_tools
+
+
+def test_unknown_notation_of_calls_is_named_in_a_warning(tmp_path, caplog):
+    assert ChatFormat.of(with_template(tmp_path, UNKNOWN)).tools.name == "json"
+    assert "stay in the text. If you know it, set tool_parser to one of harmony," in caplog.text
+    caplog.clear()
+    ChatFormat.of(with_template(tmp_path, UNKNOWN), "hermes")
+    ChatFormat.of(with_template(tmp_path, UNKNOWN.replace("{{ tools }}", "")))
+    assert not caplog.records
+
+
+def test_ids_of_calls_are_names_and_numbers_for_kimi():
+    calls = [{"id": f"call_{i}", "type": "function", "function": {"name": name}} for i, name in enumerate("ab")]
+    own = {"id": "functions.c:7", "function": {"name": "c"}}
+    messages = [
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_1", "content": "x"},
+        {"role": "assistant", "tool_calls": [own]},
+        {"role": "tool", "tool_call_id": "functions.c:7", "content": "y"},
+        {"role": "tool", "tool_call_id": "other", "content": "z"},
+    ]
+    found = with_named_ids(messages)
+    assert [call["id"] for call in found[0]["tool_calls"]] == ["functions.a:0", "functions.b:1"]
+    assert [message["tool_call_id"] for message in found if "tool_call_id" in message] == [
+        "functions.b:1",
+        "functions.c:7",
+        "other",
+    ]
+    assert found[2]["tool_calls"] == [own]
+    assert messages[0]["tool_calls"] == calls

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from flambeau.llm.chat.call_notations import NOTATIONS
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
 from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
-from flambeau.llm.chat.stream_parser import MARK, ParserOptions
-from flambeau.llm.chat.tool_grammar import NOTATIONS
+from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser
 
 TOOLS = {
     "weather": {
@@ -56,6 +56,23 @@ GEMMA = "<start_function_call>call:weather{city:<escape>Ulm<escape>}<end_functio
 GEMMA4 = '<|tool_call>call:weather{city:<|"|>Ulm<|"|>}<tool_call|>'
 ANALYSIS = "<|channel|>analysis<|message|>Hm, Ulm.<|end|><|start|>assistant"
 HARMONY = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
+
+LINES = 'weather(city="Ulm")\ntime()'
+CALL = '{"name": "weather", "arguments": {"city": "Ulm"}}'
+KIMI = (
+    '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Ulm"}'
+    "<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>"
+)
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ulm</parameter>\n</invoke>\n'
+    '<invoke name="time">\n</invoke>\n</minimax:tool_call>'
+)
+SEED = "<seed:tool_call>\n<function=weather>\n<parameter=city>Ulm</parameter>\n</function>\n</seed:tool_call>"
+COMMAND = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Ulm"}},\n'
+    '    {"tool_call_id": "1", "tool_name": "time", "parameters": {}}\n]<|END_ACTION|>'
+)
 
 # family, text, reasoning, answer, calls
 CASES = [
@@ -108,6 +125,35 @@ CASES = [
     ("hermes", f"{HERMES}<think>again?</think>", "again?", "", [ULM]),
     ("hermes", "Write <think> first.", "", "Write <think> first.", []),
     ("hermes", "<think></think>Yes.", "", "Yes.", []),
+    # between markers
+    ("kimi_k2", f"Let me see.{KIMI}", "", "Let me see.", [ULM, TIME]),
+    ("kimi_k2", KIMI.removesuffix("<|tool_calls_section_end|>"), "", "", [ULM, TIME]),
+    ("kimi_k2", KIMI.replace("functions.", "").replace(":0", ""), "", "", [ULM, TIME]),
+    ("minimax_m2", f"<think>Hm.</think>\n\nSo.\n{MINIMAX}", "Hm.", "So.", [ULM, TIME]),
+    ("minimax_m2", MINIMAX.replace("Ulm", '{"a": "<b>"}\n'), "", "", [("weather", {"city": '{"a": "<b>"}'}), TIME]),
+    ("minimax_m2", MINIMAX.partition(' name="time"')[0], "", "", [ULM]),
+    ("minimax_m2", "<minimax:tool_call> is a marker", "", "<minimax:tool_call> is a marker", []),
+    ("seed_oss", f"So. {SEED}", "", "So.", [ULM]),
+    ("command", f"{COMMAND}\n", "", "", [ULM, TIME]),
+    ("command", "Yes.", "", "Yes.", []),
+    ("nemotron", f"So.\n<TOOLCALL>[{CALL}, {CALL}]</TOOLCALL>\n", "", "So.", [ULM, ULM]),
+    ("nemotron", f"<TOOLCALL>{CALL}", "", "", [ULM]),
+    ("tool_calls", f"<think>Hm.</think><tool_calls>[{CALL}]</tool_calls>", "Hm.", "", [ULM]),
+    ("granite", f"<|tool_call|>[{CALL}]", "", "", [ULM]),
+    ("phi4_mini", f"functools[{CALL}, {CALL}]", "", "", [ULM, ULM]),
+    ("internlm", f"So.<|action_start|><|plugin|>{LLAMA}<|action_end|>\n", "", "So.", [ULM]),
+    ("lfm2", '<|tool_call_start|>[weather(city="Ulm"), time()]<|tool_call_end|>So.', "", "So.", [ULM, TIME]),
+    ("lfm2", f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", "", [ULM]),
+    ("lfm2", f"<|tool_call_start|>\n```python\n{LINES}\n```\n<|tool_call_end|>", "", "", [ULM, TIME]),  # MiniCPM 3
+    ("lfm2", "<|tool_call_start|>```python\nno", "", "<|tool_call_start|>```python\nno", []),
+    ("lfm2", '[weather(city="Ulm")]', "", '[weather(city="Ulm")]', []),
+    ("olmo3", '<function_calls>\nweather(city="Ulm")\ntime()\n</function_calls>', "", "", [ULM, TIME]),
+    ("olmo3", "<function_calls>\nnone\n</function_calls>", "", "<function_calls>\nnone\n</function_calls>", []),
+    ("apertus", '<|tools_prefix|>[{"weather": {"city": "Ulm"}}, {"time": {}}]<|tools_suffix|>', "", "", [ULM, TIME]),
+    ("apertus", "<|tools_prefix|>[1]", "", "<|tools_prefix|>[1]", []),
+    ("glm4", '\nweather\n{"city": "Ulm"}', "", "", [ULM]),
+    ("glm4", "weather\nis fine", "", "weather\nis fine", []),
+    ("glm4", 'The weather\n{"a": 1}', "", 'The weather\n{"a": 1}', []),
     # Llama
     ("llama3_json", LLAMA, "", "", [ULM]),
     ("llama3_json", f'\n{LLAMA}; {{"type": "function", "name": "time", "parameters": {{}}}}', "", "", [ULM, TIME]),
@@ -259,6 +305,17 @@ def test_other_marks_of_reasoning(name):
     assert parse("json", text, range(len(text)), thought=marks) == ("Hm.", "Yes.", [])
 
 
+@pytest.mark.parametrize("cuts", [(), range(100)])
+def test_marks_around_the_answer_are_no_part_of_it(cuts):
+    thought = REASONING_FORMATS["answer"].markers
+    text = "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>\n"
+    assert parse("hermes", text, cuts, thought=thought) == ("Hm.", "Yes.", [])
+    parser = StreamParser(ParserOptions(thought=thought))  # without tools
+    pieces = [parser.take(piece) for piece in (text[:50], text[50:])] + [parser.finish()]
+    assert "".join(piece.text for piece in pieces) == "Yes."
+    assert parse("hermes", "Write <answer>.", cuts, thought=thought) == ("", "Write <answer>.", [])
+
+
 def marked(name, text):
     """A text as it is in a vocabulary whose markers are special tokens."""
     special = frozenset(TOOL_FORMATS[name].markers)
@@ -347,10 +404,23 @@ TEMPLATES = {
     "deepseek_v31": "<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>",
     "mistral_args": "[TOOL_CALLS]' + name + '[ARGS]",
     "mistral": "[TOOL_CALLS] [",
+    "kimi_k2": "<|im_system|>tool_declare<|im_middle|>",
+    "minimax_m2": '{%- set begin = \'<minimax:tool_call>\' -%}<invoke name="tool"><parameter name="p"><response>',
+    "seed_oss": "<seed:tool_call>\\n<function=example>\\n<parameter=p>",
     "qwen3_coder": "<tool_call>\\n<function=example>\\n<parameter=p>",
     "glm": "<tool_call>{name}\\n<arg_key>",
     "gemma4": "<|tool_call>call:",
     "functiongemma": "<start_function_call>call:",
+    "command": "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[",
+    "nemotron": "<AVAILABLE_TOOLS>[ <TOOLCALL>[",
+    "tool_calls": "<tool_calls>[",
+    "lfm2": "<|im_start|><|tool_call_start|>[",
+    "olmo3": "<|im_start|><function_calls>",
+    "apertus": "<|assistant_start|><|tools_prefix|>",
+    "internlm": "<|im_start|><|action_start|><|plugin|>",
+    "granite": "<|start_of_role|><|tool_call|>",
+    "phi4_mini": "<|tool|> functools[",
+    "glm4": "<|assistant|><|observation|>",
     "hermes": "<|im_start|><tool_call>",
     "llama4_pythonic": "<|header_start|> [func_name1(params_name1=params_value1",
     "pythonic": "<start_of_turn> [func_name1(params_name1=params_value1",
@@ -365,7 +435,8 @@ def test_family_is_found_in_the_chat_template():
     assert {name: find_tool_format(text).name for name, text in TEMPLATES.items()} == {name: name for name in TEMPLATES}
     assert TEMPLATES.keys() == TOOL_FORMATS.keys() == NOTATIONS.keys()
     found = {
-        name: find_reasoning_format(row.markers.open + row.markers.close) for name, row in REASONING_FORMATS.items()
+        name: find_reasoning_format(row.markers.open + row.markers.close + "".join(row.markers.wrappers))
+        for name, row in REASONING_FORMATS.items()
     }
     assert {name: row.name for name, row in found.items()} == {name: name for name in REASONING_FORMATS}
     assert find_reasoning_format("{{ messages }}") is None

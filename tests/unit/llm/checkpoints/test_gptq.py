@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,26 @@ def test_awq_groups_are_ours(tmp_path, words_at_once, monkeypatch):
     monkeypatch.setattr(gptq_files, "AWQ_WORDS_AT_ONCE", words_at_once)
     model = check_equal(*write_packed(tmp_path, awq, AWQ))
     assert isinstance(model.model.layers[1].mlp.gate_up_proj, Int4Linear)
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round:auto_awq"])
+def test_files_of_auto_round_are_arranged_as_those_of_gptq_or_awq(tmp_path, packing):
+    is_gptq = packing.endswith("gptq")
+    declared = {"quant_method": "auto-round", "bits": 4, "group_size": 32 if is_gptq else 64, "sym": False}
+    declared |= {"packing_format": packing, "data_type": "int", "autoround_version": "0.5.1", "iters": 200}
+
+    def without_order(weight):  # it stores no g_idx
+        parts, plain = gptq(32)(weight)
+        return {name: part for name, part in parts.items() if name != "g_idx"}, plain
+
+    check_equal(*write_packed(tmp_path, without_order if is_gptq else awq, declared))
+
+
+@pytest.mark.parametrize("changes", [{"packing_format": "auto_round:gptqmodel"}, {"data_type": "mx_fp"}])
+def test_other_files_of_auto_round_are_refused_by_name(changes):
+    given = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq", **changes}
+    with pytest.raises(CheckpointError, match=re.escape(repr(next(iter(changes.values()))))):
+        gptq_files.auto_round_format(given)
 
 
 def test_layers_that_are_not_quantized_stay_as_they_are(tmp_path, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -363,6 +364,13 @@ def test_the_names_of_mistral_are_found(tmp_path, pieces):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model.v3").write_bytes(sentencepiece_bytes())
     assert load_tokenizer(tmp_path).encode("To be") == pieces.encode("To be")
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "qwen.tiktoken", "hy.tiktoken"])
+def test_a_file_of_tiktoken_alone_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_text("IQ== 0\n")
+    with pytest.raises(TokenizerError, match=rf"only {re.escape(name)}, whose rules .* put the tokenizer.json"):
+        load_tokenizer(tmp_path)
 
 
 # ---- long texts ----

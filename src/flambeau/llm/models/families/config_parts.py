@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
@@ -20,6 +21,11 @@ anyres_pooling_size class_num dense_list im_start_id im_end_id im_newline_id pad
 video_start_id video_end_id mask_init_id moe_drop_tokens moe_random_routing_dropped_token capacity_factor
 """
 HUNYUAN_KEYS = frozenset(_HUNYUAN_KEYS.split())  # `alpha` is a rope parameter; the others have no effect
+_HUNYUAN_MOE_KEYS = """
+n_group topk_group num_media_embeds skip_cls_token anyres_vit_two_views vit_add_patchemb_bias vit_input_resolution
+vit_mapping_type vit_norm_type vit_patch vit_remove_prenorm vit_token vit_used_rms_norm
+"""
+HUNYUAN_MOE_KEYS = frozenset(_HUNYUAN_MOE_KEYS.split())  # of groups without group_limited_greedy, and of images
 HUNYUAN_NAMES = (
     (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
     (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
@@ -33,7 +39,7 @@ HUNYUAN_SUPPORTED = {
     "moe_layer_num_skipped": (None, 0),
     "use_mixed_mlp_moe": (None, False, True),
 }
-VISION = r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\."  # tensors
+VISION = r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector)\."  # tensors
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -75,6 +81,16 @@ def text_only(family: Family) -> Family:
         parts={**family.parts, "unused": VISION},
         renames=((r"^language_model\.", ""), (r"^model\.language_model\.", "model."), *family.renames),
     )
+
+
+def minicpm_scales(config: Config) -> Config:
+    """Factors of embeddings, of what layers add, and of logits."""
+    depth, base = config.get("scale_depth"), config.get("dim_model_base")
+    return {
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"]),
+        "logit_scale": 1.0 if base is None else base / config["hidden_size"],
+    }
 
 
 def granite(config: Config) -> Config:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     CLIP_KEYS,
     DEEPSEEK_EXPERT_NAMES,
     HUNYUAN_KEYS,
+    HUNYUAN_MOE_KEYS,
     HUNYUAN_NAMES,
     HUNYUAN_SUPPORTED,
     LLAMA_TOKENS,
@@ -89,6 +93,35 @@ def dots_1(config: Config) -> Config:
     }
 
 
+def deepseek_1(config: Config) -> Config:
+    """DeepSeek's first experts."""
+    return {
+        "shared_expert_size": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
+        "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
+    }
+
+
+def bailing(config: Config) -> Config:
+    """Ling and Ring."""
+    shared = config.get("moe_shared_expert_intermediate_size") or config["moe_intermediate_size"]
+    return {
+        "qkv_bias": bool(config["use_qkv_bias"]),
+        "output_bias": bool(config["use_bias"]),
+        "shared_expert_size": int(config.get("num_shared_experts") or 0) * int(shared),
+        "dense_layers": frozenset(range(int(config["first_k_dense_replace"]))),
+    }
+
+
+def bailing_2(config: Config) -> Config:
+    return {
+        **bailing(config),
+        **partial_rotation(config),
+        **expert_groups(config),
+        "routed_scale": float(config["routed_scaling_factor"]),
+        "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
+    }
+
+
 def minimax_m2(config: Config) -> Config:
     """`rotary_dim` counts the dimensions that are rotated, unless a factor does."""
     if set(config.get("attn_type_list") or [1]) != {1}:
@@ -127,6 +160,8 @@ GRANITE_MOE_NAMES = (
     (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
     (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
 )
+GRANITE_MOE_KEYS = frozenset({"init_method"})
+GRANITE_MOE_SUPPORTED = {"normalization_function": (None, "rmsnorm"), "position_embedding_type": (None, "rope")}
 GRANITE_MOE_DEFAULTS = {
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
@@ -136,6 +171,38 @@ GRANITE_MOE_DEFAULTS = {
     "num_experts_per_tok": 2,
     **LLAMA_TOKENS,
 }
+
+BAILING_NAMES = (
+    (r"^model\.word_embeddings\.", "model.embed_tokens."),
+    (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
+    (r"\.attention\.dense\.", ".self_attn.o_proj."),
+    (r"\.attention\.query_layernorm\.", ".self_attn.q_norm."),
+    (r"\.attention\.key_layernorm\.", ".self_attn.k_norm."),
+    (r"\.mlp\.gate\.expert_bias$", ".mlp.score_bias"),
+    (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+)
+BAILING_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "norm_head": (None, False),
+    "norm_softmax": (None, False),
+    "multi_gate": (None, False),
+    "use_rmsnorm": (None, True),
+    "use_sliding_window": (None, False),
+}
+BAILING = Family(
+    model_type="bailing_moe",
+    experts=True,
+    derive=bailing,
+    understands=frozenset({"max_window_layers", "sliding_window"}),
+    supported=BAILING_SUPPORTED,
+    renames=BAILING_NAMES,
+    defaults={
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": None,
+    },
+)
 
 PHI_MOE = Family(
     model_type="phimoe",
@@ -186,6 +253,11 @@ EXPERTS = {
         windowed="all",
         names_layers=False,
         experts=True,
+        supported={  # Qwen3-Coder has the keys of its ancestors
+            "use_qk_norm": (None, True),
+            "qkv_bias": (None, False),
+            "shared_expert_intermediate_size": (None, 0),
+        },
         defaults={
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
@@ -234,6 +306,8 @@ EXPERTS = {
         model_type="granitemoe",
         experts=True,
         derive=granite,
+        understands=GRANITE_MOE_KEYS,
+        supported=GRANITE_MOE_SUPPORTED,
         renames=GRANITE_MOE_NAMES,
         defaults=GRANITE_MOE_DEFAULTS,
     ),
@@ -241,6 +315,8 @@ EXPERTS = {
         model_type="granitemoeshared",
         experts=True,
         derive=granite_moe_shared,
+        understands=GRANITE_MOE_KEYS,
+        supported=GRANITE_MOE_SUPPORTED,
         renames=GRANITE_MOE_NAMES,
         defaults={**GRANITE_MOE_DEFAULTS, "shared_intermediate_size": 0},
     ),
@@ -269,6 +345,32 @@ EXPERTS = {
             "norm_topk_prob": True,
         },
     ),
+    "DeepseekForCausalLM": Family(
+        model_type="deepseek",
+        experts=True,
+        derive=deepseek_1,
+        supported={"scoring_func": (None, "softmax"), "moe_layer_freq": (None, 1)},
+        aliases={"n_routed_experts": "num_experts"},
+        renames=DEEPSEEK_EXPERT_NAMES,
+        defaults={"first_k_dense_replace": 0, "norm_topk_prob": False, **LLAMA_TOKENS},
+    ),
+    "BailingMoeForCausalLM": BAILING,
+    "BailingMoeV2ForCausalLM": replace(
+        BAILING,
+        model_type="bailing_moe_v2",
+        qk_norm=True,
+        parts={"router": "biased_sigmoid"},
+        derive=bailing_2,
+        understands=BAILING.understands | ROTARY_KEYS | {"router_dtype", "mtp_loss_scaling_factor"},
+        supported={
+            **BAILING_SUPPORTED,
+            "use_qk_norm": (None, True),
+            "score_function": (None, "sigmoid"),
+            "moe_router_enable_expert_bias": (None, True),
+            "norm_topk_prob": (None, True),
+        },
+        defaults={**BAILING.defaults, "routed_scaling_factor": 1.0, "partial_rotary_factor": 0.5},
+    ),
     "PhimoeForCausalLM": PHI_MOE,
     "PhiMoEForCausalLM": PHI_MOE,  # as Microsoft writes it
     "HunYuanMoEV1ForCausalLM": Family(
@@ -276,8 +378,14 @@ EXPERTS = {
         qk_norm=True,
         parts={"late_qk_norm": True},
         derive=hunyuan_moe,
-        understands=HUNYUAN_KEYS,
-        supported={**HUNYUAN_SUPPORTED, "hidden_act": (None, "silu"), "norm_topk_prob": (None, True)},
+        understands=HUNYUAN_KEYS | HUNYUAN_MOE_KEYS,
+        supported={
+            **HUNYUAN_SUPPORTED,
+            "use_mla": (None, False),
+            "position_embedding_xdrope": (None, False),
+            "hidden_act": (None, "silu"),
+            "norm_topk_prob": (None, True),
+        },
         aliases={"num_local_experts": "num_experts"},
         renames=(
             *HUNYUAN_NAMES,
@@ -333,7 +441,9 @@ EXPERTS = {
         experts=True,
         parts={"wide_qk_norm": True, "router": "biased_sigmoid"},
         derive=minimax_m2,
-        understands=ROTARY_KEYS | {"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size"},
+        understands=ROTARY_KEYS
+        | {"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size"}
+        | {"shared_moe_mode"},  # there is no shared expert
         supported=MINIMAX_SUPPORTED,
         renames=((r"\.(mlp|block_sparse_moe)\.e_score_correction_bias$", ".mlp.score_bias"),),
         defaults={

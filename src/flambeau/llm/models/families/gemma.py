@@ -11,6 +11,11 @@ def gemma(config: Config) -> Config:
     return {"embedding_scale": config["hidden_size"] ** 0.5}
 
 
+def gemma_1(config: Config) -> Config:
+    """The first files say gelu, and mean its approximation by tanh."""
+    return {**gemma(config), "activation": "gelu_tanh"}
+
+
 def gemma_2(config: Config) -> Config:
     return {
         **gemma(config),
@@ -50,7 +55,7 @@ GEMMA_3 = Family(
     parts={"norm_offset": 1.0, "norm_places": "both"},
     has_local_rope=True,
     derive=gemma_3,
-    understands=frozenset({"final_logit_softcapping"}),  # scores have none
+    understands=frozenset({"final_logit_softcapping", "hidden_act"}),  # scores have none; hidden_activation counts
     activation_key="hidden_activation",
     defaults={
         **GEMMA_2_DEFAULTS,
@@ -64,7 +69,11 @@ GEMMA = {
     "GemmaForCausalLM": Family(
         model_type="gemma",
         parts={"norm_offset": 1.0},
-        derive=gemma,
+        derive=gemma_1,
+        supported={  # some have both keys
+            "hidden_act": (None, "gelu", "gelu_new", "gelu_pytorch_tanh"),
+            "hidden_activation": (None, "gelu", "gelu_new", "gelu_pytorch_tanh"),
+        },
         defaults={**GEMMA_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"},
     ),
     "Gemma2ForCausalLM": Family(
@@ -73,7 +82,7 @@ GEMMA = {
         switches_window=False,
         parts={"norm_offset": 1.0, "norm_places": "both"},
         derive=gemma_2,
-        understands=SOFTCAPS,
+        understands=SOFTCAPS | {"hidden_act", "sliding_window_size"},  # hidden_activation and sliding_window count
         activation_key="hidden_activation",
         defaults={**GEMMA_2_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),

@@ -130,6 +130,43 @@ GPT_2_NAMES = (
 )
 DENSE_NAMES = ((r"\.dense_h_to_4h\.", ".up_proj."), (r"\.dense_4h_to_h\.", ".down_proj."))
 
+MPT = Family(
+    model_type="mpt",
+    has_kv_heads=False,
+    qkv_bias=False,
+    output_bias=False,
+    is_rotated=False,
+    parts={
+        "norm": "layer",
+        "has_gate": False,
+        "activation": "gelu",
+        "alibi": "plain",
+    },
+    derive=mpt,
+    supported={"no_bias": (None, True), "logit_scale": (None,), "norm_type": (None, "low_precision_layernorm")},
+    understands=frozenset(
+        {"learned_pos_emb", "init_device", "embedding_fraction", "verbose", "init_config"} | {"tokenizer_name"}
+    ),
+    epsilon_key="layer_norm_epsilon",
+    aliases={
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "max_seq_len": "max_position_embeddings",
+    },
+    mlp_ratio=4,
+    renames=(
+        (r"^transformer\.wte\.", "model.embed_tokens."),
+        (r"^transformer\.blocks\.", "model.layers."),
+        (r"^transformer\.norm_f\.", "model.norm."),
+        (r"\.norm_1\.", ".input_layernorm."),
+        (r"\.norm_2\.", ".post_attention_layernorm."),
+        (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
+        (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.ffn\.", ".mlp."),
+    ),
+    defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "expansion_ratio": 4, "attn_config": {}},
+)
 GPT_LIKE = {
     "GPT2LMHeadModel": Family(
         model_type="gpt2",
@@ -250,7 +287,7 @@ GPT_LIKE = {
         derive=falcon,
         supported={"apply_residual_connection_post_layernorm": (None, False)},
         understands=frozenset(
-            {"alibi", "multi_query", "parallel_attn", "num_kv_heads"}
+            {"alibi", "multi_query", "parallel_attn", "num_kv_heads", "ff_factor"}
         ),  # without effect in some generations
         epsilon_key="layer_norm_epsilon",
         activation_key="activation",
@@ -286,6 +323,7 @@ GPT_LIKE = {
         is_rotated=False,
         parts={**PLAIN_PARTS, "learned_positions": True, "position_offset": 2},
         derive=opt,
+        supported={"learned_embeddings": (None, True), "scale_embeddings": (None, False)},  # Galactica
         epsilon_key="layer_norm_eps",
         activation_key="activation_function",
         aliases={"ffn_dim": "intermediate_size"},
@@ -324,7 +362,8 @@ GPT_LIKE = {
             "embedding_norm": True,
             "grouped_qkv": True,
         },
-        understands=frozenset({"slow_but_exact", "offset_alibi", "masked_softmax_fusion", "bias_dropout_fusion"}),
+        understands=frozenset({"slow_but_exact", "offset_alibi", "masked_softmax_fusion", "bias_dropout_fusion"})
+        | {"skip_bias_add", "skip_bias_add_qkv"},
         supported={
             "apply_residual_connection_post_layernorm": (None, False),
             "attention_softmax_in_fp32": (None, True, False),  # a matter of rounding
@@ -352,39 +391,6 @@ GPT_LIKE = {
             **LLAMA_TOKENS,
         },
     ),
-    "MptForCausalLM": Family(
-        model_type="mpt",
-        has_kv_heads=False,
-        qkv_bias=False,
-        output_bias=False,
-        is_rotated=False,
-        parts={
-            "norm": "layer",
-            "has_gate": False,
-            "activation": "gelu",
-            "alibi": "plain",
-        },
-        derive=mpt,
-        supported={"no_bias": (None, True), "logit_scale": (None,), "norm_type": (None, "low_precision_layernorm")},
-        understands=frozenset({"learned_pos_emb", "init_device", "embedding_fraction", "verbose", "init_config"}),
-        epsilon_key="layer_norm_epsilon",
-        aliases={
-            "d_model": "hidden_size",
-            "n_heads": "num_attention_heads",
-            "n_layers": "num_hidden_layers",
-            "max_seq_len": "max_position_embeddings",
-        },
-        mlp_ratio=4,
-        renames=(
-            (r"^transformer\.wte\.", "model.embed_tokens."),
-            (r"^transformer\.blocks\.", "model.layers."),
-            (r"^transformer\.norm_f\.", "model.norm."),
-            (r"\.norm_1\.", ".input_layernorm."),
-            (r"\.norm_2\.", ".post_attention_layernorm."),
-            (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
-            (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
-            (r"\.ffn\.", ".mlp."),
-        ),
-        defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "expansion_ratio": 4, "attn_config": {}},
-    ),
+    "MptForCausalLM": MPT,
+    "MPTForCausalLM": MPT,  # as MosaicML writes it
 }

@@ -64,8 +64,10 @@ def time_step_limits(config: Config) -> tuple[float, float]:
 
 
 def mamba_2(config: Config) -> Config:
-    layers = frozenset(range(config["num_hidden_layers"]))
-    return {"recurrence": mamba_2_layers(config, layers), "wide_residual": bool(config["residual_in_fp32"])}
+    """Each group has a norm of its own, as in the original code; transformers has one norm for all of them."""
+    recurrence = mamba_2_layers(config, frozenset(range(config["num_hidden_layers"])))
+    grouped = replace(recurrence, norm_groups=recurrence.num_groups)
+    return {"recurrence": grouped, "wide_residual": bool(config["residual_in_fp32"])}
 
 
 def mamba_1_layers(config: Config, layers: frozenset[int]) -> Recurrence:
@@ -351,7 +353,8 @@ MAMBA_1 = Family(
     derive=mamba_1,
     understands=MAMBA_KEYS
     | KERNEL_KEYS
-    | {"chunk_size", "rescale_prenorm_residual", "time_step_init_scheme", "time_step_scale", "rms_norm"},
+    | {"chunk_size", "rescale_prenorm_residual", "time_step_init_scheme", "time_step_scale", "rms_norm"}
+    | {"d_inner", "d_model", "fused_add_norm", "n_layer", "pad_vocab_size_multiple", "norm_before_gate"},
     supported={"hidden_act": SILU},
     epsilon_key="layer_norm_epsilon",
     aliases={
@@ -655,7 +658,7 @@ HYBRID = {
     "BambaForCausalLM": Family(
         model_type="bamba",
         derive=bamba,
-        understands=MAMBA_KEYS | ROTARY_KEYS | {"z_loss_coefficient", "num_logits_to_keep", "layer_types"},
+        understands=MAMBA_KEYS | ROTARY_KEYS | KERNEL_KEYS | {"z_loss_coefficient", "layer_types"},
         supported={"hidden_act": SILU},
         renames=LATE_NAMES,
         defaults={

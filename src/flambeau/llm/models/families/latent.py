@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import DEEPSEEK_EXPERT_NAMES, LLAMA_TOKENS, expert_groups
+from flambeau.llm.models.families.config_parts import (
+    DEEPSEEK_EXPERT_NAMES,
+    LLAMA_TOKENS,
+    expert_groups,
+    minicpm_scales,
+    text_only,
+)
 from flambeau.llm.models.families.family import Config, Family
 
 
@@ -79,14 +86,7 @@ def youtu(config: Config) -> Config:
 
 
 def minicpm_3(config: Config) -> Config:
-    num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    depth, base = config.get("scale_depth"), config.get("dim_model_base")
-    return {
-        **latent_attention(config),
-        "embedding_scale": float(config["scale_emb"]),
-        "residual_scale": 1.0 if depth is None else depth / math.sqrt(num_layers),
-        "logit_scale": 1.0 if base is None else base / hidden,
-    }
+    return {**latent_attention(config), **minicpm_scales(config)}
 
 
 ALIASES = {"qk_rope_head_dim": "head_dim"}  # whatever a file has as head_dim
@@ -100,6 +100,41 @@ DEEPSEEK_DEFAULTS = {
     "v_head_dim": 128,
 }
 DERIVED_KEYS = frozenset({"qk_head_dim", "num_mtp_layers", "num_local_experts"})  # written beside those that count
+
+DEEPSEEK_3 = Family(
+    model_type="deepseek_v3",
+    has_kv_heads=False,
+    experts=True,
+    parts={"router": "biased_sigmoid"},
+    derive=deepseek_3,
+    understands=DERIVED_KEYS,
+    supported={
+        "topk_method": (None, "noaux_tc"),
+        "scoring_func": (None, "sigmoid"),
+        "index_topk": (None,),  # sparse attention of V3.2
+        "moe_layer_freq": (None, 1),
+    },
+    aliases=DEEPSEEK_ALIASES,
+    renames=DEEPSEEK_NAMES,
+    defaults={
+        **DEEPSEEK_DEFAULTS,
+        "max_position_embeddings": 4096,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 1,
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+    },
+)
+KIMI_2 = replace(DEEPSEEK_3, model_type="kimi_k2")
 
 LATENT = {
     "DeepseekV2ForCausalLM": Family(
@@ -128,39 +163,9 @@ LATENT = {
             **LLAMA_TOKENS,
         },
     ),
-    "DeepseekV3ForCausalLM": Family(
-        model_type="deepseek_v3",
-        has_kv_heads=False,
-        experts=True,
-        parts={"router": "biased_sigmoid"},
-        derive=deepseek_3,
-        understands=DERIVED_KEYS,
-        supported={
-            "topk_method": (None, "noaux_tc"),
-            "scoring_func": (None, "sigmoid"),
-            "index_topk": (None,),  # sparse attention of V3.2
-            "moe_layer_freq": (None, 1),
-        },
-        aliases=DEEPSEEK_ALIASES,
-        renames=DEEPSEEK_NAMES,
-        defaults={
-            **DEEPSEEK_DEFAULTS,
-            "max_position_embeddings": 4096,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 2048,
-            "routed_scaling_factor": 2.5,
-            "n_group": 8,
-            "topk_group": 4,
-            "first_k_dense_replace": 3,
-            "norm_topk_prob": True,
-            "rope_interleave": True,
-            "num_nextn_predict_layers": 1,
-            "eos_token_id": 1,
-            "bos_token_id": 0,
-        },
-    ),
+    "DeepseekV3ForCausalLM": DEEPSEEK_3,
+    "KimiK2ForCausalLM": KIMI_2,
+    "KimiK25ForConditionalGeneration": replace(text_only(KIMI_2), model_type="kimi_k25"),
     "Glm4MoeLiteForCausalLM": Family(
         model_type="glm4_moe_lite",
         has_kv_heads=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     CLIP_KEYS,
     GPT_TOKENS,
@@ -12,6 +13,16 @@ from flambeau.llm.models.families.config_parts import (
     uniform_bias,
 )
 from flambeau.llm.models.families.family import Config, Family
+
+
+def cohere_2(config: Config) -> Config:
+    """`layer_switch` is an older name of the pattern, which files have beside it."""
+    if config.get("layer_switch") not in (None, config["sliding_window_pattern"]):
+        raise CheckpointError(
+            f"layer_switch {config['layer_switch']!r} is not supported beside sliding_window_pattern "
+            f"{config['sliding_window_pattern']!r}; both must be the same"
+        )
+    return cohere(config)
 
 
 def cohere(config: Config) -> Config:
@@ -27,10 +38,26 @@ def stablelm(config: Config) -> Config:
     }
 
 
+# Of StarCoder 1, and of NeMo: the same as other keys, or without effect.
+STARCODER_KEYS = frozenset(
+    {
+        "activation_function",
+        "layer_norm_epsilon",
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "scale_attn_weights",
+    }
+)
+_NEMOTRON_KEYS = """
+rope_percent rope_percentage rotary_percent norm_epsilon transformer_engine ffn_hidden_size kv_channels num_layers
+"""
+NEMOTRON_KEYS = frozenset(_NEMOTRON_KEYS.split())
+
 LAYER_NORM = {
     "CohereForCausalLM": Family(
         model_type="cohere",
         understands=frozenset({"use_qk_norm"}),
+        supported={"layer_norm_bias": (None, False)},
         parts={"norm": "layer", "is_parallel": True, "interleaved_rope": True},
         derive=cohere,
         epsilon_key="layer_norm_eps",
@@ -50,7 +77,15 @@ LAYER_NORM = {
         rotates_windows=True,
         switches_window=False,
         parts={"norm": "layer", "is_parallel": True, "interleaved_rope": True},
-        derive=cohere,
+        derive=cohere_2,
+        understands=frozenset({"use_embedding_sharing", "use_parallel_embedding"}),  # see tie_word_embeddings
+        supported={
+            "order_of_interleaved_layers": (None, "local_attn_first"),
+            "position_embedding_type": (None, "rope_gptj"),
+            "rotary_pct": (None, 1, 1.0),
+            "use_gated_activation": (None, True),
+            "use_parallel_block": (None, True),
+        },
         epsilon_key="layer_norm_eps",
         defaults={
             "layer_norm_eps": 1e-5,
@@ -69,6 +104,7 @@ LAYER_NORM = {
         switches_window=False,
         parts={"norm": "layer", "norm_bias": True, "has_gate": False},
         derive=uniform_bias,
+        understands=STARCODER_KEYS,
         epsilon_key="norm_epsilon",
         renames=((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj.")),
         defaults={
@@ -138,7 +174,8 @@ LAYER_NORM = {
         model_type="nemotron",
         parts={"norm": "layer", "norm_bias": True, "norm_offset": 1.0, "has_gate": False},
         derive=partial_rotation,
-        understands=ROTARY_KEYS,
+        understands=ROTARY_KEYS | NEMOTRON_KEYS,
+        supported={"apply_residual_connection_post_layernorm": (None, False)},
         epsilon_key="norm_eps",
         defaults={
             "hidden_act": "relu2",

@@ -12,6 +12,7 @@ from flambeau.llm.models.families.config_parts import (
     LLAMA_TOKENS,
     ROTARY_KEYS,
     granite,
+    minicpm_scales,
     partial_rotation,
     stretched_theta,
     text_only,
@@ -36,6 +37,12 @@ def ministral_3(config: Config) -> Config:
     if not length:
         raise CheckpointError("llama_4_scaling_beta needs original_max_position_embeddings among the rope parameters")
     return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
+
+
+def cwm(config: Config) -> Config:
+    if config.get("layer_types") is None:
+        raise CheckpointError("layer_types is needed here: it names the layers with a window")
+    return {}
 
 
 def internlm_2(config: Config) -> Config:
@@ -72,6 +79,14 @@ MINISTRAL_3_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 OLMO_3_THETA = 5e5
 GLM_DEFAULTS = {
     "num_key_value_heads": 2,
@@ -81,6 +96,25 @@ GLM_DEFAULTS = {
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
 }
+
+PHI_4_MULTIMODAL_KEYS = frozenset({"audio_processor", "embd_layer", "img_processor", "speech_lora", "vision_lora"})
+
+PHI_3 = Family(
+    model_type="phi3",
+    qkv_bias=False,
+    output_bias=False,
+    windowed="all",
+    switches_window=False,
+    derive=partial_rotation,
+    understands=ROTARY_KEYS,
+    defaults={
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 32000,
+        "bos_token_id": 1,
+    },
+)
 
 MISTRAL = Family(
     model_type="mistral",
@@ -125,7 +159,11 @@ MINISTRAL_3 = replace(
 )
 
 LLAMA_LIKE = {
-    "LlamaForCausalLM": Family(model_type="llama", defaults=LLAMA_TOKENS),
+    "LlamaForCausalLM": Family(
+        model_type="llama",
+        supported={"activation": (None, "swiglu")},  # beside hidden_act (Falcon 3)
+        defaults=LLAMA_TOKENS,
+    ),
     "MistralForCausalLM": MISTRAL,
     "MinistralForCausalLM": replace(MISTRAL, model_type="ministral"),
     "Ministral3ForCausalLM": MINISTRAL_3,
@@ -170,22 +208,7 @@ LLAMA_LIKE = {
             "bos_token_id": 128000,
         },
     ),
-    "Phi3ForCausalLM": Family(
-        model_type="phi3",
-        qkv_bias=False,
-        output_bias=False,
-        windowed="all",
-        switches_window=False,
-        derive=partial_rotation,
-        understands=ROTARY_KEYS,
-        defaults={
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 32000,
-            "bos_token_id": 1,
-        },
-    ),
+    "Phi3ForCausalLM": PHI_3,
     "Olmo2ForCausalLM": Family(
         model_type="olmo2",
         qk_norm=True,
@@ -257,6 +280,7 @@ LLAMA_LIKE = {
         model_type="ernie4_5",
         parts={"interleaved_rope": True},
         derive=uniform_bias,
+        supported={"compression_ratio": (None, 1, 1.0)},
         defaults={
             "num_key_value_heads": 2,
             "head_dim": 128,
@@ -312,6 +336,74 @@ LLAMA_LIKE = {
     ),
     "BaichuanForCausalLM": BAICHUAN,
     "BaiChuanForCausalLM": BAICHUAN,
+    "CwmForCausalLM": Family(
+        model_type="cwm",
+        qkv_bias=False,
+        output_bias=False,
+        windowed="pattern",
+        switches_window=False,
+        derive=cwm,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_parameters": CWM_ROPE,
+            "sliding_window": 8192,
+            "sliding_window_pattern": 4,
+            "eos_token_id": [128001, 128008, 128009],
+            "bos_token_id": 128000,
+        },
+    ),
+    "InternLMForCausalLM": Family(
+        model_type="internlm",
+        aliases={"bias": "attention_bias"},
+        supported={"rotary": (None, {"base": 10000, "type": "dynamic"})},
+        defaults={"attention_bias": True, **LLAMA_TOKENS},
+    ),
+    "MiniCPMForCausalLM": Family(
+        model_type="minicpm",
+        derive=minicpm_scales,
+        understands=frozenset({"mup_denominator"}),
+        supported={"sparse_config": (None,)},
+        defaults={
+            "scale_emb": 1,
+            "scale_depth": None,
+            "dim_model_base": None,
+            "tie_word_embeddings": True,
+            **LLAMA_TOKENS,
+        },
+    ),
+    "ExaoneForCausalLM": Family(
+        model_type="exaone",
+        qkv_bias=False,
+        output_bias=False,
+        activation_key="activation_function",
+        epsilon_key="layer_norm_epsilon",
+        aliases={"num_layers": "num_hidden_layers"},
+        understands=frozenset({"embed_dropout"}),
+        renames=(
+            (r"^transformer\.wte\.", "model.embed_tokens."),
+            (r"^transformer\.ln_f\.", "model.norm."),
+            (r"^transformer\.h\.", "model.layers."),
+            (r"\.ln_1\.", ".input_layernorm."),
+            (r"\.ln_2\.", ".post_attention_layernorm."),
+            (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.attn\.attention\.", ".self_attn."),
+            (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
+            (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
+            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+        ),
+        defaults={"layer_norm_epsilon": 1e-5, "eos_token_id": 2, "bos_token_id": 0},
+    ),
+    "Phi4MMForCausalLM": replace(
+        PHI_3,
+        model_type="phi4mm",
+        parts={"unused": r"\.lora_[AB]\.|^model\.embed_tokens_extend\."},  # of images and sounds
+        understands=PHI_3.understands | PHI_4_MULTIMODAL_KEYS,
+        renames=((r"\.base_layer\.", "."),),
+    ),
     "HeliumForCausalLM": Family(
         model_type="helium",
         output_bias=False,
