@@ -143,6 +143,7 @@ def mixer_parts(recurrence: Recurrence) -> dict[str, list[Part]]:
     if recurrence.kind == "mamba2":
         wide = {"in_proj": [inner, inner, keys, keys, each], "conv1d": [inner, keys, keys], "norm": [inner]}
         return {**wide, **for_all([each], "dt_bias", "A_log", "D")}
+    assert recurrence.kind == "delta_net"
     return {
         **for_all([keys], "in_proj_q", "in_proj_k", "q_conv1d", "k_conv1d"),
         **for_all([inner], "in_proj_v", "v_conv1d", "in_proj_z"),
