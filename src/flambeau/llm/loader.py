@@ -317,8 +317,9 @@ def load_network(
     arrived = quantize_on_load(config.quantization, arch, make_layer)
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
-        arrived = packer(path, arch, dtype)
-        keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
+        arrived = packer(path, arch, dtype, is_part=ranks is not None)
+        is_whole = ranks is None and has_whole_step(arch)
+        keeps_types = is_whole or not arch.tied_embeddings  # narrow ones are slow without the kernels
     if on_gpu:
         arrived = order_codes(dtype)
     merge: MergeOnLoad | None = None
@@ -329,7 +330,7 @@ def load_network(
         path,
         device=device,
         dtype=dtype,
-        build=lambda _: build(local),
+        build=lambda _: build(local) if ranks is None else build(local, whole=arch),
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
@@ -345,7 +346,7 @@ def load_network(
     if ranks is not None:
         add_all_reduce(model)
     # 3. Faster versions of quantized layers.
-    use_faster_layers(model, config, device, dtype)
+    use_faster_layers(model, config, device, dtype, is_part=ranks is not None)
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.
     is_leader = ranks is None or ranks.rank == 0
     draft = load_draft(config, arch, device, dtype) if is_leader else None

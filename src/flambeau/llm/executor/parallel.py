@@ -6,6 +6,7 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ HEADER_SIZE = 10
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj")  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
+_SCALES = ("scale", "scales", "minimums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +114,24 @@ class Shard:
         if leaf in _KV_ROWS or is_head_norm:
             return self._kv_rows(tensor)
         if leaf in _COLUMNS:
-            if kind == "bias":  # added once, by rank 0
-                return tensor if self.rank == 0 else torch.zeros_like(tensor)
-            if kind == "scale":  # of quantized weights, one for each output
+            if kind == "bias":  # added once, by rank 0; zeros on the meta device would import a compiler
+                return tensor if self.rank == 0 or tensor.is_meta else torch.zeros_like(tensor)
+            if kind in _SCALES:  # of quantized weights
+                tensor = self._whole_groups(tensor)
+            if tensor.dim() == 1:  # scales of whole rows
                 return tensor
-            if tensor.shape[1] % self.size:  # groups of quantized weights
+            if tensor.shape[1] % self.size:
                 raise LLMError(
-                    f"{module} has {tensor.shape[1]} groups of quantized inputs, which {self.size} ranks cannot share "
+                    f"{module} has rows of {tensor.shape[1]} numbers or bytes, which {self.size} ranks cannot share "
                     "evenly; use a number of ranks that divides it, or one rank"
                 )
             return tensor.chunk(self.size, dim=1)[self.rank]
         return tensor
+
+    def _whole_groups(self, scales: Tensor) -> Tensor:
+        """The scales [O, N] of smaller groups, if a border between ranks cuts a group; see `block_size_for`."""
+        times = 1 if scales.dim() == 1 else self.size // math.gcd(self.size, scales.shape[1])
+        return scales if times == 1 else scales.repeat_interleave(times, dim=1)
 
     def _kv_rows(self, tensor: Tensor) -> Tensor:
         """The rows of this rank's key-value heads; with more ranks than heads, ranks share a head."""

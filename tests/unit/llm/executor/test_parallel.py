@@ -213,12 +213,6 @@ def test_heads_that_cannot_be_shared_out_are_refused(size, what):
         local_architecture(ARCH, size)
 
 
-def test_groups_that_ranks_cannot_share_are_refused():
-    for rank in range(2):
-        with pytest.raises(LLMError, match=r"o_proj has 1 groups of quantized inputs, which 2 ranks cannot share"):
-            Shard(ARCH, rank, 2)("model.layers.0.self_attn.o_proj.scales", torch.ones(8, 1))
-
-
 def test_recurrent_layers_are_refused_as_such_whatever_the_sizes():
     with pytest.raises(LLMError, match="recurrent layers cannot be split among ranks"):
         local_architecture(replace(tiny_hybrid("mamba").arch, num_heads=1, intermediate_size=1), 2)

@@ -1,0 +1,75 @@
+"""Two ranks of a network: as threads of this process that compute logits, or as processes that generate tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from flambeau.llm.executor import parallel
+from support.ranks import run_ranks
+
+GENERATE = """
+import json, os, sys
+import torch
+from pathlib import Path
+from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.loader import load_engine, load_follower
+
+torch.set_num_threads(1)
+folder, size, (prompts, max_tokens, options) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options["tensor_parallel_size"] = size
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, params)
+    tokens, accepted = {str(number): [] for number in range(len(prompts))}, 0
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            accepted += output.counts.num_accepted if output.counts else 0
+    print(json.dumps([[*tokens.values()], accepted]))
+    engine.close()
+"""
+OPTIONS: dict[str, Any] = {"num_blocks": 80, "block_size": 4, "compile": False, "device": "cpu"}
+
+
+def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], Tensor]) -> list[Tensor]:
+    """What two ranks compute; sums over ranks are sums over threads."""
+    meeting = threading.Barrier(2, timeout=60)
+    sums: dict[str, Tensor] = {}
+
+    def all_reduce(y: Tensor) -> None:
+        sums[threading.current_thread().name] = y.clone()
+        meeting.wait()
+        y.copy_(sums["rank 0"] + sums["rank 1"])
+        meeting.wait()
+
+    monkeypatch.setattr(parallel.dist, "all_reduce", all_reduce)
+    found: dict[int, Tensor] = {}
+
+    def run(rank: int) -> None:
+        found[rank] = compute(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(2)]
+
+
+def generate_on_ranks(
+    folder: Path, prompts: list[list[int]], max_tokens: int = 30, size: int = 2, **options: Any
+) -> tuple[list[list[int]], int]:
+    """The tokens that the ranks find, and how many of them were proposed."""
+    found: Any = run_ranks(folder, size, GENERATE, [prompts, max_tokens, {**OPTIONS, **options}])
+    [(tokens, num_accepted)] = found
+    return tokens, num_accepted
