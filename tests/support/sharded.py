@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import torch
 from pathlib import Path
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.loader import load_engine, load_follower
+from flambeau.llm.speculation.adaptive_k import AdaptiveK
 
 torch.set_num_threads(1)
+AdaptiveK.num_ahead = lambda self, _: max(self._numbers)  # whether it pays is another matter
 folder, size, (prompts, max_tokens, options) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 options["tensor_parallel_size"] = size
 if os.environ["RANK"] != "0":
@@ -30,12 +33,12 @@ else:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add(str(number), prompt, params)
-    tokens, accepted = {str(number): [] for number in range(len(prompts))}, 0
+    tokens, drafted = {str(number): [] for number in range(len(prompts))}, 0
     while engine.has_work:
         for output in engine.step():
             tokens[output.request_id] += output.token_ids
-            accepted += output.counts.num_accepted if output.counts else 0
-    print(json.dumps([[*tokens.values()], accepted]))
+            drafted += output.counts.num_drafted if output.counts else 0
+    print(json.dumps([[*tokens.values()], drafted, engine.state.num_blocks_restored]))
     engine.close()
 """
 OPTIONS: dict[str, Any] = {"num_blocks": 80, "block_size": 4, "compile": False, "device": "cpu"}
@@ -66,10 +69,18 @@ def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], Ten
     return [found[rank] for rank in range(2)]
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What two processes have generated."""
+
+    tokens: list[list[int]]
+    num_drafted: int
+    num_restored: int  # blocks of the KV cache
+
+
 def generate_on_ranks(
     folder: Path, prompts: list[list[int]], max_tokens: int = 30, size: int = 2, **options: Any
-) -> tuple[list[list[int]], int]:
-    """The tokens that the ranks find, and how many of them were proposed."""
-    found: Any = run_ranks(folder, size, GENERATE, [prompts, max_tokens, {**OPTIONS, **options}])
-    [(tokens, num_accepted)] = found
-    return tokens, num_accepted
+) -> Generated:
+    [found] = run_ranks(folder, size, GENERATE, [prompts, max_tokens, {**OPTIONS, **options}])
+    assert isinstance(found, list)
+    return Generated(*found)

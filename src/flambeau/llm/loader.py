@@ -350,7 +350,7 @@ def load_network(
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.
     is_leader = ranks is None or ranks.rank == 0
     draft = load_draft(config, arch, device, dtype) if is_leader else None
-    head = load_head(path, config, model, device, dtype)
+    head = load_head(path, config, arch, model, device, dtype, ranks) if is_leader else None
     images = load_images(path, arch, config, device, dtype) if is_leader else None
     proposing, weight_bytes = draft or head, size_bytes(model)
     drafting = proposing.arch if proposing is not None else None
@@ -362,7 +362,7 @@ def load_network(
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     cache = KVCache(local, num_blocks, config.block_size, device=device, dtype=cached, num_slots=num_slots)
-    heading = make_head_model(head, model, cache, config) if head else None
+    heading = make_head_model(head, model, cache, config, ranks) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -370,7 +370,7 @@ def load_network(
     backend = (
         make_backend(model, cache, config, adapters=adapters, states=heading.states if heading else None)
         if ranks is None
-        else eager_backend(model, cache, adapters)
+        else eager_backend(model, cache, adapters, heading.states if heading else None)
     )
     return LoadedNetwork(
         arch=arch,
@@ -463,28 +463,33 @@ def check_head(config: EngineConfig) -> None:
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
         )
-    if config.tensor_parallel_size > 1 and wants_head(config):
-        raise LLMError(
-            f"{head_words(config)} does not work with several ranks, each of which has a part of the model; use a "
-            "draft model, speculative: true for n-grams, or one rank"
-        )
 
 
 def load_head(
-    path: Path, config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype
+    path: Path,
+    config: EngineConfig,
+    arch: Architecture,
+    model: Transformer,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: TensorParallelGroup | None,
 ) -> DraftHead | None:
-    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint."""
-    if model.arch.recurrence is not None or not wants_head(config):
-        tell_of_mtp(path, model.arch)
+    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint.
+
+    Of several ranks, the first has the whole head: it reads hidden states, embeddings and a last layer that all have.
+    """
+    if arch.recurrence is not None or not wants_head(config):
+        tell_of_mtp(path, arch)
         return None
     if config.speculation == "mtp":
         settings, naming = read_mtp(path, read_declared(path))
-        arrived = quantize_on_load(config.quantization, model.arch, layer_maker(config, device, None))
-        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived)
+        arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
+        keeps = ranks is not None and can_keep_blocks(config, device, ranks)
+        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
     else:
-        settings = read_eagle(Path(config.draft), model.arch)
+        settings = read_eagle(Path(config.draft), arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
-    use_faster_layers(head, config, device, dtype)
+    use_faster_layers(head, config, device, dtype, is_part=ranks is not None)
     if device.type == "cpu" and config.compile and kernels.load(builds=False):
         pack_layers(head, (nn.Linear,))  # most weights need 16 bits
     return head
@@ -497,14 +502,16 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 
-def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig) -> HeadModel:
-    """A head with a cache in the target's blocks."""
+def make_head_model(
+    head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig, ranks: TensorParallelGroup | None
+) -> HeadModel:
+    """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
     rounds: HeadRounds | None = None
     by_kernels: HeadKernels | None = None
-    if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
         blocks = max_blocks(model, config)
         rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
     elif config.compile and can_compute_head(head, own):

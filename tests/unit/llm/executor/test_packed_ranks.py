@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +24,14 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
+from support.packed_files import write_kind
 from support.sharded import OPTIONS, generate_on_ranks, run_as_threads
 from support.tiny_models import ARCH
 from support.weights import logits_of
 
-FILES = Path(__file__).parents[4] / "benchmarks" / "llm" / "packed_files.py"
 KEEPS: dict[str, Any] = {"keeps_blocks": True, "keeps_codes": True}
 PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 
-COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES: dict[str, dict[str, Any]] = {  # the border between two ranks cuts a block of 128 in the last 384 numbers
-    "dense": {**COMMON, "hidden_size": 256, "intermediate_size": 384},
-    "experts": {
-        **COMMON,
-        "hidden_size": 256,
-        "head_dim": 64,
-        "intermediate_size": 384,
-        "moe_intermediate_size": 384,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "latent": {
-        **COMMON,
-        "num_key_value_heads": 4,
-        "hidden_size": 256,
-        "intermediate_size": 384,
-        "moe_intermediate_size": 256,
-        "q_lora_rank": 128,
-        "kv_lora_rank": 128,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-    },
-    "gpt-oss": {
-        **COMMON,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-}
 CASES = {
     ("GPTQ int4", "dense"): Int4Linear,
     ("GPTQ int4", "experts"): Int4Linear,
@@ -91,22 +56,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def files():
-    """The module that writes checkpoints of every kind."""
-    spec = importlib.util.spec_from_file_location("packed_files", FILES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def write(files: Any, folder: Path, kind: str, network: str) -> Path:
-    files.write_checkpoint(folder, files.KINDS[kind], {**files.NETWORKS[network], **SIZES[network]})
-    return folder
-
-
 def load_part(folder: Path, rank: int, size: int = 2, arrived: Arrived | None = None) -> Transformer:
     arch = read_architecture(folder, **KEEPS)
     part = load_model(
@@ -122,10 +71,8 @@ def load_part(folder: Path, rank: int, size: int = 2, arrived: Arrived | None = 
 
 
 @pytest.mark.parametrize(("kind", "network"), CASES)
-def test_two_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(
-    kind, network, files, tmp_path, monkeypatch
-):
-    folder = write(files, tmp_path / "checkpoint", kind, network)
+def test_two_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, network, tmp_path, monkeypatch):
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
     expected = logits_of(load_model(folder, dtype=torch.float32))
     parts = [load_part(folder, rank) for rank in range(2)]
     for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
@@ -142,10 +89,10 @@ EXACT = [case for case, layer in CASES.items() if layer not in (Int4Linear, Int8
 
 
 @pytest.mark.parametrize(("kind", "network"), EXACT)
-def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, files, tmp_path, monkeypatch):
+def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    folder = write(files, tmp_path / "checkpoint", kind, network)
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
     arch = read_architecture(folder, **KEEPS)
     expected = logits_of(load_model(folder, dtype=torch.float32))
     parts = [load_part(folder, rank, arrived=packer(folder, arch, torch.float32, is_part=True)) for rank in range(2)]
@@ -166,8 +113,8 @@ def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
     assert model[0] is layer
 
 
-def test_scales_are_repeated_only_where_a_border_cuts_a_block(files, tmp_path):
-    folder = write(files, tmp_path / "checkpoint", "fp8 blocks", "dense")
+def test_scales_are_repeated_only_where_a_border_cuts_a_block(tmp_path):
+    folder = write_kind(tmp_path / "checkpoint", "fp8 blocks", "dense")
     layer: Any = load_part(folder, 0).model.layers[0]
     assert layer.self_attn.o_proj.inner.scale.shape == (256, 1)  # of 128 inputs: a block
     assert layer.mlp.inner.down_proj.scale.shape == (256, 3)  # of 192 inputs: three halves of blocks
@@ -184,12 +131,11 @@ def test_inputs_that_ranks_cannot_share_are_refused():
     [("fp8 blocks", "latent"), ("MXFP4", "gpt-oss"), ("bitsandbytes nf4", "dense"), ("GPTQ int4", "experts")],
 )
 @pytest.mark.parametrize("compile", [False, True])
-def test_two_processes_generate_what_one_generates(kind, network, compile, files, tmp_path):
+def test_two_processes_generate_what_one_generates(kind, network, compile, tmp_path):
     if compile and (kind == "GPTQ int4" or not kernels.load()):
         pytest.skip("the CPU kernels round inputs, or cannot be built here")
-    folder = write(files, tmp_path / "checkpoint", kind, network)
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
     engine = load_engine(folder, **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
-    tokens, _ = generate_on_ranks(folder, PROMPTS, compile=compile)
-    assert tokens == expected
+    assert generate_on_ranks(folder, PROMPTS, compile=compile).tokens == expected
