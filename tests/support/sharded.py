@@ -6,13 +6,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.checkpoint import Arrived, load_model, read_architecture
 from flambeau.llm.executor import parallel
+from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import build
 from support.ranks import run_ranks
+
+T = TypeVar("T")
 
 GENERATE = """
 import json, os, sys
@@ -44,19 +51,35 @@ else:
 OPTIONS: dict[str, Any] = {"num_blocks": 80, "block_size": 4, "compile": False, "device": "cpu"}
 
 
-def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], Tensor]) -> list[Tensor]:
+def load_part(folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None = None, **keeps: bool) -> Transformer:
+    """One rank's part of a network, in float32; `keeps` is what stays quantized."""
+    arch = read_architecture(folder, **keeps)
+    shard = Shard(arch, rank, size)
+    part = load_model(
+        folder,
+        dtype=torch.float32,
+        build=lambda _: build(local_architecture(arch, size), whole=arch),
+        shard=shard,
+        arrived=arrived,
+        **keeps,
+    )
+    add_all_reduce(part)
+    return part
+
+
+def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], T]) -> list[T]:
     """What two ranks compute; sums over ranks are sums over threads."""
     meeting = threading.Barrier(2, timeout=60)
     sums: dict[str, Tensor] = {}
 
-    def all_reduce(y: Tensor) -> None:
+    def all_reduce(y: Tensor, group: object = None) -> None:
         sums[threading.current_thread().name] = y.clone()
         meeting.wait()
         y.copy_(sums["rank 0"] + sums["rank 1"])
         meeting.wait()
 
     monkeypatch.setattr(parallel.dist, "all_reduce", all_reduce)
-    found: dict[int, Tensor] = {}
+    found: dict[int, T] = {}
 
     def run(rank: int) -> None:
         found[rank] = compute(rank)

@@ -66,6 +66,7 @@ from flambeau.llm.executor.parallel import (
     follow,
     local_architecture,
     minimum_of_ranks,
+    sum_over_ranks,
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
@@ -325,7 +326,8 @@ def load_network(
     merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
-        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived)
+        total = None if ranks is None else partial(sum_over_ranks, ranks=ranks)
+        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived, total)
     model = load_model(
         path,
         device=device,

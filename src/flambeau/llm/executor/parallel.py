@@ -339,15 +339,49 @@ def follow_adapter(ranks: TensorParallelGroup, header: list[int], adapters: Adap
         pass  # rank 0 has an error too, and reports it
 
 
+class RankSum:
+    """A sum over ranks while an adapter is loaded. Each takes part, also one that has failed or has nothing to add."""
+
+    def __init__(self, ranks: TensorParallelGroup) -> None:
+        self._ranks, self._is_over = ranks, False
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """The sum of the ranks' numbers; raises CheckpointError if another rank has none, or more."""
+        self._compare(len(numbers))
+        return sum_over_ranks(numbers, self._ranks)
+
+    def skip(self, *, has_failed: bool) -> None:
+        """Have nothing to add; raises CheckpointError if another rank has."""
+        if not self._is_over:
+            self._compare(-1 if has_failed else 0)
+
+    def _compare(self, size: int) -> None:
+        self._is_over = True
+        low, high = minimum_of_ranks(size, self._ranks), -minimum_of_ranks(-size, self._ranks)
+        if low != high:
+            raise CheckpointError("the adapter could not be read on all ranks, or is not the same; see their logs")
+
+
+def sum_over_ranks(numbers: Tensor, ranks: TensorParallelGroup) -> Tensor:
+    total = numbers.to("cpu", torch.float32, copy=True)
+    dist.all_reduce(total, group=ranks.control)
+    return total.to(numbers.device)
+
+
 def load_on_all(ranks: TensorParallelGroup, adapters: AdapterStore, number: int, folder: Path) -> None:
     """Load an adapter; if a rank fails, all forget it and raise."""
     failure: LLMError | None = None
+    total = RankSum(ranks)
     try:
-        adapters.load(number, folder)
+        adapters.load(number, folder, total)
     except LLMError as error:
         failure = error
     except Exception as error:
         failure = CheckpointError(f"{folder} cannot be loaded: {error!r}")
+    try:
+        total.skip(has_failed=failure is not None)
+    except CheckpointError as error:
+        failure = failure or error
     if not minimum_of_ranks(int(failure is None), ranks):
         adapters.unload(number)
         raise failure or CheckpointError(f"{folder} cannot be loaded on another rank; see its log")

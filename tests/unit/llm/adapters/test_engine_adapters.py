@@ -18,6 +18,7 @@ from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapt
 from support.checkpoints import read_checkpoint
 from support.language_models import write_language_model
 
+DORA = ["q_proj", "o_proj", "up_proj", "down_proj"]
 PROMPTS = [[3, 10, 20, 30, 40, 50, 60, 70, 80, 90], [5, 6, 7]]
 LENGTH = 30
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
@@ -198,6 +199,7 @@ if os.environ["RANK"] != "0":
 else:
     engine = load_engine(folder, **options)
     engine.load_adapter("two", adapters["two"])  # while the ranks run
+    engine.load_adapter("dora", adapters["dora"])
     try:
         engine.load_adapter("none", str(folder))
     except LLMError as error:
@@ -205,7 +207,7 @@ else:
     else:
         raise AssertionError
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-    names = ("", "one", "two", "many")
+    names = ("", "one", "two", "many", "dora")
     found = {name: [c.token_ids for c in engine.generate(prompts, params, adapter=name)] for name in names}
     engine.unload_adapter("one")
     assert engine.generate(prompts[:1], params, adapter="two")[0].token_ids == found["two"][0]
@@ -214,8 +216,12 @@ else:
 """
 
 
-def test_two_ranks_share_adapters(checkpoint, expected):
+def test_two_ranks_share_adapters(checkpoint, expected, tmp_path):
     folder, adapters = checkpoint
+    dora = write_peft_adapter(folder, tmp_path / "dora", target_modules=DORA, use_dora=True)
+    adapters = {**adapters, "dora": str(dora)}
+    network = read_peft_adapter(folder, dora)
+    expected = {**expected, "dora": [greedy_tokens(network, prompt) for prompt in PROMPTS]}
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,19 @@ from torch import nn
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, is_known
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, packed
-from flambeau.llm.checkpoints.checkpoint import Arrived, load_model, read_architecture
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.cpu_weights import packer
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.executor.parallel import Shard
 from flambeau.llm.loader import load_engine
-from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import ExpertStack, build
+from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.sharded import OPTIONS, generate_on_ranks, run_as_threads
+from support.sharded import OPTIONS, generate_on_ranks, load_part, run_as_threads
 from support.tiny_models import ARCH
 from support.weights import logits_of
 
@@ -56,25 +54,11 @@ CASES = {
 }
 
 
-def load_part(folder: Path, rank: int, size: int = 2, arrived: Arrived | None = None) -> Transformer:
-    arch = read_architecture(folder, **KEEPS)
-    part = load_model(
-        folder,
-        dtype=torch.float32,
-        build=lambda _: build(local_architecture(arch, size), whole=arch),
-        shard=Shard(arch, rank, size),
-        arrived=arrived,
-        **KEEPS,
-    )
-    add_all_reduce(part)
-    return part
-
-
 @pytest.mark.parametrize(("kind", "network"), CASES)
 def test_two_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, network, tmp_path, monkeypatch):
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     expected = logits_of(load_model(folder, dtype=torch.float32))
-    parts = [load_part(folder, rank) for rank in range(2)]
+    parts = [load_part(folder, rank, **KEEPS) for rank in range(2)]
     for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     layer: Any = parts[1].model.layers[1]
@@ -95,7 +79,9 @@ def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, m
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     arch = read_architecture(folder, **KEEPS)
     expected = logits_of(load_model(folder, dtype=torch.float32))
-    parts = [load_part(folder, rank, arrived=packer(folder, arch, torch.float32, is_part=True)) for rank in range(2)]
+    parts = [
+        load_part(folder, rank, arrived=packer(folder, arch, torch.float32, is_part=True), **KEEPS) for rank in range(2)
+    ]
     for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     layer: Any = parts[1].model.layers[1]
@@ -115,7 +101,7 @@ def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
 
 def test_scales_are_repeated_only_where_a_border_cuts_a_block(tmp_path):
     folder = write_kind(tmp_path / "checkpoint", "fp8 blocks", "dense")
-    layer: Any = load_part(folder, 0).model.layers[0]
+    layer: Any = load_part(folder, 0, **KEEPS).model.layers[0]
     assert layer.self_attn.o_proj.inner.scale.shape == (256, 1)  # of 128 inputs: a block
     assert layer.mlp.inner.down_proj.scale.shape == (256, 3)  # of 192 inputs: three halves of blocks
     assert layer.mlp.inner.gate_up_proj.scale.shape == (384, 2)
