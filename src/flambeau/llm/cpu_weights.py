@@ -90,7 +90,7 @@ def packs_on_load(
         return False
     if read_quantization(arch.source) is not None:
         return kernels.load(builds=False)
-    if ranks is not None or not has_whole_step(arch):
+    if ranks is None and not has_whole_step(arch):
         return False
     files = open_files(path)
     is_copied = dtype == torch.float32 and embedding(files, arch.renames).dtype in (torch.bfloat16, torch.float16)
@@ -107,8 +107,8 @@ def packer(
 ) -> Callable[[str, nn.Module], nn.Module | None]:
     """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded.
 
-    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one. So they
-    do if it is a rank's part.
+    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one. Of a
+    rank's part, they compute all layers, one by one.
     """
     packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
     quantization, is_whole = read_quantization(arch.source), has_whole_step(arch) and not is_part
@@ -126,14 +126,15 @@ def packer(
 
     def packed_module(name: str, module: nn.Module) -> nn.Module | None:
         has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
-        if packs_experts and isinstance(module, Experts) and not has_stacks:
+        if (packs_experts or is_part) and isinstance(module, Experts) and not has_stacks:
             pack_experts_of(module, packs_float32=packs_float32, dtype=dtype)
         is_apart = isinstance(module, ExpertStack) and (is_part or module.layout is not None) and is_known(module)
         if isinstance(module, ExpertStack) and (packs_experts or is_apart):
             return packed_stack(module, packs_float32=packs_float32)
         if type(module) in QUANTIZED_LAYERS:
             return packed(module)
-        if type(module) is not nn.Linear or name.endswith(ROUTER) or not (is_whole or name == "lm_head"):
+        packs_floats = is_whole or is_part or name == "lm_head"
+        if type(module) is not nn.Linear or name.endswith(ROUTER) or not packs_floats:
             return None
         if is_whole and has_integers and name == "lm_head":
             return pack_quantized(module.weight, "int8", INT8_GROUP, module.bias)

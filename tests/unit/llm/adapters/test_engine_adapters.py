@@ -191,8 +191,8 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.loader import load_engine, load_follower
 
 torch.set_num_threads(1)
-folder, adapters, prompts, length = Path(sys.argv[1]), *map(json.loads, sys.argv[2:5])
-options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": False, "device": "cpu"}
+folder, adapters, prompts, length, compile = Path(sys.argv[1]), *map(json.loads, sys.argv[2:6])
+options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": compile, "device": "cpu"}
 options["lora_adapters"] = {name: adapters[name] for name in ("one", "many")}
 if os.environ["RANK"] != "0":
     load_follower(folder, **options)()
@@ -216,7 +216,8 @@ else:
 """
 
 
-def test_two_ranks_share_adapters(checkpoint, expected, tmp_path):
+@pytest.mark.parametrize("compile", [False, True])
+def test_two_ranks_share_adapters(checkpoint, expected, compile, tmp_path):
     folder, adapters = checkpoint
     dora = write_peft_adapter(folder, tmp_path / "dora", target_modules=DORA, use_dora=True)
     adapters = {**adapters, "dora": str(dora)}
@@ -224,7 +225,7 @@ def test_two_ranks_share_adapters(checkpoint, expected, tmp_path):
     expected = {**expected, "dora": [greedy_tokens(network, prompt) for prompt in PROMPTS]}
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH)]
+    more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH), json.dumps(compile)]
     command = [sys.executable, "-W", "ignore", "-c", RANK, str(folder), *more]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ranks = [
