@@ -158,4 +158,5 @@ def use_faster_layers(
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
-    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load(), has_gpu_kernels=not is_part)
+    waits = wants_kernels and kernels.can_load() and not is_part  # a rank's layers are packed while they are loaded
+    use_fast_layers(model, dtype, keeps_plain=waits, has_gpu_kernels=not is_part)
