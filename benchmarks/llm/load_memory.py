@@ -1,6 +1,7 @@
 """Measures the memory that loading a language model takes, for every kind of checkpoint.
 
     python benchmarks/llm/load_memory.py [--kinds "fp8 blocks;GPTQ int4"] [--networks dense,experts] [--device cuda]
+    python benchmarks/llm/load_memory.py --ranks 2 …
 
 For each kind a checkpoint with random weights is made, in shards of 64 MB, and loaded by a new process with
 `Engine.from_pretrained`, which then generates a few tokens. Figures are of the process's own (anonymous) memory beyond
@@ -11,18 +12,24 @@ The bound is 1.1 times the files plus one shard. The result is a dated JSON file
 With --device cuda, networks are larger, shards have 512 MB, and what is compared with the files is the memory that
 PyTorch has allocated on the device; the anonymous memory of the process must stay below one shard. Several are loaded
 at a time.
+
+With --ranks, that many processes load a part of the network each, on a CPU. Each has a row, and its memory is compared
+with the files divided by their number; embeddings and the last layer are on every rank.
 """
 
 import argparse
 import importlib
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,9 +65,11 @@ def be_subject(folder: str, options: dict[str, Any]) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     began, began_cpu = time.monotonic(), time.process_time()
-    engine = Engine.from_pretrained(
-        folder, num_blocks=16, max_num_seqs=2, max_model_len=128, device=str(device), **options
-    )
+    settings = {"num_blocks": 16, "max_num_seqs": 2, "max_model_len": 128, "device": str(device), **options}
+    if os.environ.get("RANK", "0") != "0":
+        follow_rank(folder, settings)
+        return
+    engine = Engine.from_pretrained(folder, **settings)
     loaded_s, loaded_cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for name in ("first", "second"):
@@ -83,6 +92,20 @@ def be_subject(folder: str, options: dict[str, Any]) -> None:
         found |= {"device_bytes": torch.cuda.memory_allocated() - cached}
     print(json.dumps(found), flush=True)
     sys.stdin.readline()
+    engine.close()
+
+
+def follow_rank(folder: str, settings: dict[str, Any]) -> None:
+    """Load the part of another rank, and compute with rank 0 until it ends."""
+    from flambeau.llm.loader import load_follower
+
+    began, began_cpu = time.monotonic(), time.process_time()
+    follow = load_follower(Path(folder), **settings)
+    loaded_s, loaded_cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+    print(
+        json.dumps({"loaded_s": round(loaded_s, 2), "loaded_cpu_s": round(loaded_cpu_s, 2), "decode": ""}), flush=True
+    )
+    follow()
 
 
 # ---- the run ----
@@ -125,35 +148,77 @@ class Peak:
             self.num_bytes = max(self.num_bytes, self._memory.read("RssAnon"))
 
 
-def measure(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint in a new process."""
-    command = [sys.executable, __file__, "--subject", str(folder), json.dumps(options)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line == "ready\n", line
-        memory = Memory(process.pid)
-        before, before_all = memory.read("RssAnon"), memory.read("VmRSS")
-        memory.reset_peak()
-        with Peak(memory) as peak:
-            process.stdin.write("go\n")
-            found = json.loads(process.stdout.readline())
-        settled, highest = memory.read("RssAnon"), memory.read("VmHWM")
-        process.stdin.write("end\n")
+class Subject:
+    """A process that loads a checkpoint, or a rank's part of it."""
+
+    def __init__(self, folder: Path, options: dict[str, Any], environment: dict[str, str]) -> None:
+        command = [sys.executable, __file__, "--subject", str(folder), json.dumps(options)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **environment},
+        )
+        assert (line := self.read()) == "ready\n", line
+        self.memory = Memory(self._process.pid)
+        self.before, self.before_all = self.memory.read("RssAnon"), self.memory.read("VmRSS")
+        self.memory.reset_peak()
+        self.peak = Peak(self.memory)
+
+    def read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+
+    def found(self, sizes: list[int], given: dict[str, Any]) -> dict[str, Any]:
+        """The figures, when all tokens are there; `given` is what the process has said."""
+        settled, highest = self.memory.read("RssAnon"), self.memory.read("VmHWM")
+        return {
+            "file_bytes": sum(sizes),
+            "shard_bytes": max(sizes),
+            "peak_bytes": max(self.peak.num_bytes, settled) - self.before,
+            "settled_bytes": settled - self.before,
+            "highest_rss_bytes": highest - self.before_all,
+            **given,
+        }
+
+    def wait(self) -> None:
+        assert self._process.wait(timeout=60) == 0
+
+
+def measure(folder: Path, options: dict[str, Any], num_ranks: int = 1) -> list[dict[str, Any]]:
+    """Load a checkpoint in a new process, or in several, and generate."""
     sizes = [file.stat().st_size for suffix in ("*.safetensors", "*.bin") for file in folder.glob(suffix)]
-    return {
-        "file_bytes": sum(sizes),
-        "shard_bytes": max(sizes),
-        "peak_bytes": max(peak.num_bytes, settled) - before,
-        "settled_bytes": settled - before,
-        "highest_rss_bytes": highest - before_all,
-        **found,
-    }
+    environment = {}
+    if num_ranks > 1:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = str(probe.getsockname()[1])
+        environment = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        options = {**options, "tensor_parallel_size": num_ranks}
+    subjects = [Subject(folder, options, {**environment, "RANK": str(rank)}) for rank in range(num_ranks)]
+    with ExitStack() as sampled:
+        for subject in subjects:
+            sampled.enter_context(subject.peak)
+            subject.write("go\n")
+        given = [json.loads(subject.read()) for subject in subjects]
+    rows = [subject.found(sizes, one) for subject, one in zip(subjects, given, strict=True)]
+    for subject in subjects:
+        subject.write("end\n")
+    for subject in subjects:
+        subject.wait()
+    if num_ranks > 1:
+        return [{**one, "rank": rank, "num_ranks": num_ranks} for rank, one in enumerate(rows)]
+    return rows
 
 
 def row(network: str, kind: str, found: dict[str, Any], allowed_shard_bytes: int) -> dict[str, Any]:
-    limit = FACTOR * found["file_bytes"] + allowed_shard_bytes
+    part_bytes = found["file_bytes"] / found.get("num_ranks", 1)
+    limit = FACTOR * part_bytes + allowed_shard_bytes
     if "device_bytes" in found:
         return {
             "network": network,
@@ -168,9 +233,9 @@ def row(network: str, kind: str, found: dict[str, Any], allowed_shard_bytes: int
         "network": network,
         "kind": kind,
         **found,
-        "peak_per_file": round(found["peak_bytes"] / found["file_bytes"], 2),
-        "settled_per_file": round(found["settled_bytes"] / found["file_bytes"], 2),
-        "is_within": found["peak_bytes"] <= limit and found["settled_bytes"] <= FACTOR * found["file_bytes"],
+        "peak_per_file": round(found["peak_bytes"] / part_bytes, 2),
+        "settled_per_file": round(found["settled_bytes"] / part_bytes, 2),
+        "is_within": found["peak_bytes"] <= limit and found["settled_bytes"] <= FACTOR * part_bytes,
     }
 
 
@@ -186,6 +251,7 @@ def line_of(row: dict[str, Any]) -> str:
     return (
         f"{row['network']:8} {row['kind']:30} {sizes} {ratios}  "
         + (f"host {row['peak_bytes'] / 1e6:.0f} MB, {row['loaded_s']} s" if is_device else row["decode"])
+        + (f" rank {row['rank']} of {row['num_ranks']}" if "rank" in row else "")
         + ("" if row["is_within"] else "  OVER")
     )
 
@@ -200,6 +266,8 @@ def arguments() -> argparse.Namespace:
         "--folder", type=Path, help="for checkpoints, which are removed again (default: a temporary one)"
     )
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, default=1, help="processes with a part each (default %(default)s)")
+    parser.add_argument("--plain", action="store_true", help="without compiled code and kernels")
     parser.add_argument("--jobs", type=int, default=1, help="loaded at a time (default %(default)s)")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     return parser.parse_args()
@@ -224,20 +292,22 @@ def main() -> None:
         if network in asked_networks and network in networks
     ]
 
-    def measured(pair: tuple[str, str]) -> dict[str, Any]:
+    def measured(pair: tuple[str, str]) -> list[dict[str, Any]]:
         name, network = pair
         kind = packed_files.KINDS[name]
         with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
             folder = Path(scratch) / "checkpoint"
             packed_files.write_checkpoint(folder, kind, networks[network])
-            options = {**kind.engine, "device": asked.device}
-            found = row(network, name, measure(folder, options), packed_files.SHARD_BYTES)
+            options = {**kind.engine, "device": asked.device, "compile": not asked.plain}
+            all_found = measure(folder, options, asked.ranks)
+            rows = [row(network, name, found, packed_files.SHARD_BYTES) for found in all_found]
             shutil.rmtree(folder)
-        print(line_of(found), flush=True)
-        return found
+        for one in rows:
+            print(line_of(one), flush=True)
+        return rows
 
     with ThreadPoolExecutor(asked.jobs) as pool:
-        rows = [*pool.map(measured, pairs)]
+        rows = [row for found in pool.map(measured, pairs) for row in found]
     date = datetime.now(UTC)
     result = {
         "date": date.isoformat(timespec="seconds"),

@@ -299,6 +299,14 @@ def compressed_blocks(rows: int, columns: int) -> Parts:
     return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"]}
 
 
+def nvfp4(rows: int, columns: int) -> Parts:
+    return {
+        "weight": some_bytes(rows, columns // 2),
+        "weight_scale": (1 + torch.rand(rows, columns // 16)).to(FP8),
+        "weight_scale_2": torch.tensor(0.01),
+    }
+
+
 def nf4(rows: int, columns: int) -> Parts:
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
     return {
@@ -398,6 +406,9 @@ KINDS = {
     "fp8 blocks": Kind(pack=fp8_blocks, quantization=BLOCKS_OF_FP8, networks=("dense", "experts", "latent")),
     "ModelOpt fp8": Kind(
         pack=fp8_whole, quantization={"quant_method": "modelopt", "quant_algo": "FP8"}, networks=("dense",)
+    ),
+    "ModelOpt NVFP4": Kind(
+        pack=nvfp4, quantization={"quant_method": "modelopt", "quant_algo": "NVFP4"}, networks=("dense", "experts")
     ),
     "MXFP4": Kind(quantization={"quant_method": "mxfp4"}, networks=("gpt-oss",)),
     "bitsandbytes nf4": Kind(

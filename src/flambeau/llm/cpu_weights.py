@@ -52,12 +52,18 @@ def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParalle
 
 
 def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether fp8 weights with a scale for each block stay as they are: on a CPU, if nothing is to be made of them."""
-    return device.type == "cpu" and ranks is None and config.quantization in (None, "fp8") and not config.merge_lora
+    """Whether fp8 weights with a scale for each block stay as they are, if nothing is to be made of them.
+
+    They do on a CPU, and with several ranks, which need not be fast: their network may fit in no other way.
+    """
+    is_known = device.type == "cpu" or ranks is not None
+    return is_known and config.quantization in (None, "fp8") and not config.merge_lora
 
 
 def can_keep_codes(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether codes of 4 bits stay: as integers in groups, only the CPU kernels multiply them fast."""
+    """Whether codes of 4 bits stay: with several ranks, else as integers in groups, which need the CPU kernels."""
+    if ranks is not None:
+        return config.quantization is None and not config.merge_lora
     return can_keep_groups(config, device, ranks)
 
 
@@ -80,11 +86,11 @@ def packs_on_load(
     That of a large network would come late: plain PyTorch computes while it is packed, with weights that are mapped
     from the files. Weights that are quantized, or narrower than the network's, would have to be copied anyway.
     """
-    if device.type != "cpu" or not config.compile or ranks is not None:
+    if device.type != "cpu" or not config.compile:
         return False
     if read_quantization(arch.source) is not None:
         return kernels.load(builds=False)
-    if not has_whole_step(arch):
+    if ranks is None and not has_whole_step(arch):
         return False
     files = open_files(path)
     is_copied = dtype == torch.float32 and embedding(files, arch.renames).dtype in (torch.bfloat16, torch.float16)
@@ -96,13 +102,16 @@ def has_whole_step(arch: Architecture) -> bool:
     return not unknown_parts(arch) and has_known_heads(arch)
 
 
-def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
+def packer(
+    path: Path, arch: Architecture, dtype: torch.dtype, *, is_part: bool = False
+) -> Callable[[str, nn.Module], nn.Module | None]:
     """For `load_model(arrived=…)`: packs each linear layer, and all experts of a layer, as soon as they are loaded.
 
-    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one.
+    Of a network that the kernels do not compute as a whole, they compute the quantized layers and the last one. Of a
+    rank's part, they compute all layers, one by one.
     """
     packs_float32 = weight_file_bytes(path) <= PACKED_FLOAT32_BYTES
-    quantization, is_whole = read_quantization(arch.source), has_whole_step(arch)
+    quantization, is_whole = read_quantization(arch.source), has_whole_step(arch) and not is_part
     has_integers = quantization is not None and quantization.kind in ("int8", "int4") and not quantization.table
     packs_experts = is_whole and has_whole_panels(arch)
     freed_bytes = 0
@@ -117,13 +126,15 @@ def packer(path: Path, arch: Architecture, dtype: torch.dtype) -> Callable[[str,
 
     def packed_module(name: str, module: nn.Module) -> nn.Module | None:
         has_stacks = any(isinstance(child, ExpertStack) for child in module.children())  # which arrive by themselves
-        if packs_experts and isinstance(module, Experts) and not has_stacks:
+        if (packs_experts or is_part) and isinstance(module, Experts) and not has_stacks:
             pack_experts_of(module, packs_float32=packs_float32, dtype=dtype)
-        if isinstance(module, ExpertStack) and (packs_experts or (module.layout is not None and is_known(module))):
+        is_apart = isinstance(module, ExpertStack) and (is_part or module.layout is not None) and is_known(module)
+        if isinstance(module, ExpertStack) and (packs_experts or is_apart):
             return packed_stack(module, packs_float32=packs_float32)
         if type(module) in QUANTIZED_LAYERS:
             return packed(module)
-        if type(module) is not nn.Linear or name.endswith(ROUTER) or not (is_whole or name == "lm_head"):
+        packs_floats = is_whole or is_part or name == "lm_head"
+        if type(module) is not nn.Linear or name.endswith(ROUTER) or not packs_floats:
             return None
         if is_whole and has_integers and name == "lm_head":
             return pack_quantized(module.weight, "int8", INT8_GROUP, module.bias)
@@ -136,10 +147,16 @@ def weight_file_bytes(path: Path) -> int:
     return sum(file.path.stat().st_size for file in open_files(path))
 
 
-def use_faster_layers(model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's."""
+def use_faster_layers(
+    model: nn.Module, config: EngineConfig, device: torch.device, dtype: torch.dtype, *, is_part: bool = False
+) -> None:
+    """Replace quantized layers by those of the CPU kernels, else, or until these are built, by PyTorch's.
+
+    A rank's part of a network has no GPU kernels.
+    """
     kinds = (Int8Linear, Int4Linear, GroupedLinear, Fp8Linear, CodedLinear)
     wants_kernels = device.type == "cpu" and config.compile and any(isinstance(m, kinds) for m in model.modules())
     if wants_kernels and kernels.load(builds=False):
         pack_layers(model, kinds)
-    use_fast_layers(model, dtype, keeps_plain=wants_kernels and kernels.can_load())
+    waits = wants_kernels and kernels.can_load() and not is_part  # a rank's layers are packed while they are loaded
+    use_fast_layers(model, dtype, keeps_plain=waits, has_gpu_kernels=not is_part)

@@ -83,6 +83,7 @@ from flambeau.llm.executor.parallel import (
     follow,
     local_architecture,
     minimum_of_ranks,
+    sum_over_ranks,
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
@@ -343,19 +344,21 @@ def load_network(
     arrived = quantize_on_load(config.quantization, arch, make_layer)
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
-        arrived = packer(path, arch, dtype)
-        keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
+        arrived = packer(path, arch, dtype, is_part=ranks is not None)
+        is_whole = ranks is None and has_whole_step(arch)
+        keeps_types = is_whole or not arch.tied_embeddings  # narrow ones are slow without the kernels
     if on_gpu:
         arrived = order_codes(dtype)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
-        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived)
+        total = None if ranks is None else partial(sum_over_ranks, ranks=ranks)
+        merge = arrived = MergeOnLoad(Path(*config.lora_adapters.values()), target, arrived, total)
     model = load_model(
         path,
         device=device,
         dtype=dtype,
-        build=lambda _: build(local),
+        build=lambda _: build(local) if ranks is None else build(local, whole=arch),
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
@@ -371,11 +374,11 @@ def load_network(
     if shard is not None:
         add_all_reduce(model, shard)
     # 3. Faster versions of quantized layers.
-    use_faster_layers(model, config, device, dtype)
+    use_faster_layers(model, config, device, dtype, is_part=ranks is not None)
     # 4. The draft model and the encoder of images, then the cache in the memory that is left.
     is_leader = ranks is None or ranks.rank == 0
     draft = load_draft(config, arch, device, dtype) if is_leader else None
-    head = load_head(path, config, model, device, dtype)
+    head = load_head(path, config, arch, model, device, dtype, ranks) if is_leader else None
     images = load_images(path, arch, config, device, dtype) if is_leader else None
     proposing, weight_bytes = draft or head, size_bytes(model)
     drafting = proposing.arch if proposing is not None else None
@@ -397,7 +400,7 @@ def load_network(
         num_slots=slots.number,
         num_spare=slots.num_spare,
     )
-    heading = make_head_model(head, model, cache, config) if head else None
+    heading = make_head_model(head, model, cache, config, ranks) if head else None
     kind = f"{arch!r} {dtype} {config.quantization} {head_digest(head, config)}"
     store = open_store(config, cache, model, kind, ranks)
     # 5. The backend. Ranks run eagerly: while one compiles, the others would wait.
@@ -405,7 +408,7 @@ def load_network(
     backend = (
         make_backend(model, cache, config, adapters=adapters, states=heading.states if heading else None)
         if ranks is None
-        else eager_backend(model, cache, adapters)
+        else eager_backend(model, cache, adapters, heading.states if heading else None)
     )
     return LoadedNetwork(
         arch=arch,
@@ -494,28 +497,33 @@ def check_head(config: EngineConfig) -> None:
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
         )
-    if config.tensor_parallel_size > 1 and wants_head(config):
-        raise LLMError(
-            f"{head_words(config)} does not work with several ranks, each of which has a part of the model; use a "
-            "draft model, speculative: true for n-grams, or one rank"
-        )
 
 
 def load_head(
-    path: Path, config: EngineConfig, model: Transformer, device: torch.device, dtype: torch.dtype
+    path: Path,
+    config: EngineConfig,
+    arch: Architecture,
+    model: Transformer,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: TensorParallelGroup | None,
 ) -> DraftHead | None:
-    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint."""
+    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint.
+
+    Of several ranks, the first has the whole head: it reads hidden states, embeddings and a last layer that all have.
+    """
     if not wants_head(config):
-        tell_of_mtp(path, model.arch)
+        tell_of_mtp(path, arch)
         return None
     if config.speculation == "mtp":
         settings, naming = read_mtp(path, read_declared(path))
-        arrived = quantize_on_load(config.quantization, model.arch, layer_maker(config, device, None))
-        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived)
+        arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
+        keeps = ranks is not None and can_keep_blocks(config, device, ranks)
+        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
     else:
-        settings = read_eagle(Path(config.draft), model.arch)
+        settings = read_eagle(Path(config.draft), arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
-    use_faster_layers(head, config, device, dtype)
+    use_faster_layers(head, config, device, dtype, is_part=ranks is not None)
     if device.type == "cpu" and config.compile and kernels.load(builds=False):
         pack_layers(head, (nn.Linear,))  # most weights need 16 bits
     return head
@@ -529,14 +537,16 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 
-def make_head_model(head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig) -> HeadModel:
-    """A head with a cache in the target's blocks."""
+def make_head_model(
+    head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig, ranks: TensorParallelGroup | None
+) -> HeadModel:
+    """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
     keys = cache.keys[0]
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
     rounds: HeadRounds | None = None
     by_kernels: HeadKernels | None = None
-    if keys.device.type == "cuda" and torch.version.hip is None and config.compile:
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
         blocks = max_blocks(model, config)
         rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
     elif config.compile and can_compute_head(head, own):

@@ -318,6 +318,8 @@ def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
     """What `compile` does on this type of device, for the log; `decode` is what computes decode steps already."""
     if not config.compile:
         return "compile: false: every step runs as plain PyTorch"
+    if config.tensor_parallel_size > 1 and device == "cpu":
+        return "compile: true: C++ kernels compute the layers of a rank one by one, if they were compiled before"
     if config.tensor_parallel_size > 1:
         return "compile: true has no effect with several ranks: while one compiles, the others would wait"
     how = {

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange, TiedHead, changes_of
+from flambeau.llm.adapters.layer_changes import (
+    AdapterChanges,
+    LayerChange,
+    SumOverRanks,
+    TiedHead,
+    changes_of,
+    no_sum,
+)
 from flambeau.llm.adapters.lora_weights import (
     EMBEDDING,
     EXPERTS,
@@ -54,9 +61,10 @@ class AdapterStore:
         self._groups: list[tuple[int, AdapterChanges, Rows]] = []
         self._is_stacked = False
 
-    def load(self, number: int, folder: Path) -> None:
-        """Read an adapter; raises CheckpointError if it cannot be used."""
-        self.adapters[number] = changes_of(read_adapter(folder, self._target), self._model)
+    def load(self, number: int, folder: Path, total: SumOverRanks | None = None) -> None:
+        """Read an adapter; raises CheckpointError if it cannot be used. `total` is that of several ranks."""
+        total = no_sum if total is None and self._target.shard is not None else total
+        self.adapters[number] = changes_of(read_adapter(folder, self._target), self._model, total)
         self._stacks = {}
 
     def unload(self, number: int) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.adapters.lora_config import MERGE
 from flambeau.llm.adapters.lora_weights import (
+    COLUMN_PARALLEL,
     EMBEDDING,
     EXPERTS,
     HEAD,
@@ -36,6 +37,7 @@ from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Trans
 from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = "inner"  # the only child of a layer whose outputs are summed over all ranks
+SumOverRanks = Callable[[Tensor], Tensor]
 PROBED_INPUTS = 256  # of a layer whose weights are found by multiplying with it
 
 
@@ -100,10 +102,14 @@ class AdapterChanges:
     embedding: EmbeddingChange | None = None
 
 
-def changes_of(adapter: LoraAdapter, model: Transformer) -> AdapterChanges:
-    """What an adapter does to this network; raises CheckpointError if something cannot be changed."""
+def changes_of(adapter: LoraAdapter, model: Transformer, total: SumOverRanks | None = None) -> AdapterChanges:
+    """What an adapter does to this network; raises CheckpointError if something cannot be changed.
+
+    With several ranks, `total` adds up what each has; it is called once at most, by all or by none.
+    """
     linears, norm_tensors, embedding = sorted_tensors(adapter, model)
     names = {*adapter.parts, *linears, *([HEAD] if HEAD in adapter.tokens else [])}
+    squares = {} if total is None else squares_of_cut_rows(adapter, model, total)
     layers: dict[str, LayerChange] = {}
     for name in sorted(names):
         if is_expert(name):
@@ -111,7 +117,8 @@ def changes_of(adapter: LoraAdapter, model: Transformer) -> AdapterChanges:
             continue
         tokens = adapter.tokens.get(name)
         base = BaseLayer.of(model, name)
-        change = layer_change(name, adapter.parts.get(name, []), linears.get(name, []), tokens, base)
+        parts, whole = adapter.parts.get(name, []), linears.get(name, [])
+        change = layer_change(name, parts, whole, tokens, base, squares.get(name))
         if change is not None:
             layers[name] = change
     return AdapterChanges(
@@ -228,9 +235,18 @@ def probed_weights(layer: Any) -> Iterator[Tensor]:
 
 @torch.inference_mode()
 def layer_change(
-    name: str, parts: Sequence[LoraPart], whole: Sequence[WholeTensor], tokens: TokenRows | None, base: BaseLayer
+    name: str,
+    parts: Sequence[LoraPart],
+    whole: Sequence[WholeTensor],
+    tokens: TokenRows | None,
+    base: BaseLayer,
+    squares: Tensor | None = None,
 ) -> LayerChange | None:
-    """The change of one layer; None: it stays as it is."""
+    """The change of one layer; None: it stays as it is.
+
+    `squares` has the squared lengths of the rows that DoRA's parts change, one part after the other, if the layer has
+    only some of the inputs.
+    """
     weight = cache(base.weight)
     matrices = [
         LoraPart(start_of(one), one.tensor.to(base.device, base.dtype).contiguous(), None)
@@ -246,12 +262,15 @@ def layer_change(
             new_O[one.region or ...] = one.tensor.to(new_O)
     for part in matrices:
         scale_O[part.columns] = 0.0
-    added = []
+    added, squares_O = [], squares
     for part in parts:
         if part.lengths_O is not None:
             if matrices:
                 raise CheckpointError(f"the adapter has both a matrix of its own and DoRA for {name}; {MERGE}")
-            part = with_lengths(part, weight(), scale_O)
+            count = len(part.lengths_O)
+            own_O = squares_of(part, weight()) if squares_O is None else squares_O[:count]
+            squares_O = None if squares_O is None else squares_O[count:]
+            part = with_lengths(part, own_O, scale_O)
         if part.bias_O is not None:
             new_O[part.columns] += part.bias_O
         added.append(part)
@@ -264,15 +283,45 @@ def layer_change(
     return found if found.parts or found.shift_O is not None else None
 
 
-def with_lengths(part: LoraPart, weight_OI: Tensor, scale_O: Tensor) -> LoraPart:
+def with_lengths(part: LoraPart, squares_O: Tensor, scale_O: Tensor) -> LoraPart:
     """DoRA's part as one of LoRA, and the scales of its outputs."""
     assert part.lengths_O is not None
     assert part.b_OR is not None
-    rows_OI = weight_OI[part.columns] + part.b_OR.float() @ part.a_RI.float()
-    factors_O = part.lengths_O / torch.linalg.vector_norm(rows_OI, dim=1)
+    factors_O = part.lengths_O / squares_O.sqrt()
     scale_O[part.columns] = factors_O
     b_OR = (part.b_OR.float() * factors_O.unsqueeze(1)).to(part.b_OR.dtype)
     return replace(part, b_OR=b_OR, lengths_O=None)
+
+
+def squares_of(part: LoraPart, weight_OI: Tensor) -> Tensor:
+    """The squared lengths of the rows that a part of DoRA gives, before they are scaled."""
+    assert part.b_OR is not None
+    return (weight_OI[part.columns] + part.b_OR.float() @ part.a_RI.float()).square().sum(dim=1)
+
+
+@torch.inference_mode()
+def squares_of_cut_rows(adapter: LoraAdapter, model: Transformer, total: SumOverRanks) -> dict[str, Tensor]:
+    """The squared lengths of rows of which each rank has some inputs, by layer; as `layer_change` takes them."""
+    found: dict[str, Tensor] = {}
+    for name in sorted(adapter.parts):
+        parts = cut_rows(name, adapter.parts[name])
+        if parts:
+            weight_OI = weight_of(find_layer(model, name))
+            found[name] = torch.cat([squares_of(part, weight_OI) for part in parts])
+    if not found:
+        return found
+    summed = total(torch.cat([*found.values()]))
+    return dict(zip(found, torch.split(summed, [len(one) for one in found.values()]), strict=True))
+
+
+def no_sum(_: Tensor) -> Tensor:
+    raise CheckpointError("the lengths of rows of which a rank has a part need the sum of all ranks")
+
+
+def cut_rows(name: str, parts: Sequence[LoraPart]) -> list[LoraPart]:
+    """The parts of DoRA in a layer of which each rank has some of the inputs."""
+    is_cut = name.rpartition(".")[2] in COLUMN_PARALLEL
+    return [part for part in parts if is_cut and part.lengths_O is not None]
 
 
 def token_parts(name: str, tokens: TokenRows, base: BaseLayer) -> Iterator[LoraPart]:

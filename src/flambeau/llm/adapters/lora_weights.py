@@ -112,10 +112,6 @@ class AdapterTarget:
 def read_adapter(folder: Path, target: AdapterTarget) -> LoraAdapter:
     """The adapter in a folder. Raises CheckpointError if it does not fit the network, or is not supported."""
     config = read_lora_config(folder)
-    if config.use_dora and target.shard is not None:
-        raise CheckpointError(
-            f"{folder} has use_dora: true, which needs whole rows of weights; use one rank, or {MERGE}"
-        )
     stored = open_adapter(folder, config)
     return AdapterReader(stored, config, target).read()
 
@@ -193,7 +189,7 @@ class AdapterReader:
                 if leaf in COLUMN_PARALLEL:
                     inputs_RI = shard(part, a_RI)
                 else:
-                    rows[0] = shard(part, rows[0])  # type: ignore[arg-type]
+                    rows[:2] = [None if one is None else shard(part, one) for one in rows[:2]]
                 rows[2] = None if rows[2] is None else shard(part.replace(".weight", ".bias"), rows[2])
             yield self._part(part, inputs_RI, *rows)  # type: ignore[arg-type]
 

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from flambeau.llm.adapters.layer_changes import (
     BaseLayer,
     LayerChange,
+    SumOverRanks,
     changed_norm,
+    cut_rows,
     embedding_change,
     is_expert,
     layer_change,
+    no_sum,
     sorted_tensors,
+    squares_of,
     weight_of,
 )
 from flambeau.llm.adapters.lora_weights import EMBEDDING, EXPERTS, HEAD, AdapterTarget, read_adapter
@@ -40,16 +44,20 @@ def check_merge(adapters: Mapping[str, str]) -> None:
 class MergeOnLoad:
     """For `load_model(arrived=…)`: changes each layer as soon as it is loaded; `then` is called after that.
 
-    The weights of the result are rounded to the type of the network once.
+    The weights of the result are rounded to the type of the network once. With several ranks, `total` adds up what each
+    has; layers arrive in the same order on all of them.
     """
 
-    def __init__(self, folder: Path, target: AdapterTarget, then: Arrived | None) -> None:
+    def __init__(
+        self, folder: Path, target: AdapterTarget, then: Arrived | None, total: SumOverRanks | None = None
+    ) -> None:
         if read_quantization(target.arch.source) is not None:
             raise LLMError(
                 "merge_lora needs the original weights, and the checkpoint holds quantized ones; leave merge_lora out, "
                 "and the adapter is added while the model runs"
             )
         self._target, self._then = target, then
+        self._total = no_sum if total is None and target.shard is not None else total
         self._adapter = read_adapter(folder, replace(target, dtype=torch.float32))
         with on_meta_device(torch.float32):
             network = Transformer(target.local)  # of which only the kinds of layers matter
@@ -77,7 +85,11 @@ class MergeOnLoad:
         weight = layer.weight.detach()
         base = BaseLayer(lambda: weight_of(layer), layer.bias, len(weight), weight.device, torch.float32)
         parts, whole = self._adapter.parts.get(name, []), self._linears.get(name, [])
-        return layer_change(name, parts, whole, self._adapter.tokens.get(name), base)
+        cut = cut_rows(name, parts) if self._total is not None else []
+        squares = None
+        if cut and self._total is not None:
+            squares = self._total(torch.cat([squares_of(part, base.weight()) for part in cut]))
+        return layer_change(name, parts, whole, self._adapter.tokens.get(name), base, squares)
 
     def _change_experts(self, name: str, experts: Experts) -> None:
         for layer, parts in self._adapter.parts.items():

@@ -356,6 +356,7 @@ def load_mtp(
     device: torch.device,
     dtype: torch.dtype,
     arrived: Arrived | None = None,
+    keeps_blocks: bool = False,
 ) -> DraftHead:
     """A layer of multi-token prediction; embeddings and the last layer are the target's, as they are in training."""
 
@@ -363,7 +364,7 @@ def load_mtp(
         return bool(re.search(naming.selects, name)) and not SHARED.search(name)
 
     files: list[WeightFile] = [SelectedTensors(file, keeps) for file in open_files(path)]
-    head = load_files(path, files, settings, device=device, dtype=dtype, arrived=arrived)
+    head = load_files(path, files, settings, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps_blocks)
     head.share(target)
     return head
 
@@ -376,11 +377,12 @@ def load_files(
     device: torch.device,
     dtype: torch.dtype,
     arrived: Arrived | None = None,
+    keeps_blocks: bool = False,
 ) -> DraftHead:
     arch = settings.arch
     if is_packed(arch):
         if has_packed_layers(files, arch):
-            unpacked = unpack_weights(files, arch)
+            unpacked = unpack_weights(files, arch, keeps_blocks=keeps_blocks)
             files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         else:
             arch = as_unpacked(arch, None)

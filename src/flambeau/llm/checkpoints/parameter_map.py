@@ -17,6 +17,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead
 from flambeau.llm.models.tensor_names import (
+    EXPERTS,
     FURTHER_TOKENS,
     GATES,
     IGNORED,
@@ -189,8 +190,25 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         if int(found[3]) in own:
             yield f"{name[: found.end(1)]}.norms.{own.index(int(found[3]))}.weight", arrange
         return
+    if EXPERTS.search(name):  # in one piece: a stack may be computed from others each time that it is read
+        yield name, lambda tensor: cut_stack(arch, name, arrange(tensor), shard)
+        return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():
         yield part, partial(cut_part, part=part, region=region)
+
+
+def cut_stack(arch: Architecture, name: str, stack: Tensor, shard: ShardFunction) -> Tensor:
+    """The part of a stack of experts that is left if each projection of each expert is cut."""
+    of_experts: list[list[Tensor]] = [[] for _ in stack]
+    for part, (expert, *rows) in parts_of(arch, name, stack).items():
+        assert isinstance(expert, int)
+        of_experts[expert].append(shard(part, stack[(expert, *rows)]))
+    pieces = of_experts[0]
+    found = stack.new_empty(len(stack), sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
+    for one, pieces in zip(found, of_experts, strict=True):
+        for into, piece in zip(one.split([len(piece) for piece in pieces]), pieces, strict=True):
+            into.copy_(piece)
+    return found
 
 
 def part_of(targets: dict[str, Tensor], place: ParameterSlice) -> Tensor:

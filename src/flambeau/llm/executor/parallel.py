@@ -6,13 +6,13 @@ ranks follow until it sends the end. Sharding happens while a checkpoint is read
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ IDLE = timedelta(days=365)  # followers wait as long as there are no requests; t
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
+_SCALES = ("scale", "scales", "minimums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +116,24 @@ class Shard:
         if leaf in _KV_ROWS or is_head_norm:
             return self._kv_rows(tensor)
         if leaf in _COLUMNS:
-            if kind == "bias":  # added once, by rank 0
-                return tensor if self.rank == 0 else torch.zeros_like(tensor)
-            if kind == "scale":  # of quantized weights, one for each output
+            if kind == "bias":  # added once, by rank 0; zeros on the meta device would import a compiler
+                return tensor if self.rank == 0 or tensor.is_meta else torch.zeros_like(tensor)
+            if kind in _SCALES:  # of quantized weights
+                tensor = self._whole_groups(tensor)
+            if tensor.dim() == 1:  # scales of whole rows
                 return tensor
-            if tensor.shape[1] % self.size:  # groups of quantized weights
+            if tensor.shape[1] % self.size:
                 raise LLMError(
-                    f"{module} has {tensor.shape[1]} groups of quantized inputs, which {self.size} ranks cannot share "
+                    f"{module} has rows of {tensor.shape[1]} numbers or bytes, which {self.size} ranks cannot share "
                     "evenly; use a number of ranks that divides it, or one rank"
                 )
             return tensor.chunk(self.size, dim=1)[self.rank]
         return tensor
+
+    def _whole_groups(self, scales: Tensor) -> Tensor:
+        """The scales [O, N] of smaller groups, if a border between ranks cuts a group; see `block_size_for`."""
+        times = 1 if scales.dim() == 1 else self.size // math.gcd(self.size, scales.shape[1])
+        return scales if times == 1 else scales.repeat_interleave(times, dim=1)
 
     def _kv_rows(self, tensor: Tensor) -> Tensor:
         """The rows of this rank's key-value heads; with more ranks than heads, ranks share a head."""
@@ -336,15 +344,49 @@ def follow_adapter(ranks: TensorParallelGroup, header: list[int], adapters: Adap
         pass  # rank 0 has an error too, and reports it
 
 
+class RankSum:
+    """A sum over ranks while an adapter is loaded. Each takes part, also one that has failed or has nothing to add."""
+
+    def __init__(self, ranks: TensorParallelGroup) -> None:
+        self._ranks, self._is_over = ranks, False
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """The sum of the ranks' numbers; raises CheckpointError if another rank has none, or more."""
+        self._compare(len(numbers))
+        return sum_over_ranks(numbers, self._ranks)
+
+    def skip(self, *, has_failed: bool) -> None:
+        """Have nothing to add; raises CheckpointError if another rank has."""
+        if not self._is_over:
+            self._compare(-1 if has_failed else 0)
+
+    def _compare(self, size: int) -> None:
+        self._is_over = True
+        low, high = minimum_of_ranks(size, self._ranks), -minimum_of_ranks(-size, self._ranks)
+        if low != high:
+            raise CheckpointError("the adapter could not be read on all ranks, or is not the same; see their logs")
+
+
+def sum_over_ranks(numbers: Tensor, ranks: TensorParallelGroup) -> Tensor:
+    total = numbers.to("cpu", torch.float32, copy=True)
+    dist.all_reduce(total, group=ranks.control)
+    return total.to(numbers.device)
+
+
 def load_on_all(ranks: TensorParallelGroup, adapters: AdapterStore, number: int, folder: Path) -> None:
     """Load an adapter; if a rank fails, all forget it and raise."""
     failure: LLMError | None = None
+    total = RankSum(ranks)
     try:
-        adapters.load(number, folder)
+        adapters.load(number, folder, total)
     except LLMError as error:
         failure = error
     except Exception as error:
         failure = CheckpointError(f"{folder} cannot be loaded: {error!r}")
+    try:
+        total.skip(has_failed=failure is not None)
+    except CheckpointError as error:
+        failure = failure or error
     if not minimum_of_ranks(int(failure is None), ranks):
         adapters.unload(number)
         raise failure or CheckpointError(f"{folder} cannot be loaded on another rank; see its log")

@@ -1,4 +1,4 @@
-"""The inputs of a forward pass on their way from rank 0 to the other ranks, and headers, which precede all that it sends.
+"""The inputs of a forward pass, from rank 0 to the other ranks, and headers, which precede all that it sends.
 
 A header of a pass has its kind and the length of every tensor; one that is absent has none. All integers follow in one
 tensor, then the embeddings of images, if there are any.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout, CudaCodedLinear
-from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import GROUP_SIZES, Int4Linear, unpack_int4
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows, quantize_fp8
 
@@ -29,16 +29,19 @@ MAX_ERROR = 0.02  # allowed error relative to the largest output: bfloat16
 MAX_FP8_ERROR = 0.1  # with 8-bit inputs
 
 
-def use_fast_layers(model: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False) -> None:
+def use_fast_layers(
+    model: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False, has_gpu_kernels: bool = True
+) -> None:
     """Replace quantized layers by faster ones with the same results; layers without one stay as they are.
 
-    With `keeps_plain`, those for a CPU keep what the CPU kernels are made from later.
+    With `keeps_plain`, those for a CPU keep what the CPU kernels are made from later. Without `has_gpu_kernels`,
+    nothing is put into their order.
     """
     unusable: set[type] = set()
     checked: set[type] = set()
     for name in [name for name, _ in model.named_modules()]:  # names only: replaced layers must be freed
         layer: Any = model.get_submodule(name)
-        make = fast_layer_for(layer, dtype, keeps_plain=keeps_plain)
+        make = fast_layer_for(layer, dtype, keeps_plain=keeps_plain, has_gpu_kernels=has_gpu_kernels)
         if make is None or type(layer) in unusable:
             continue
         try:
@@ -54,11 +57,14 @@ def use_fast_layers(model: nn.Module, dtype: torch.dtype, *, keeps_plain: bool =
             logger.warning("%s stays in plain PyTorch on this machine: %s", type(layer).__name__, error)
 
 
-def fast_layer_for(layer: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False) -> FastLayer | None:
+def fast_layer_for(
+    layer: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = False, has_gpu_kernels: bool = True
+) -> FastLayer | None:
     """The faster version of a layer on its device; None: there is none."""
     if isinstance(layer, Int4Linear):
         if layer.weight.is_cuda:
-            return partial(CudaInt4Linear, dtype=dtype) if has_capability(layer.weight, 8, 0) else None
+            is_known = has_gpu_kernels and has_capability(layer.weight, 8, 0)
+            return partial(CudaInt4Linear, dtype=dtype) if is_known else None
         return partial(CpuInt4Linear, keeps_plain=keeps_plain) if layer.weight.device.type == "cpu" else None
     if isinstance(layer, Int8Linear):
         return CpuInt8Linear if layer.weight.device.type == "cpu" else None
@@ -66,8 +72,8 @@ def fast_layer_for(layer: nn.Module, dtype: torch.dtype, *, keeps_plain: bool = 
         has_rows = layer.scale.dim() == 1  # the Triton kernels read scales of groups as they are
         return CudaFp8Linear if has_rows and layer.weight.is_cuda and has_capability(layer.weight, 8, 9) else None
     if isinstance(layer, CodedLinear):
-        return partial(CudaCodedLinear, dtype=dtype) if layer.weight.is_cuda else None
-    if isinstance(layer, ExpertStack) and isinstance(layer.layout, CodeLayout):
+        return partial(CudaCodedLinear, dtype=dtype) if has_gpu_kernels and layer.weight.is_cuda else None
+    if isinstance(layer, ExpertStack) and isinstance(layer.layout, CodeLayout) and has_gpu_kernels:
         is_new = layer.get_buffer("weight").is_cuda and not isinstance(layer, CudaCodedStack)
         return CudaCodedStack if is_new else None
     return None
@@ -130,6 +136,8 @@ class CpuInt4Linear(nn.Module):
 
     def __init__(self, plain: Int4Linear, *, keeps_plain: bool = False) -> None:
         super().__init__()
+        if plain.group_size not in GROUP_SIZES:
+            raise ValueError(f"groups of {plain.group_size} weights, of a rank's part, are not known")
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.group_size = plain.group_size
         self._kept: tuple[Int4Linear, ...] = (plain,) if keeps_plain else ()  # in a tuple: not a part of the network

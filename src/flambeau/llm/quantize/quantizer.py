@@ -6,6 +6,7 @@ Shapes: N experts · O outputs · I inputs
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_r
 from flambeau.llm.quantize.settings import Parts, QuantizationSettings, read_quantization
 
 QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear | CodedLinear
+STACKS = ("gate_up_proj", "down_proj")  # of experts
 MakeLayer = Callable[[nn.Linear, QuantizationSettings], nn.Module]
 
 
@@ -60,10 +62,15 @@ def quantize_on_load(
     )
 
 
-def build(arch: Architecture) -> Transformer:
-    """An empty network with the parameters of its checkpoint, quantized if config.json says so."""
+def build(arch: Architecture, *, whole: Architecture | None = None) -> Transformer:
+    """An empty network with the parameters of its checkpoint, quantized if config.json says so.
+
+    If it is one rank's part of a network, `whole` is that network: the same layers are quantized.
+    """
     model = Transformer(arch)
     settings = read_quantization(arch.source)
+    if settings is not None and whole is not None and settings.layers is None:
+        settings = replace(settings, layers=quantized_modules(Transformer(whole), settings))
     if settings is not None and settings.groups:
         for name, parts in settings.groups.items():
             replace_by_groups(model, name, parts)
@@ -113,6 +120,15 @@ def empty_groups(
     return GroupedLinear(in_features, out_features, layout, bias=bias)
 
 
+def quantized_modules(model: nn.Module, settings: QuantizationSettings) -> frozenset[str]:
+    """The linear layers and stacks of experts that the settings apply to."""
+    modules = [*model.named_modules()]
+    linear = {name for name, one in modules if isinstance(one, nn.Linear) and settings.applies_to(name, one)}
+    experts = [(name, one) for name, one in modules if isinstance(one, Experts)]
+    stacks = {f"{name}.{leaf}": getattr(one, leaf) for name, one in experts for leaf in STACKS}
+    return frozenset(linear | {name for name, stack in stacks.items() if settings.fits(name, stack.shape[2])})
+
+
 def replace_layers(model: nn.Module, settings: QuantizationSettings, make: MakeLayer) -> None:
     """Replace every layer that the settings apply to."""
     for name, module in [*model.named_modules()]:
@@ -126,7 +142,7 @@ def replacement_for(name: str, module: nn.Module, settings: QuantizationSettings
     if isinstance(module, nn.Linear) and settings.applies_to(name, module):
         return make(module, settings)
     if isinstance(module, Experts):
-        for leaf in ("gate_up_proj", "down_proj"):
+        for leaf in STACKS:
             quantize_experts(module, f"{name}.{leaf}", settings, make)
     return None
 
@@ -160,14 +176,15 @@ def empty_layer(linear: nn.Linear, settings: QuantizationSettings) -> QuantizedL
     size_in, size_out, bias = linear.in_features, linear.out_features, linear.bias is not None
     scale_dtype = torch.float32 if settings.wide_scales else torch.bfloat16
     if settings.table:
-        layout = CodeLayout(settings.table, settings.block_size, has_wide_scales=settings.wide_scales)
+        size = settings.block_size_for(size_in)
+        layout = CodeLayout(settings.table, size, has_wide_scales=settings.wide_scales)
         return CodedLinear(size_in, size_out, layout, bias=bias)
     if settings.kind == "int4":
         group_size = settings.group_size_for(size_in)
         return Int4Linear(size_in, size_out, group_size=group_size, bias=bias, scale_dtype=scale_dtype)
     if settings.kind == "int8":
         return Int8Linear(size_in, size_out, bias=bias, scale_dtype=scale_dtype)
-    num_groups = size_in // settings.block_size if settings.block_size else None
+    num_groups = size_in // settings.block_size_for(size_in) if settings.block_size else None
     return Fp8Linear(size_in, size_out, bias=bias, num_groups=num_groups)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -68,15 +69,19 @@ class QuantizationSettings:
 
     def fits(self, name: str, in_features: int) -> bool:
         """Whether the weights of this name and with this many inputs can be quantized."""
-        if self.layers is not None and name not in self.layers:
-            return False
+        if self.layers is not None:
+            return name in self.layers  # a rank's part of the inputs may cut a group
         if self.table:
             return in_features % self.block_size == 0
         return self.kind != "int4" or any(in_features % size == 0 for size in GROUP_SIZES if size <= self.group_size)
 
     def group_size_for(self, in_features: int) -> int:
         """The group size, or the next smaller one that divides the inputs of a layer."""
-        return max(size for size in GROUP_SIZES if size <= self.group_size and in_features % size == 0)
+        return math.gcd(self.group_size, in_features)
+
+    def block_size_for(self, in_features: int) -> int:
+        """The same for blocks: smaller only in a rank's part of a layer, whose border cuts a block."""
+        return math.gcd(self.block_size, in_features)
 
 
 def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:

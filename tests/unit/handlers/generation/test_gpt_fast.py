@@ -129,6 +129,7 @@ def test_tokenizer_decodes_lists_tensors_and_batches(tokenizer):
         ({"draft": "d"}, "cpu", "of the model and its draft"),
         ({"compile": False}, "cpu", "plain PyTorch"),
         ({"tensor_parallel_size": 2}, "cuda", "no effect with several ranks"),
+        ({"tensor_parallel_size": 2}, "cpu", "the layers of a rank one by one"),
     ],
 )
 def test_log_says_what_is_compiled_and_how(config, device, words):

@@ -18,6 +18,7 @@ from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapt
 from support.checkpoints import read_checkpoint
 from support.language_models import write_language_model
 
+DORA = ["q_proj", "o_proj", "up_proj", "down_proj"]
 PROMPTS = [[3, 10, 20, 30, 40, 50, 60, 70, 80, 90], [5, 6, 7]]
 LENGTH = 30
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
@@ -190,14 +191,15 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.loader import load_engine, load_follower
 
 torch.set_num_threads(1)
-folder, adapters, prompts, length = Path(sys.argv[1]), *map(json.loads, sys.argv[2:5])
-options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": False, "device": "cpu"}
+folder, adapters, prompts, length, compile = Path(sys.argv[1]), *map(json.loads, sys.argv[2:6])
+options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": compile, "device": "cpu"}
 options["lora_adapters"] = {name: adapters[name] for name in ("one", "many")}
 if os.environ["RANK"] != "0":
     load_follower(folder, **options)()
 else:
     engine = load_engine(folder, **options)
     engine.load_adapter("two", adapters["two"])  # while the ranks run
+    engine.load_adapter("dora", adapters["dora"])
     try:
         engine.load_adapter("none", str(folder))
     except LLMError as error:
@@ -205,7 +207,7 @@ else:
     else:
         raise AssertionError
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-    names = ("", "one", "two", "many")
+    names = ("", "one", "two", "many", "dora")
     found = {name: [c.token_ids for c in engine.generate(prompts, params, adapter=name)] for name in names}
     engine.unload_adapter("one")
     assert engine.generate(prompts[:1], params, adapter="two")[0].token_ids == found["two"][0]
@@ -214,11 +216,16 @@ else:
 """
 
 
-def test_two_ranks_share_adapters(checkpoint, expected):
+@pytest.mark.parametrize("compile", [False, True])
+def test_two_ranks_share_adapters(checkpoint, expected, compile, tmp_path):
     folder, adapters = checkpoint
+    dora = write_peft_adapter(folder, tmp_path / "dora", target_modules=DORA, use_dora=True)
+    adapters = {**adapters, "dora": str(dora)}
+    network = read_peft_adapter(folder, dora)
+    expected = {**expected, "dora": [greedy_tokens(network, prompt) for prompt in PROMPTS]}
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH)]
+    more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH), json.dumps(compile)]
     command = [sys.executable, "-W", "ignore", "-c", RANK, str(folder), *more]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ranks = [

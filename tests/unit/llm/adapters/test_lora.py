@@ -30,6 +30,7 @@ from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs
+from support.sharded import load_part
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
 NAMES = {  # of layers in families that have others
@@ -326,8 +327,10 @@ def test_dora_needs_all_its_tensors_and_whole_weights(tmp_path):
     adapter = write_adapter(tmp_path / "adapter", layer_shapes(tmp_path), use_dora=True)
     target = target_of(load_model(tmp_path))
     sharded = replace(target, local=local_architecture(target.arch, 2), shard=Shard(target.arch, 0, 2))
-    with pytest.raises(CheckpointError, match="one rank"):
-        MergeOnLoad(adapter, sharded, None)
+    with pytest.raises(CheckpointError, match="the sum of all ranks"):
+        load_part(tmp_path, 0, arrived=MergeOnLoad(adapter, sharded, None))
+    with pytest.raises(CheckpointError, match="the sum of all ranks"):
+        AdapterStore(sharded, load_part(tmp_path, 0)).load(1, adapter)
     tensors = load_file(adapter / "adapter_model.safetensors")
     lengths = next(name for name in tensors if name.endswith("magnitude_vector"))
     save_file(

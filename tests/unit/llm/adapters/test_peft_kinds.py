@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,10 +13,12 @@ from flambeau.llm.adapters.merge import MergeOnLoad
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import can_compute
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_architecture, sum_over_ranks
 from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs
+from support.sharded import load_part, run_as_threads
 
 pytest.importorskip("peft")
 
@@ -165,3 +169,30 @@ def test_logits_are_those_of_peft(tmp_path, kind):
         logits_of(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4), with_it, strict=True
     ):
         torch.testing.assert_close(one, other_one, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_compute_what_peft_computes(tmp_path, monkeypatch, kind):
+    family, options = KINDS[kind]
+    write_checkpoint(tmp_path, family)
+    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", **options)
+    expected = expected_logits(read_peft_adapter(tmp_path, adapter))
+    arch, cpu, ranks = read_architecture(tmp_path), torch.device("cpu"), TensorParallelGroup(0, 2, None)
+
+    def compute(rank: int) -> list[list[torch.Tensor]]:
+        shard, local = Shard(arch, rank, 2), local_architecture(arch, 2)
+        target = AdapterTarget(arch=arch, local=local, shard=shard, device=cpu, dtype=torch.float32)
+        total = partial(sum_over_ranks, ranks=ranks)
+        part = load_part(tmp_path, rank)
+        store = AdapterStore(target, part)
+        store.load(1, adapter, total)
+        added = EagerBackend(part, room(part, len(PROMPTS)), adapters=store)
+        merging = MergeOnLoad(adapter, target, None, total)
+        merged = load_part(tmp_path, rank, arrived=merging)
+        merging.finish(merged)
+        return [logits_of(added, [1] * 4), logits_of(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4)]
+
+    for found in run_as_threads(monkeypatch, compute):
+        for logits in found:
+            for one, other in zip(logits, expected, strict=True):
+                torch.testing.assert_close(one, other, **TOLERANCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,14 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor import rank_inputs
+from flambeau.llm.executor import parallel, rank_inputs
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.parallel import RankSum, Shard, TensorParallelGroup, local_architecture
 from flambeau.llm.executor.rank_inputs import PREFILL, receive_header, receive_inputs, send_inputs
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.sampling_params import SamplingParams
 from support.ranks import run_ranks, start_ranks
+from support.sharded import run_as_threads
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -180,14 +182,38 @@ def test_heads_that_cannot_be_shared_out_are_refused(size, what):
         local_architecture(ARCH, size)
 
 
-def test_groups_that_ranks_cannot_share_are_refused():
-    for rank in range(2):
-        with pytest.raises(LLMError, match=r"o_proj has 1 groups of quantized inputs, which 2 ranks cannot share"):
-            Shard(ARCH, rank, 2)("model.layers.0.self_attn.o_proj.scales", torch.ones(8, 1))
+@pytest.mark.parametrize("others", ["fails", "has less", "has nothing to add"])
+def test_a_sum_that_a_rank_takes_no_part_in_raises_on_all_of_them(others, monkeypatch):
+    meeting, numbers = threading.Barrier(2, timeout=60), {}
+
+    def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
+        numbers[ranks.rank] = number
+        meeting.wait()
+        found = min(numbers.values())
+        meeting.wait()
+        return found
+
+    monkeypatch.setattr(parallel, "minimum_of_ranks", minimum_of_ranks)
+    monkeypatch.setattr(parallel, "sum_over_ranks", lambda numbers, ranks: pytest.fail("nobody waits for the others"))
+
+    def take_part(rank: int) -> str:
+        total = RankSum(TensorParallelGroup(rank, 2, None))  # type: ignore[arg-type]
+        try:
+            if rank == 0 or others == "has less":
+                total(torch.ones(3 - rank))
+            else:
+                total.skip(has_failed=others == "fails")
+        except LLMError as error:
+            total.skip(has_failed=True)  # as `load_on_all` does; it is over
+            return str(error)
+        return ""
+
+    for found in run_as_threads(monkeypatch, take_part):
+        assert "could not be read on all ranks" in found
 
 
 ROWS, FEATURES, SEEN = torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)
-ROTARY = torch.arange(18).view(3, 6)
+ROTARY, SLOTS = torch.arange(18).view(3, 6), torch.tensor([3, 1])
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
@@ -201,7 +227,7 @@ ROTARY = torch.arange(18).view(3, 6)
         StepImages(ROWS[:0], torch.zeros(0, 0), None, ROTARY),  # a text before an image
     ],
 )
-@pytest.mark.parametrize("states", [(None, None), (torch.tensor([3, 1]), None), (torch.tensor([3, 1]), torch.arange(6))])
+@pytest.mark.parametrize("states", [(None, None), (SLOTS, None), (SLOTS, torch.arange(6))])
 def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_adapters):
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(rank_inputs.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -19,12 +20,37 @@ from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import write_adapter
 from support.pictures import jpeg
+from support.ranks import run_ranks
 from support.vision_models import IMAGE, TOKENS, prompt_with, write_vision_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 ONE = prompt_with([20, 30, 40], None, [50, 60])
 TWO = prompt_with([25], None, [50, 60, 70, 80], None, [90, 100])
 TEXT = prompt_with([*range(30, 60)])
+
+
+RANK = """
+import base64, json, os, sys
+import torch
+from pathlib import Path
+from flambeau.llm.images.image_processor import ImageFile
+from flambeau.llm.loader import load_engine, load_follower
+from flambeau.llm.sampling_params import SamplingParams
+
+torch.set_num_threads(1)
+folder, size, (prompts, images, options) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options = {"tensor_parallel_size": size, "compile": False, "device": "cpu", **options}
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    files = [[ImageFile(data=base64.b64decode(data), name="") for data in own] for own in images]
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    for _ in range(2):  # then with prefixes from the cache
+        found = engine.generate(prompts, params, images=[engine.encode_images(own) for own in files])
+        print(json.dumps([[each.token_ids, each.counts.num_cached] for each in found]))
+    engine.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +169,18 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made):
             check(made[1], small, prompt, seeds, found)
     finally:
         small.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 18, "kv_host_memory_mb": 16, "num_blocks": 40}])
+def test_two_ranks_read_images(made, engine, options):
+    prompts, seeds = [ONE, TEXT, TWO], [(1,), (), (1, 2)]
+    images = [encoded(engine, *own) for own in seeds]
+    expected = [found.token_ids for found in engine.generate(prompts, GREEDY, images=images)]
+    files = [[base64.b64encode(jpeg(seed)).decode() for seed in own] for own in seeds]
+    lines = run_ranks(made[0], 2, RANK, [prompts, files, {"block_size": 4, **options}])
+    for line in lines:
+        assert [tokens for tokens, _ in line] == expected
+    assert all(num_cached > 0 for _, num_cached in lines[-1])
 
 
 def test_several_choices_read_the_same_image(made, engine):

@@ -27,7 +27,7 @@ from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import ExpertLayers, Experts
 from flambeau.llm.quantize.coded import CodeLayout
-from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.int4 import GROUP_SIZES, Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import FP8
 
@@ -121,4 +121,8 @@ def is_known(weights: Any) -> bool:
     if not isinstance(weights, ExpertStack):
         return weights.dtype in FLOATS and weights.shape[1] % PANEL == 0
     buffers = dict(weights.named_buffers())
+    if weights.layout is None and "minimums" in buffers:
+        group_size = 2 * buffers["weight"].shape[2] // buffers["scales"].shape[2]
+        if group_size not in GROUP_SIZES:  # but a smaller one, of a rank's part
+            return False
     return buffers["weight"].dtype in (torch.int8, torch.uint8, FP8) and buffers["weight"].shape[1] % PANEL == 0

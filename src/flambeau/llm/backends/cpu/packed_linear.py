@@ -23,7 +23,7 @@ from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear
-from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import GROUP_SIZES, Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -163,7 +163,7 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
     if type(layer) is PackedLinear:
         return layer
     if type(layer) is Int4Linear:
-        return pack_int4_layer(layer)
+        return pack_int4_layer(layer) if layer.group_size in GROUP_SIZES else None
     if type(layer) is CpuInt4Linear:
         return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):

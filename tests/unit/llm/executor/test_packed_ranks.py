@@ -1,0 +1,127 @@
+"""Quantized weights stay quantized on several ranks, and give what the dequantized network of one rank gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.packed_experts import PackedStack, is_known
+from flambeau.llm.backends.cpu.packed_linear import PackedLinear, packed
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.cpu_weights import packer
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.parallel import Shard
+from flambeau.llm.loader import load_engine
+from flambeau.llm.quantize.coded import CodedLinear
+from flambeau.llm.quantize.int4 import Int4Linear
+from flambeau.llm.quantize.packed_layers import use_fast_layers
+from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from flambeau.llm.sampling_params import SamplingParams
+from support.packed_files import write_kind
+from support.sharded import OPTIONS, generate_on_ranks, load_part, run_as_threads
+from support.tiny_models import ARCH
+from support.weights import logits_of
+
+KEEPS: dict[str, Any] = {"keeps_blocks": True, "keeps_codes": True}
+PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
+
+CASES = {
+    ("GPTQ int4", "dense"): Int4Linear,
+    ("GPTQ int4", "experts"): Int4Linear,
+    ("AWQ int4", "dense"): Int4Linear,
+    ("compressed-tensors int4", "experts"): Int4Linear,
+    ("compressed-tensors int8", "experts"): Int8Linear,
+    ("compressed-tensors fp8", "dense"): Fp8Linear,
+    ("compressed-tensors fp8 blocks", "dense"): Fp8Linear,
+    ("fp8, one scale", "dense"): Fp8Linear,
+    ("fp8 blocks", "dense"): Fp8Linear,
+    ("fp8 blocks", "experts"): Fp8Linear,
+    ("fp8 blocks", "latent"): Fp8Linear,
+    ("MXFP4", "gpt-oss"): nn.Linear,
+    ("ModelOpt NVFP4", "dense"): CodedLinear,
+    ("ModelOpt NVFP4", "experts"): CodedLinear,
+    ("bitsandbytes nf4", "dense"): CodedLinear,
+    ("bitsandbytes int8", "dense"): Int8Linear,
+    ("torchao fp8", "dense"): Fp8Linear,
+    ("own int8", "experts"): Int8Linear,
+    ("own int4", "dense"): Int4Linear,
+    ("own fp8", "experts"): Fp8Linear,
+}
+
+
+@pytest.mark.parametrize(("kind", "network"), CASES)
+def test_two_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, network, tmp_path, monkeypatch):
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
+    expected = logits_of(load_model(folder, dtype=torch.float32))
+    parts = [load_part(folder, rank, **KEEPS) for rank in range(2)]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layer: Any = parts[1].model.layers[1]
+    assert type(layer.self_attn.o_proj.inner) is CASES[kind, network]
+    mlp = layer.mlp.inner
+    if network != "dense":
+        assert isinstance(mlp.experts.gate_up_proj, ExpertStack)
+        assert isinstance(mlp.experts.down_proj, ExpertStack)
+
+
+EXACT = [case for case, layer in CASES.items() if layer not in (Int4Linear, Int8Linear)]  # with these kernels
+
+
+@pytest.mark.parametrize(("kind", "network"), EXACT)
+def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
+    arch = read_architecture(folder, **KEEPS)
+    expected = logits_of(load_model(folder, dtype=torch.float32))
+    parts = [
+        load_part(folder, rank, arrived=packer(folder, arch, torch.float32, is_part=True), **KEEPS) for rank in range(2)
+    ]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layer: Any = parts[1].model.layers[1]
+    assert isinstance(layer.self_attn.o_proj.inner, PackedLinear)
+    if network != "dense":
+        assert isinstance(layer.mlp.inner.experts.down_proj, PackedStack)
+
+
+def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
+    layer = Int4Linear(64, 32, group_size=16)
+    assert packed(layer) is None
+    assert not is_known(ExpertStack(layer, num_experts=1, dtype=torch.float32))
+    model = nn.Sequential(layer)
+    use_fast_layers(model, torch.float32)
+    assert model[0] is layer
+
+
+def test_scales_are_repeated_only_where_a_border_cuts_a_block(tmp_path):
+    folder = write_kind(tmp_path / "checkpoint", "fp8 blocks", "dense")
+    layer: Any = load_part(folder, 0, **KEEPS).model.layers[0]
+    assert layer.self_attn.o_proj.inner.scale.shape == (256, 1)  # of 128 inputs: a block
+    assert layer.mlp.inner.down_proj.scale.shape == (256, 3)  # of 192 inputs: three halves of blocks
+    assert layer.mlp.inner.gate_up_proj.scale.shape == (384, 2)
+
+
+def test_inputs_that_ranks_cannot_share_are_refused():
+    with pytest.raises(LLMError, match=r"o_proj has rows of 33 numbers or bytes, which 2 ranks cannot share"):
+        Shard(ARCH, 1, 2)("model.layers.0.self_attn.o_proj.weight", torch.ones(8, 33))
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [("fp8 blocks", "latent"), ("MXFP4", "gpt-oss"), ("bitsandbytes nf4", "dense"), ("GPTQ int4", "experts")],
+)
+@pytest.mark.parametrize("compile", [False, True])
+def test_two_processes_generate_what_one_generates(kind, network, compile, tmp_path):
+    if compile and (kind == "GPTQ int4" or not kernels.load()):
+        pytest.skip("the CPU kernels round inputs, or cannot be built here")
+    folder = write_kind(tmp_path / "checkpoint", kind, network)
+    engine = load_engine(folder, **OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+    assert generate_on_ranks(folder, PROMPTS, compile=compile).tokens == expected

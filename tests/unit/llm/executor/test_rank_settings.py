@@ -1,0 +1,61 @@
+"""What works with one rank works with two: types of the cache, drafts, n-grams, and the CPU kernels of layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.loader import load_engine
+from flambeau.llm.sampling_params import SamplingParams
+from support.packed_files import write_kind
+from support.sharded import OPTIONS, generate_on_ranks
+
+PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_kind(tmp_path_factory.mktemp("ranks") / "model", "float32", "dense")
+
+
+def expected_of(folder: Path, **options: Any) -> list[list[int]]:
+    engine = load_engine(folder, **{**OPTIONS, **options})
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "bfloat16", "float32"])
+def test_the_cache_of_two_ranks_has_any_type(kind, folder):
+    found = generate_on_ranks(folder, PROMPTS, kv_cache_dtype=kind)
+    assert found.tokens == expected_of(folder, kv_cache_dtype=kind)
+
+
+@pytest.mark.parametrize("network", ["experts", "latent"])
+def test_int8_caches_of_other_networks(network, tmp_path):
+    folder = write_kind(tmp_path / "model", "float32", network)
+    assert generate_on_ranks(folder, PROMPTS, kv_cache_dtype="int8").tokens == expected_of(
+        folder, kv_cache_dtype="int8"
+    )
+
+
+def test_a_draft_model_proposes_beside_two_ranks(folder):
+    found = generate_on_ranks(folder, PROMPTS, draft=str(folder))  # the best of all drafts
+    assert found.tokens == expected_of(folder)
+    assert found.num_drafted > 0
+
+
+def test_n_grams_propose_beside_two_ranks(folder):
+    found = generate_on_ranks(folder, PROMPTS, max_tokens=60, speculation="lookup", speculate_k=4)
+    assert [tokens[:30] for tokens in found.tokens] == expected_of(folder)
+    assert found.num_drafted > 0
+
+
+@pytest.mark.parametrize("network", ["dense", "experts", "latent"])
+def test_the_cpu_kernels_compute_the_layers_of_two_ranks(network, tmp_path):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder = write_kind(tmp_path / "model", "bfloat16", network)
+    assert generate_on_ranks(folder, PROMPTS, compile=True).tokens == expected_of(folder)
