@@ -216,6 +216,7 @@ class CudaBackend:
                     pool,
                     self._states,
                     has_adapters=bool(generations),
+                    has_states=self.cache.states.has_layers,
                 ),
             )
             if captured is not None:
@@ -273,7 +274,9 @@ class CudaBackend:
             return None
         network = build(self.model, self.cache, self._states)
         for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
-            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
+            has_states = self.cache.states.has_layers
+            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"), has_states=has_states)
+            prompt.query_len = 0  # as prompts have it
             network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
         return network
 
@@ -371,7 +374,7 @@ class CudaBackend:
         """A step of one sequence by its own kernels; None if they are not faster here, or wrong."""
         from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
-        if self._states is not None:  # they keep hidden states to themselves
+        if self._states is not None or self.cache.states.has_layers:  # they keep hidden states to themselves
             return None
         kinds: list[tuple[Any, Any]] = [
             (one_row_step.is_faster, one_row_step.OneRowStep),

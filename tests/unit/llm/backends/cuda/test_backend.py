@@ -18,8 +18,19 @@ from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda import backend as module
 from flambeau.llm.backends.cuda.backend import COMPILING, CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.models.families.recurrence import Recurrence
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 from support.log_records import logged
+
+
+FIRST = {"layers": frozenset({0}), "inner_size": 64}
+HEADS = {"num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2}
+RECURRENT = {
+    "Mamba 1": Recurrence(kind="mamba", state_size=6, time_step_rank=3, **FIRST),
+    "Mamba 2": Recurrence(kind="mamba2", **HEADS, **FIRST),
+    "delta nets": Recurrence(kind="delta_net", **HEADS, **FIRST),
+    "short convolutions": Recurrence(kind="short_conv", layers=frozenset({0}), inner_size=32),
+}
 
 
 class StandIn:
@@ -210,13 +221,23 @@ class OneSlot:
 @pytest.mark.timeout(300)  # a compiler runs
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", ["kernels", "kernels, with experts", "kernels, of a family", "Inductor"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "kernels",
+        "kernels, with experts",
+        "kernels, of a family",
+        *(f"kernels, {kind}" for kind in RECURRENT),
+        "Inductor",
+    ],
+)
 def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
     parts = {
         "kernels, with experts": {"num_experts": 4, "expert_size": 48},
         "kernels, of a family": {"norm": "layer", "norm_bias": True, "is_parallel": True, "rotary_size": 16},
-        "Inductor": {"mlp_scales": (0.5, 2.0)},
+        "Inductor": {"num_experts": 4, "expert_size": 48, "has_gate": False},  # experts without gates
     }
+    parts |= {f"kernels, {name}": {"recurrence": recurrence} for name, recurrence in RECURRENT.items()}
     model = random_model(head_size=32, windows=(None, 6), **parts.get(kind, {})).to("cuda")
     asked = prompts(5)
     on_gpu = {"device": "cuda"}
