@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from flambeau.llm.backends.cuda import recurrent_scans
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.recurrent_convolution import KernelConvolution
 from flambeau.llm.backends.cuda.recurrent_numbers import Projection, Sequences
@@ -78,17 +79,19 @@ class Mamba2Part(RecurrentPart):
         shape, padded = self.shape, triton.next_power_of_2(self.shape.state_size)
         gates = self.norm is None
         y = new_outputs(mixed, shape.inner_size, mixed.dtype if gates else torch.float32, sequences)
-        rows = rows_of(shape.head_size, padded)
-        low, high = shape.time_step_limits
-        launch: Any = update_heads
+        is_prompt = not sequences.has_one_each
+        # A product on tensor cores needs 16 numbers.
+        padded = max(padded, recurrent_scans.MIN_ROWS) if is_prompt else padded
+        rows = recurrent_scans.rows_of(shape.head_size, padded) if is_prompt else rows_of(shape.head_size, padded)
+        launch: Any = recurrent_scans.scan_heads if is_prompt else update_heads
         launch[(shape.num_heads, sequences.num_sequences, triton.cdiv(shape.head_size, rows))](
             mixed, x.rows, self.time_bias, self.decay, self.skip, self.states,
             sequences.slots_S, sequences.positions_T, sequences.starts, y, sequences.num_tokens,
-            self.time_scale, self.gate_scale, low, high,
+            self.time_scale, self.gate_scale, *shape.time_step_limits,
             HEADS=shape.num_heads, SIZE=shape.head_size, STATE=shape.state_size, STATE_PADDED=padded,
             GROUPS=shape.num_groups, CHANNELS=shape.conv_size, OUTPUTS=x.width, PARTS=x.num_parts,
             TIMES_AT=shape.inner_size + shape.conv_size, ROWS=rows, GATES=gates, dtype=triton_type(mixed.dtype),
-            **launch_options(sequences),
+            **(scan_options(mixed.dtype) if is_prompt else launch_options(sequences)),
         )  # fmt: skip
         return y
 
@@ -167,6 +170,12 @@ class DeltaPart(RecurrentPart):
             COLUMNS=columns, dtype=triton_type(mixed.dtype), **launch_options(sequences),
         )  # fmt: skip
         return y
+
+
+def scan_options(dtype: torch.dtype) -> dict[str, Any]:
+    """Products of float32 numbers are rounded where the network's own numbers are."""
+    precision = "ieee" if dtype == torch.float32 else "tf32"
+    return {"CHUNK": recurrent_scans.CHUNK, "PRECISION": precision, "num_warps": 8, "num_stages": 1}
 
 
 def triton_type(dtype: torch.dtype) -> Any:

@@ -22,7 +22,6 @@ from flambeau.llm.models.families.recurrence import Recurrence
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 from support.log_records import logged
 
-
 FIRST = {"layers": frozenset({0}), "inner_size": 64}
 HEADS = {"num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2}
 RECURRENT = {
