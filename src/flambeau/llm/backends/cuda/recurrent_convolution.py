@@ -20,7 +20,7 @@ from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_fo
 from flambeau.llm.backends.cuda.recurrent_numbers import Projection, Sequences, load_sum, silu, span_of
 
 BLOCK = 256  # channels of a program
-TOKENS = 16  # of a program, in prompts
+TOKENS = 8  # of a program, in prompts
 
 
 @triton.jit  # type: ignore[untyped-decorator]

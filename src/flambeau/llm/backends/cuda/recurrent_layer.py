@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flambeau.llm.backends.cuda import recurrent_scans
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.recurrent_convolution import KernelConvolution
-from flambeau.llm.backends.cuda.recurrent_numbers import Projection, Sequences
+from flambeau.llm.backends.cuda.recurrent_numbers import CHUNK, Projection, Sequences
 from flambeau.llm.backends.cuda.recurrent_outputs import KernelGatedNorm, split
 from flambeau.llm.backends.cuda.recurrent_updates import (
     launch_options,
@@ -91,7 +91,7 @@ class Mamba2Part(RecurrentPart):
             HEADS=shape.num_heads, SIZE=shape.head_size, STATE=shape.state_size, STATE_PADDED=padded,
             GROUPS=shape.num_groups, CHANNELS=shape.conv_size, OUTPUTS=x.width, PARTS=x.num_parts,
             TIMES_AT=shape.inner_size + shape.conv_size, ROWS=rows, GATES=gates, dtype=triton_type(mixed.dtype),
-            **(scan_options(mixed.dtype) if is_prompt else launch_options(sequences)),
+            **(scan_options(mixed.dtype, recurrent_scans.chunk_of(padded)) if is_prompt else launch_options(sequences)),
         )  # fmt: skip
         return y
 
@@ -158,24 +158,40 @@ class DeltaPart(RecurrentPart):
         shape, padded = self.shape, triton.next_power_of_2(self.shape.state_size)
         shared = shape.num_heads // shape.num_groups
         y = new_outputs(mixed, shape.inner_size, torch.float32, sequences)
-        columns = rows_of(shape.head_size, padded)
-        launch: Any = update_keys
+        sizes = {
+            "HEADS": shape.num_heads, "KEY": shape.state_size, "GROUPS": shape.num_groups, "CHANNELS": shape.conv_size,
+            "OUTPUTS": betas.width, "PARTS": betas.num_parts, "STRIDE": 2 * shared if self.times is None else shared,
+            "TIMES_AT": shared if self.times is None else 0, "dtype": triton_type(mixed.dtype),
+        }  # fmt: skip
+        given = mixed, betas.rows, times.rows, self.time_bias, self.decay
+        places = self.states, sequences.slots_S, sequences.positions_T, sequences.starts
+        num_tokens, scales = sequences.num_tokens, (shape.max_beta, shape.state_size**-0.5)
+        launch: Any
+        if sequences.chunks_M2 is None:
+            columns, launch = rows_of(shape.head_size, padded), update_keys
+            launch[(shape.num_heads, sequences.num_sequences, triton.cdiv(shape.head_size, columns))](
+                *given, *places, y, num_tokens, *scales, SIZE=shape.head_size, KEY_PADDED=padded, COLUMNS=columns,
+                **sizes, **launch_options(sequences),
+            )  # fmt: skip
+            return y
+        padded = max(padded, recurrent_scans.MIN_ROWS)  # a product on tensor cores needs 16 numbers
+        sizes |= {"KEY_PADDED": padded, **scan_options(mixed.dtype, CHUNK)}
+        links = torch.empty(num_tokens, shape.num_heads, CHUNK, dtype=torch.float32, device=mixed.device)
+        launch = recurrent_scans.invert_links
+        launch[(shape.num_heads, len(sequences.chunks_M2))](
+            *given, sequences.chunks_M2, sequences.starts, links, num_tokens, shape.max_beta, **sizes
+        )
+        columns, launch = recurrent_scans.rows_of(shape.head_size, padded), recurrent_scans.scan_keys
         launch[(shape.num_heads, sequences.num_sequences, triton.cdiv(shape.head_size, columns))](
-            mixed, betas.rows, times.rows, self.time_bias, self.decay, self.states,
-            sequences.slots_S, sequences.positions_T, sequences.starts, y, sequences.num_tokens,
-            shape.max_beta, shape.state_size**-0.5,
-            HEADS=shape.num_heads, SIZE=shape.head_size, KEY=shape.state_size, KEY_PADDED=padded,
-            GROUPS=shape.num_groups, CHANNELS=shape.conv_size, OUTPUTS=betas.width, PARTS=betas.num_parts,
-            STRIDE=2 * shared if self.times is None else shared, TIMES_AT=shared if self.times is None else 0,
-            COLUMNS=columns, dtype=triton_type(mixed.dtype), **launch_options(sequences),
-        )  # fmt: skip
+            *given, *places, links, y, num_tokens, *scales, SIZE=shape.head_size, COLUMNS=columns, **sizes
+        )
         return y
 
 
-def scan_options(dtype: torch.dtype) -> dict[str, Any]:
+def scan_options(dtype: torch.dtype, chunk: int) -> dict[str, Any]:
     """Products of float32 numbers are rounded where the network's own numbers are."""
     precision = "ieee" if dtype == torch.float32 else "tf32"
-    return {"CHUNK": recurrent_scans.CHUNK, "PRECISION": precision, "num_warps": 8, "num_stages": 1}
+    return {"CHUNK": chunk, "PRECISION": precision, "num_warps": 8, "num_stages": 1}
 
 
 def triton_type(dtype: torch.dtype) -> Any:

@@ -1,6 +1,6 @@
 """What the kernels of recurrent layers share: the sequences of a step, sums of parts, and functions of float32 numbers.
 
-Shapes: T tokens of the step · S sequences · N outputs of a projection · P parts of its sums
+Shapes: T tokens of the step · S sequences · M chunks of their tokens · N outputs of a projection · P parts of its sums
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.executor.inputs import StepInputs
+
+CHUNK = 32  # tokens of a delta net whose system is solved at once
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -85,6 +87,7 @@ class Sequences:
     positions_T: Tensor
     starts: Tensor | None  # [S+1]; None: every sequence has one token
     of_tokens_T: Tensor | None  # the sequence of each token; None: as above
+    chunks_M2: Tensor | None  # the sequence and the first token of chunks; None: as above
 
     @property
     def num_tokens(self) -> int:
@@ -103,9 +106,24 @@ def sequences_of(inputs: StepInputs) -> Sequences:
     """Those of a step, whose inputs are on the device. Sequences at the end may have no tokens."""
     assert inputs.state_slots_S is not None
     if inputs.query_len == 1:
-        return Sequences(inputs.state_slots_S, inputs.positions_T, None, None)
+        return Sequences(inputs.state_slots_S, inputs.positions_T, None, None, None)
     starts, num_tokens = inputs.query_starts, len(inputs.positions_T)
     tokens_T = torch.arange(num_tokens, device=starts.device)
     of_tokens_T = torch.searchsorted(starts[1:].contiguous(), tokens_T, right=True)
-    # Padding behind the last sequence counts as a part of it.
-    return Sequences(inputs.state_slots_S, inputs.positions_T, starts, of_tokens_T.clamp_max(len(starts) - 2))
+    of_tokens_T.clamp_max_(len(starts) - 2)  # padding behind the last sequence counts as a part of it
+    chunks_M2 = chunks_of(starts, num_tokens)
+    return Sequences(inputs.state_slots_S, inputs.positions_T, starts, of_tokens_T, chunks_M2)
+
+
+def chunks_of(starts: Tensor, num_tokens: int) -> Tensor:
+    """The sequence and the first token [M, 2] of every chunk of CHUNK tokens.
+
+    M is what so many tokens have at most; those that are too many begin at the end of the last sequence.
+    """
+    num_sequences = len(starts) - 1
+    counts_S = (starts.diff() + (CHUNK - 1)).div(CHUNK, rounding_mode="floor")
+    ends_S = counts_S.cumsum(0)
+    chunks_M = torch.arange(triton.cdiv(num_tokens, CHUNK) + num_sequences, device=starts.device)
+    of_chunks_M = torch.searchsorted(ends_S, chunks_M, right=True).clamp_max_(num_sequences - 1)
+    firsts_M = starts[of_chunks_M] + (chunks_M - (ends_S - counts_S)[of_chunks_M]) * CHUNK
+    return torch.stack((of_chunks_M, torch.minimum(firsts_M, starts[of_chunks_M + 1])), dim=1)

@@ -86,10 +86,11 @@ class Layer:
 
         return multiply
 
-    def compare(self, inputs, ours=None):
+    def compare(self, inputs, ours=None, *, are_alike=False):
         """Advance both; `ours` are the inputs of the kernels, which may have padding."""
         inputs, ours = inputs.to(DEVICE), inputs.to(DEVICE) if ours is None else ours
         x = torch.randn(len(ours.ids_T), self.hidden_size, device=DEVICE)
+        x = x[:1].expand_as(x).contiguous() if are_alike else x
         num_tokens = len(inputs.ids_T)
         expected = self.mixer(x[:num_tokens], PagedRecurrence(self.caches[1].states, inputs))
         projections = self.product(first_projection(self.mixer))(x)
@@ -167,3 +168,10 @@ def test_long_prompts(kind):
     layer = Layer(kind)
     layer.compare(inputs_of({0: (0, [0] * 70), 1: (0, [0] * 33)}))
     layer.compare(inputs_of({1: (33, [0] * 65), 0: (70, [0])}))
+
+
+@torch.inference_mode()
+def test_keys_that_are_all_alike():
+    layer = Layer("delta nets, each projection apart")
+    layer.mixer.dt_bias.fill_(-9.0)  # the state stays
+    layer.compare(inputs_of({0: (0, [0] * 70)}), are_alike=True)
