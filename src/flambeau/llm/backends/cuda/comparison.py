@@ -9,7 +9,7 @@ Shapes: T tokens of the step · N rows of them · V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,7 +67,11 @@ def find_difference(
     keys = cache.keys[0]
     lengths = [min(length, model.arch.max_length - NUM_AFTER) for length in LENGTHS]
     num_blocks, has_states = 1 + sum(blocks_of(length, cache.block_size) for length in lengths), cache.states.has_layers
-    places = {"device": keys.device, "dtype": keys.dtype, "num_slots": len(lengths) if has_states else 0}
+    places: dict[str, Any] = {
+        "device": keys.device,
+        "dtype": keys.dtype,
+        "num_slots": len(lengths) if has_states else 0,
+    }
     ours, twin = (KVCache(model.arch, num_blocks, cache.block_size, **places) for _ in range(2))
     for states in (*ours.states.layers.values(), *twin.states.layers.values()):
         for slots in states:

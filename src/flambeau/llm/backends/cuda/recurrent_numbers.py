@@ -26,12 +26,12 @@ def load_sum(ptr, at, mask, stride, PARTS: tl.constexpr, dtype: tl.constexpr):  
     return x.to(dtype).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def silu(x):  # type: ignore[no-untyped-def]
     return x / (1.0 + tl.exp(-x))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def softplus(x):  # type: ignore[no-untyped-def]
     """log(1 + exp(x)): log(1 + z) is 2 artanh(z / (2 + z)), whose series keeps all digits of a small z."""
     z = tl.exp(-tl.abs(x))

@@ -73,7 +73,7 @@ def scan_heads(  # type: ignore[no-untyped-def]
     tl.store(at, state, mask=mask & (start < end))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def load_keys(row, at, mask):  # type: ignore[no-untyped-def]
     """Queries or keys [L, N] of a chunk, as vectors of length 1."""
     x = tl.load(row + at, mask=mask, other=0.0).to(tl.float32)
@@ -180,7 +180,7 @@ def scan_keys(  # type: ignore[no-untyped-def]
 
 def rows_of(size: int, padded: int) -> int:
     """The rows of a state that a program has, of so many numbers each."""
-    return max(MIN_ROWS, min(triton.next_power_of_2(size), NUMBERS // padded))
+    return max(MIN_ROWS, min(triton.next_power_of_2(size), NUMBERS // padded))  # type: ignore[no-any-return]
 
 
 def chunk_of(padded: int) -> int:

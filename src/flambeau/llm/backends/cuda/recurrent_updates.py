@@ -157,7 +157,7 @@ def new_outputs(like: Tensor, width: int, dtype: torch.dtype, sequences: Sequenc
 
 def rows_of(size: int, padded: int) -> int:
     """The rows of a state that a program has, of so many numbers each."""
-    return max(1, min(triton.next_power_of_2(size), NUMBERS // padded))
+    return max(1, min(triton.next_power_of_2(size), NUMBERS // padded))  # type: ignore[no-any-return]
 
 
 def launch_options(sequences: Sequences) -> dict[str, Any]:
