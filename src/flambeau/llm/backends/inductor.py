@@ -108,4 +108,5 @@ def dummy_inputs(
         block_tables_SB=zeros(num_sequences, num_blocks),
         query_len=query_len,
         state_slots_S=zeros(num_sequences) if has_states else None,
+        state_ends_T=zeros(num_tokens) if has_states and query_len > 1 else None,
     )

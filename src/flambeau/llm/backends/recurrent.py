@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flambeau.llm.executor.inputs import StepInputs, to_tensor
 from flambeau.llm.executor.state_cache import StateCache
-from flambeau.llm.models.recurrent import Advance
+from flambeau.llm.models.recurrent import Advance, States
 
 
 class WholeRecurrence:
@@ -49,7 +49,7 @@ class PagedRecurrence:
     def __init__(self, cache: StateCache, inputs: StepInputs) -> None:
         assert inputs.state_slots_S is not None
         self._cache, self._query_len = cache, inputs.query_len
-        self._slots_S = inputs.state_slots_S
+        self._slots_S, self._ends_T = inputs.state_slots_S, inputs.state_ends_T
         self._is_new_S = inputs.positions_T[inputs.query_starts[:-1]] == 0
         self._groups: list[SequenceGroup] = []
         if not self._query_len:
@@ -63,6 +63,8 @@ class PagedRecurrence:
         """From inputs [T, …] with one last dimension to outputs [T, …]."""
         if self._query_len:
             rows = [x.view(-1, self._query_len, x.shape[-1]) for x in inputs]
+            if self._ends_T is not None:
+                return self._advance_one_by_one(layer, recurrence, self._ends_T, rows).flatten(0, 1)
             return self._advance(layer, recurrence, self._slots_S, self._is_new_S, None, rows).flatten(0, 1)
         y_T: Tensor | None = None
         for group in self._groups:
@@ -83,15 +85,29 @@ class PagedRecurrence:
         lengths_S: Tensor | None,
         rows: list[Tensor],
     ) -> Tensor:
-        kept = self._cache.layers[layer]
-        states = tuple(
-            slots[slots_S].masked_fill(is_new_S.view(-1, *[1] * (slots.dim() - 1)), 0)  # old contents may be NaN
-            for slots in kept
-        )
-        y_SQ, states = recurrence.advance(states, lengths_S, *rows)
-        for slots, state in zip(kept, states, strict=True):
-            torch.ops.flambeau.keep_state(slots_S, state.to(slots.dtype), slots)
+        y_SQ, states = recurrence.advance(self._states(layer, slots_S, is_new_S), lengths_S, *rows)
+        self._keep(layer, slots_S, states)
         return y_SQ
+
+    def _advance_one_by_one(self, layer: int, recurrence: Advance, ends_T: Tensor, rows: list[Tensor]) -> Tensor:
+        """Keep the state after each token, in the token's own slot."""
+        states = self._states(layer, self._slots_S, self._is_new_S)
+        ends_QS, pieces = ends_T.view(-1, self._query_len).t().contiguous(), []
+        for place in range(self._query_len):
+            y_S1, states = recurrence.advance(states, None, *(x[:, place : place + 1] for x in rows))
+            self._keep(layer, ends_QS[place], states)
+            pieces.append(y_S1)
+        return torch.cat(pieces, dim=1)
+
+    def _states(self, layer: int, slots_S: Tensor, is_new_S: Tensor) -> States:
+        return tuple(
+            slots[slots_S].masked_fill(is_new_S.view(-1, *[1] * (slots.dim() - 1)), 0)  # old contents may be NaN
+            for slots in self._cache.layers[layer]
+        )
+
+    def _keep(self, layer: int, slots_S: Tensor, states: States) -> None:
+        for slots, state in zip(self._cache.layers[layer], states, strict=True):
+            torch.ops.flambeau.keep_state(slots_S, state.to(slots.dtype), slots)
 
 
 def group_sequences(starts: list[int]) -> list[SequenceGroup]:

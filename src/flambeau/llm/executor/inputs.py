@@ -50,6 +50,8 @@ class StepInputs:
     adapters_T: Tensor | None = field(default=None, kw_only=True)
     # Where the states of each sequence are; None: the network has none.
     state_slots_S: Tensor | None = field(default=None, kw_only=True)
+    # Where the state after each token goes; None: the one after the last token of a sequence goes where it came from.
+    state_ends_T: Tensor | None = field(default=None, kw_only=True)
     images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
     # The row of each sequence in the block tables, always on the host: backends may keep states by it.
     rows_S: Tensor | None = field(default=None, kw_only=True)
@@ -60,7 +62,7 @@ class StepInputs:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors but adapters and images, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
-        states = () if self.state_slots_S is None else (self.state_slots_S,)
+        states = [each for each in (self.state_slots_S, self.state_ends_T) if each is not None]
         return *places, self.query_starts, self.context_lens_S, self.block_tables_SB, *states
 
     def to(self, device: torch.device) -> StepInputs:
@@ -83,6 +85,7 @@ def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
         context_lens_S,
         block_tables_SB,
         state_slots_S=states[0] if states else None,
+        state_ends_T=states[1] if len(states) > 1 else None,
         **others,
     )
 

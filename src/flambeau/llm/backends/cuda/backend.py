@@ -154,6 +154,8 @@ class CudaBackend:
         """
         if inputs.images is not None:
             return None, ()
+        if inputs.state_ends_T is not None and inputs.query_len == 1:
+            return None, ()  # a draft's, whose states go from slot to slot: not what is captured for one token
         if self._lora is None or inputs.adapters_T is None:
             return inputs, ()
         places_T = None if self._network is None else self._lora.place(inputs.adapters_T)

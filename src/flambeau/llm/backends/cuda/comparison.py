@@ -70,7 +70,7 @@ def find_difference(
     places: dict[str, Any] = {
         "device": keys.device,
         "dtype": keys.dtype,
-        "num_slots": len(lengths) if has_states else 0,
+        "num_slots": 2 * len(lengths) if has_states else 0,
     }
     ours, twin = (KVCache(model.arch, num_blocks, cache.block_size, **places) for _ in range(2))
     for states in (*ours.states.layers.values(), *twin.states.layers.values()):
@@ -114,7 +114,10 @@ def steps(
     ]
     for name, counts in kinds:
         inputs = step(counts, lengths, block_size, vocab_size, is_prompt="prompt" in name)
-        inputs.state_slots_S = torch.tensor([1 + i for i in counts]) if has_states else None
+        if has_states:
+            inputs.state_slots_S = torch.tensor([1 + i for i in counts])
+        if has_states and inputs.query_len > 1:  # the state after each token goes to a slot of its own
+            inputs.state_ends_T = torch.tensor([[1 + i, 1 + i + len(lengths)] for i in counts]).flatten()
         yield name, inputs
 
 

@@ -231,7 +231,10 @@ class CapturedStep:
 class InputBuffers:
     """The inputs of a step at fixed addresses. One copy fills all but the block tables, which change rarely."""
 
-    NUMBERS = ("ids_T", "positions_T", "slots_T", "context_lens_S", "state_slots_S", "adapters_T")
+    NUMBERS = (
+        *("ids_T", "positions_T", "slots_T", "context_lens_S"),
+        *("state_slots_S", "state_ends_T", "adapters_T"),
+    )
 
     def __init__(self, example: StepInputs) -> None:
         device = example.ids_T.device

@@ -1,7 +1,8 @@
 """Convolutions over the last tokens of each channel, in Triton; the plain version is `scans.convolve`.
 
 The window of a sequence, its last inputs, is kept in float32. It is read and written in its slot: where every sequence
-has one token, by the kernel that computes it, else by a second one, after all that read it.
+has one token, by the kernel that computes it, else by a second one, after all that read it. Where each token has a slot
+for the state after it, the slot that a sequence comes from may be that of its first token only.
 
 Shapes: T tokens of the step · C channels · W width of a convolution · N outputs of the projection before it
 """
@@ -112,12 +113,15 @@ def convolve_tokens(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def keep_windows(  # type: ignore[no-untyped-def]
-    x_ptr, scales_ptr, windows_ptr, slots_ptr, positions_ptr, starts_ptr, y_ptr, T,
+    x_ptr, scales_ptr, windows_ptr, slots_ptr, positions_ptr, starts_ptr, ends_ptr, y_ptr, T,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr,
     KEYS: tl.constexpr, KEY_SIZE: tl.constexpr, VALUES: tl.constexpr, STRIDE: tl.constexpr, GATED: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
-    """The last inputs of some channels of a sequence, which the next token needs; `y_ptr` only has the type."""
+    """The last inputs of some channels of a sequence, which the next token needs; `y_ptr` only has the type.
+
+    With ENDS, those after each token, to its own slot.
+    """
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     column = source_columns(c, FIRST, KEYS, KEY_SIZE, VALUES, STRIDE)
@@ -128,14 +132,23 @@ def keep_windows(  # type: ignore[no-untyped-def]
         scale = tl.load(scales_ptr + c, mask=is_channel, other=0.0)
     window_at = windows_ptr + (slot * CHANNELS + c) * (WIDTH - 1)
     num_tokens = end - start
-    for w in tl.static_range(WIDTH - 1):
-        place = num_tokens + (w - WIDTH + 1)
-        at = (start + place) * OUTPUTS + column
-        is_new = is_channel & (place >= 0)
-        x = load_inputs(x_ptr, at, scale, is_new, T * OUTPUTS, CHANNELS, PARTS, GATED, SCALED, dtype)
-        # A later place of the window than the one that is written: there is at least one token.
-        x += tl.load(window_at + (w + num_tokens), mask=is_channel & (place < 0) & is_old, other=0.0)
-        tl.store(window_at + w, x, mask=is_channel)
+    turns = num_tokens
+    if not ENDS:
+        turns = tl.minimum(num_tokens, 1)
+    for turn in range(turns):  # the last tokens first: the window that all need is overwritten in the last turn
+        length = num_tokens - turn
+        kept_at = window_at
+        if ENDS:
+            own = tl.load(ends_ptr + start + length - 1).to(tl.int64)
+            kept_at = windows_ptr + (own * CHANNELS + c) * (WIDTH - 1)
+        for w in tl.static_range(WIDTH - 1):
+            place = length + (w - WIDTH + 1)
+            at = (start + place) * OUTPUTS + column
+            is_new = is_channel & (place >= 0)
+            x = load_inputs(x_ptr, at, scale, is_new, T * OUTPUTS, CHANNELS, PARTS, GATED, SCALED, dtype)
+            # A later place of the window than the one that is written: there is at least one token.
+            x += tl.load(window_at + (w + length), mask=is_channel & (place < 0) & is_old, other=0.0)
+            tl.store(kept_at + w, x, mask=is_channel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +186,7 @@ class KernelConvolution:
         if not has_one:
             keep: Any = keep_windows
             keep[(blocks, sequences.num_sequences)](
-                x.rows, self.scales, self.windows, *places, y, num_tokens, **options, num_warps=2
-            )
+                x.rows, self.scales, self.windows, *places, sequences.ends_T, y, num_tokens,
+                **options, ENDS=sequences.ends_T is not None, num_warps=2,
+            )  # fmt: skip
         return y

@@ -79,15 +79,15 @@ class Mamba2Part(RecurrentPart):
         shape, padded = self.shape, triton.next_power_of_2(self.shape.state_size)
         gates = self.norm is None
         y = new_outputs(mixed, shape.inner_size, mixed.dtype if gates else torch.float32, sequences)
-        is_prompt = not sequences.has_one_each
+        is_prompt = sequences.is_prompt
         # A product on tensor cores needs 16 numbers.
         padded = max(padded, recurrent_scans.MIN_ROWS) if is_prompt else padded
         rows = recurrent_scans.rows_of(shape.head_size, padded) if is_prompt else rows_of(shape.head_size, padded)
         launch: Any = recurrent_scans.scan_heads if is_prompt else update_heads
         launch[(shape.num_heads, sequences.num_sequences, triton.cdiv(shape.head_size, rows))](
             mixed, x.rows, self.time_bias, self.decay, self.skip, self.states,
-            sequences.slots_S, sequences.positions_T, sequences.starts, y, sequences.num_tokens,
-            self.time_scale, self.gate_scale, *shape.time_step_limits,
+            sequences.slots_S, sequences.positions_T, sequences.starts, *([] if is_prompt else [sequences.ends_T]),
+            y, sequences.num_tokens, self.time_scale, self.gate_scale, *shape.time_step_limits,
             HEADS=shape.num_heads, SIZE=shape.head_size, STATE=shape.state_size, STATE_PADDED=padded,
             GROUPS=shape.num_groups, CHANNELS=shape.conv_size, OUTPUTS=x.width, PARTS=x.num_parts,
             TIMES_AT=shape.inner_size + shape.conv_size, ROWS=rows, GATES=gates, dtype=triton_type(mixed.dtype),
@@ -121,7 +121,7 @@ class MambaPart(RecurrentPart):
         launch: Any = update_channels
         launch[(triton.cdiv(shape.inner_size, rows), sequences.num_sequences)](
             mixed, x.rows, times.rows, parameters, self.decay, self.skip, self.states,
-            sequences.slots_S, sequences.positions_T, sequences.starts, y, sequences.num_tokens,
+            sequences.slots_S, sequences.positions_T, sequences.starts, sequences.ends_T, y, sequences.num_tokens,
             CHANNELS=shape.inner_size, STATE=shape.state_size, STATE_PADDED=padded, OUTPUTS=x.width,
             PARTS=x.num_parts, TIME_PARTS=times.num_parts, ROWS=rows, **launch_options(sequences),
         )  # fmt: skip
@@ -167,13 +167,14 @@ class DeltaPart(RecurrentPart):
         places = self.states, sequences.slots_S, sequences.positions_T, sequences.starts
         num_tokens, scales = sequences.num_tokens, (shape.max_beta, shape.state_size**-0.5)
         launch: Any
-        if sequences.chunks_M2 is None:
+        if not sequences.is_prompt:
             columns, launch = rows_of(shape.head_size, padded), update_keys
             launch[(shape.num_heads, sequences.num_sequences, triton.cdiv(shape.head_size, columns))](
-                *given, *places, y, num_tokens, *scales, SIZE=shape.head_size, KEY_PADDED=padded, COLUMNS=columns,
-                **sizes, **launch_options(sequences),
+                *given, *places, sequences.ends_T, y, num_tokens, *scales,
+                SIZE=shape.head_size, KEY_PADDED=padded, COLUMNS=columns, **sizes, **launch_options(sequences),
             )  # fmt: skip
             return y
+        assert sequences.chunks_M2 is not None
         padded = max(padded, recurrent_scans.MIN_ROWS)  # a product on tensor cores needs 16 numbers
         sizes |= {"KEY_PADDED": padded, **scan_options(mixed.dtype, CHUNK)}
         links = torch.empty(num_tokens, shape.num_heads, CHUNK, dtype=torch.float32, device=mixed.device)

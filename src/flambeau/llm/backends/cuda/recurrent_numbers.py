@@ -88,6 +88,7 @@ class Sequences:
     starts: Tensor | None  # [S+1]; None: every sequence has one token
     of_tokens_T: Tensor | None  # the sequence of each token; None: as above
     chunks_M2: Tensor | None  # the sequence and the first token of chunks; None: as above
+    ends_T: Tensor | None = None  # the slot of the state after each token; None: only that after the last, where it was
 
     @property
     def num_tokens(self) -> int:
@@ -101,18 +102,25 @@ class Sequences:
     def has_one_each(self) -> bool:
         return self.starts is None
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether sequences may have many tokens, and only the state after the last counts."""
+        return self.starts is not None and self.ends_T is None
+
 
 def sequences_of(inputs: StepInputs) -> Sequences:
     """Those of a step, whose inputs are on the device. Sequences at the end may have no tokens."""
     assert inputs.state_slots_S is not None
-    if inputs.query_len == 1:
+    if inputs.query_len == 1 and inputs.state_ends_T is None:
         return Sequences(inputs.state_slots_S, inputs.positions_T, None, None, None)
     starts, num_tokens = inputs.query_starts, len(inputs.positions_T)
     tokens_T = torch.arange(num_tokens, device=starts.device)
     of_tokens_T = torch.searchsorted(starts[1:].contiguous(), tokens_T, right=True)
     of_tokens_T.clamp_max_(len(starts) - 2)  # padding behind the last sequence counts as a part of it
     chunks_M2 = chunks_of(starts, num_tokens)
-    return Sequences(inputs.state_slots_S, inputs.positions_T, starts, of_tokens_T, chunks_M2)
+    return Sequences(
+        inputs.state_slots_S, inputs.positions_T, starts, of_tokens_T, chunks_M2, ends_T=inputs.state_ends_T
+    )
 
 
 def chunks_of(starts: Tensor, num_tokens: int) -> Tensor:

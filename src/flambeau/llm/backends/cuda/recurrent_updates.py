@@ -1,7 +1,8 @@
 """States that go from token to token, in Triton; the plain versions are in scans.py.
 
 A program has a part of a sequence's state in registers, and computes the tokens of the sequence one after the other:
-one in a decode step. The state is read and written in its slot.
+one in a decode step. The state is read and written in its slot. With ENDS, where proposed tokens are verified, the
+state after each token is written to a slot of its own.
 
 Shapes: T tokens of the step · C channels · H heads · P size of a head of values · N size of the state
 """
@@ -25,10 +26,10 @@ NUM_WARPS = 4
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def update_heads(  # type: ignore[no-untyped-def]
     mixed_ptr, projected_ptr, time_bias_ptr, decay_ptr, skip_ptr, states_ptr, slots_ptr, positions_ptr, starts_ptr,
-    y_ptr, T, time_scale, gate_scale, low, high,
+    ends_ptr, y_ptr, T, time_scale, gate_scale, low, high,
     HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, STATE_PADDED: tl.constexpr, GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, TIMES_AT: tl.constexpr, ROWS: tl.constexpr,
-    GATES: tl.constexpr, ONE: tl.constexpr, dtype: tl.constexpr, OVERLAPS: tl.constexpr,
+    GATES: tl.constexpr, ONE: tl.constexpr, ENDS: tl.constexpr, dtype: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Mamba 2: some rows of a head of a sequence, from convolved x, B and C [T, C] and projected time steps.
 
@@ -42,13 +43,16 @@ def update_heads(  # type: ignore[no-untyped-def]
     bias, decay = tl.load(time_bias_ptr + head), tl.load(decay_ptr + head)
     skip = tl.load(skip_ptr + head)
     start, end, slot, is_old = span_of(sequence, starts_ptr, slots_ptr, positions_ptr, ONE)
-    at = states_ptr + ((slot * HEADS + head) * SIZE + p)[:, None] * STATE + n[None, :]
+    place = (head * SIZE + p)[:, None] * STATE + n[None, :]
+    size: tl.constexpr = HEADS * SIZE * STATE  # of a slot
     mask = is_row[:, None] & is_number[None, :]
     is_any = start < end
     wait_for_previous(OVERLAPS)
-    state = tl.load(at, mask=mask & is_old, other=0.0)
-    for place in range(end - start):
-        t = start + place
+    state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    for number in range(end - start):
+        t = start + number
+        if ENDS:
+            slot = tl.load(ends_ptr + t).to(tl.int64)
         projected = projected_ptr + t * OUTPUTS
         time = load_sum(projected, TIMES_AT + head, is_any, T * OUTPUTS, PARTS, dtype) * time_scale
         time = tl.minimum(tl.maximum(softplus(time + bias), low), high)
@@ -61,15 +65,19 @@ def update_heads(  # type: ignore[no-untyped-def]
         if GATES:
             y *= silu(load_sum(projected, head * SIZE + p, is_row, T * OUTPUTS, PARTS, dtype) * gate_scale)
         tl.store(y_ptr + t * (HEADS * SIZE) + head * SIZE + p, y.to(y_ptr.dtype.element_ty), mask=is_row)
-    tl.store(at, state, mask=mask & is_any)
+        if ENDS:
+            tl.store(states_ptr + slot * size + place, state, mask=mask)
+    if not ENDS:
+        tl.store(states_ptr + slot * size + place, state, mask=mask & is_any)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def update_channels(  # type: ignore[no-untyped-def]
     mixed_ptr, projected_ptr, times_ptr, parameters_ptr, decay_ptr, skip_ptr, states_ptr, slots_ptr, positions_ptr,
-    starts_ptr, y_ptr, T,
+    starts_ptr, ends_ptr, y_ptr, T,
     CHANNELS: tl.constexpr, STATE: tl.constexpr, STATE_PADDED: tl.constexpr, OUTPUTS: tl.constexpr,
-    PARTS: tl.constexpr, TIME_PARTS: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, TIME_PARTS: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, ENDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Mamba 1: some channels of a sequence, from convolved x [T, C], time steps [T, C], and B and C [T, 2N].
 
@@ -84,12 +92,15 @@ def update_channels(  # type: ignore[no-untyped-def]
     decay = tl.load(decay_ptr + i[:, None] * STATE + n[None, :], mask=mask, other=0.0)
     skip = tl.load(skip_ptr + i, mask=is_channel, other=0.0)
     start, end, slot, is_old = span_of(sequence, starts_ptr, slots_ptr, positions_ptr, ONE)
-    at = states_ptr + (slot * CHANNELS + i)[:, None] * STATE + n[None, :]
+    place = i[:, None] * STATE + n[None, :]
+    size: tl.constexpr = CHANNELS * STATE  # of a slot
     is_any = start < end
     wait_for_previous(OVERLAPS)
-    state = tl.load(at, mask=mask & is_old, other=0.0)
-    for place in range(end - start):
-        t = start + place
+    state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    for number in range(end - start):
+        t = start + number
+        if ENDS:
+            slot = tl.load(ends_ptr + t).to(tl.int64)
         time = softplus(load_sum(times_ptr, t * CHANNELS + i, is_channel, T * CHANNELS, TIME_PARTS, dtype))
         x = tl.load(mixed_ptr + t * CHANNELS + i, mask=is_channel, other=0.0).to(tl.float32)
         b = tl.load(parameters_ptr + t * (2 * STATE) + n, mask=is_number, other=0.0)
@@ -98,16 +109,19 @@ def update_channels(  # type: ignore[no-untyped-def]
         y = tl.sum(state * c[None, :], 1) + x * skip
         y *= silu(load_sum(projected_ptr, t * OUTPUTS + CHANNELS + i, is_channel, T * OUTPUTS, PARTS, dtype))
         tl.store(y_ptr + t * CHANNELS + i, y.to(dtype), mask=is_channel)
-    tl.store(at, state, mask=mask & is_any)
+        if ENDS:
+            tl.store(states_ptr + slot * size + place, state, mask=mask)
+    if not ENDS:
+        tl.store(states_ptr + slot * size + place, state, mask=mask & is_any)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def update_keys(  # type: ignore[no-untyped-def]
     mixed_ptr, betas_ptr, times_ptr, time_bias_ptr, decay_ptr, states_ptr, slots_ptr, positions_ptr, starts_ptr,
-    y_ptr, T, max_beta, query_scale,
+    ends_ptr, y_ptr, T, max_beta, query_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, KEY: tl.constexpr, KEY_PADDED: tl.constexpr, GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, STRIDE: tl.constexpr, TIMES_AT: tl.constexpr,
-    COLUMNS: tl.constexpr, ONE: tl.constexpr, dtype: tl.constexpr, OVERLAPS: tl.constexpr,
+    COLUMNS: tl.constexpr, ONE: tl.constexpr, ENDS: tl.constexpr, dtype: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The gated delta rule: some columns of a head of a sequence, from convolved queries, keys and values [T, C].
 
@@ -123,13 +137,16 @@ def update_keys(  # type: ignore[no-untyped-def]
     column = group * STRIDE + head % shared
     bias, decay = tl.load(time_bias_ptr + head), tl.load(decay_ptr + head)
     start, end, slot, is_old = span_of(sequence, starts_ptr, slots_ptr, positions_ptr, ONE)
-    at = states_ptr + ((slot * HEADS + head) * KEY + n)[:, None] * SIZE + v[None, :]
+    place = (head * KEY + n)[:, None] * SIZE + v[None, :]
+    size: tl.constexpr = HEADS * SIZE * KEY  # of a slot
     mask = is_number[:, None] & is_column[None, :]
     is_any = start < end
     wait_for_previous(OVERLAPS)
-    state = tl.load(at, mask=mask & is_old, other=0.0)
-    for place in range(end - start):
-        t = start + place
+    state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    for number in range(end - start):
+        t = start + number
+        if ENDS:
+            slot = tl.load(ends_ptr + t).to(tl.int64)
         beta = load_sum(betas_ptr, t * OUTPUTS + column, is_any, T * OUTPUTS, PARTS, dtype)
         time = load_sum(times_ptr, t * OUTPUTS + TIMES_AT + column, is_any, T * OUTPUTS, PARTS, dtype)
         beta = max_beta / (1.0 + tl.exp(-beta))
@@ -144,7 +161,10 @@ def update_keys(  # type: ignore[no-untyped-def]
         state += k[:, None] * new[None, :]
         y = tl.sum(state * q[:, None], 0)
         tl.store(y_ptr + t * (HEADS * SIZE) + head * SIZE + v, y.to(y_ptr.dtype.element_ty), mask=is_column)
-    tl.store(at, state, mask=mask & is_any)
+        if ENDS:
+            tl.store(states_ptr + slot * size + place, state, mask=mask)
+    if not ENDS:
+        tl.store(states_ptr + slot * size + place, state, mask=mask & is_any)
 
 
 def new_outputs(like: Tensor, width: int, dtype: torch.dtype, sequences: Sequences) -> Tensor:
@@ -163,6 +183,7 @@ def rows_of(size: int, padded: int) -> int:
 def launch_options(sequences: Sequences) -> dict[str, Any]:
     return {
         "ONE": sequences.has_one_each,
+        "ENDS": sequences.ends_T is not None,
         **overlap_options(sequences.num_tokens, MAX_ROWS),
         "num_warps": NUM_WARPS,
     }

@@ -96,7 +96,8 @@ class Layer:
         projections = self.product(first_projection(self.mixer))(x)
         y = self.mixer.out_proj(self.part(x, projections, sequences_of(ours)))
         torch.testing.assert_close(y[:num_tokens], expected, atol=1e-4, rtol=1e-4)
-        self.used |= {*inputs.state_slots_S.tolist()}
+        slots = inputs.state_slots_S if inputs.state_ends_T is None else inputs.state_ends_T
+        self.used |= {*slots.tolist()}
         for state, other in zip(*(cache.states.layers[0] for cache in self.caches), strict=True):
             for slot in range(1, NUM_SLOTS + 1):  # slot 0 is for padding
                 if slot in self.used:
@@ -160,6 +161,16 @@ def test_sequences_without_tokens_fill_up_a_captured_step_of_prompts(kind):
         starts = torch.nn.functional.pad(inputs.query_starts, (0, 4), value=total)
         slots = torch.nn.functional.pad(inputs.state_slots_S, (0, 4))
         layer.compare(inputs, replace(inputs, **padded, query_starts=starts, state_slots_S=slots))
+
+
+@pytest.mark.parametrize("kind", ["Mamba 1", "Mamba 2", "short convolutions", "wide short convolutions", "delta nets"])
+@torch.inference_mode()
+def test_the_state_after_each_verified_token_is_kept(kind):
+    layer = Layer(kind)
+    layer.compare(inputs_of({0: (0, [0] * 7), 1: (0, [0])}))
+    inputs = inputs_of({0: (7, [0] * 3), 1: (1, [0] * 3)}, query_len=3)
+    inputs.state_ends_T = torch.tensor([SLOTS[0], 2, 4, SLOTS[1], 5, 6])
+    layer.compare(inputs)
 
 
 @pytest.mark.parametrize("kind", ["Mamba 2", "delta nets"])
