@@ -175,6 +175,48 @@ def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatc
     assert warned == ([("the model", reason)] if is_wrong else [])
 
 
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_kernels_of_recurrent_layers_are_compared_and_compiled_without_a_sequence_being_touched(
+    backend, monkeypatch, caplog, kind
+):
+    assert backend.wait_until_compiled(60)
+    caplog.clear()
+    model = random_model(max_length=200, recurrence=RECURRENT[kind])
+    cache = room(model, 5)
+    lengths = []
+
+    class Kernels(EagerBackend):
+        def __init__(self, model, cache, states=None):
+            super().__init__(model, cache)
+
+        def prefill(self, inputs, rows_N):
+            lengths.append(len(inputs.ids_T))
+            return super().prefill(inputs, rows_N)
+
+        run = EagerBackend.decode
+
+    network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
+    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
+    backend.model, backend.cache = model, cache
+    monkeypatch.setattr(backend, "_check_sampling", lambda: None)
+    backend._build_kernels()
+    assert isinstance(backend._network, Kernels)
+    assert {*module.PROMPT_LENGTHS} <= {*lengths}
+    assert all(state[1:].isnan().all() for layer in cache.states.layers.values() for state in layer)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert backend._build_one_row(None, None) is None  # its kernels know attention only
+
+
+def test_a_step_whose_states_go_from_slot_to_slot_runs_as_plain_pytorch(backend):
+    assert backend.wait_until_compiled(60)
+    inputs = steps_of(2)
+    inputs.state_slots_S, inputs.state_ends_T = torch.tensor([1, 2]), torch.tensor([3, 4])
+    backend.decode(inputs)
+    assert backend.wait_until_compiled(60)
+    backend.decode(inputs)
+    assert backend._captured == {}
+
+
 def test_adapters_are_added_in_plain_pytorch_where_their_kernels_cannot_be_used(backend, monkeypatch, caplog):
     model, cpu = backend.model, torch.device("cpu")
     target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)

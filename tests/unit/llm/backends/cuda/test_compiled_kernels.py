@@ -274,6 +274,7 @@ def test_kernels_of_recurrent_layers_compile(network, launches):
     for case, sequences in STEPS.items():
         query_len = 0 if case == "prompt" else len(sequences[0][1])
         inputs = step_inputs(sequences, query_len=query_len, has_states=True)
+        inputs.state_ends_T = torch.zeros_like(inputs.ids_T) if query_len > 1 else None
         with torch.inference_mode():
             if case == "prompt":
                 step.prefill(inputs, inputs.query_starts[1:] - 1)
