@@ -136,7 +136,7 @@ class Projected(NamedTuple):
     x_TE: Tensor  # the residual stream
     normal_TE: Tensor  # normalized, if something else needs that
     projections: Tensor  # [T, X], or parts [S, T, X] of them
-    queries: Tensor | None = None  # the outputs of the first projection of queries, if they are there
+    second: Tensor | None = None  # the outputs of `CudaLayer.second`, if they are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +168,15 @@ class CudaLayer:
     beside: RecurrentBranch | None = None  # added to attention, with the same normalized inputs
 
     @property
+    def second(self) -> KernelLinear | None:
+        """A second product of the normalized rows: of queries for latents, or of betas."""
+        if isinstance(self.attention, LatentLayer):
+            return self.attention.queries[0]
+        return self.attention.second if isinstance(self.attention, RecurrentPart) else None
+
+    @property
     def needs_normal(self) -> bool:
-        """Whether more than the first product needs the normalized rows."""
+        """Whether more than these two products need the normalized rows."""
         more = isinstance(self.attention, RecurrentPart) and self.attention.needs_normal
         return self.is_parallel or more or self.beside is not None or self.scales[0] != 1.0
 
@@ -178,14 +185,14 @@ class CudaLayer:
         if len(x_TE) > 1 or self.needs_normal or not is_joinable(self.norm, self.qkv):
             normal_TE = self.norm(x_TE, sums)
             return Projected(x_TE, normal_TE, self.qkv(scaled(normal_TE, self.scales[0])))
-        if not isinstance(self.attention, LatentLayer):
+        second = self.second
+        if second is None:
             x_TE, projections = multiply_normalized(x_TE, sums, self.norm, self.qkv)
             return Projected(x_TE, x_TE, projections)
-        first = self.attention.queries[0]
-        if not (is_plain(self.qkv) and is_plain(first)):
+        if not (is_plain(self.qkv) and is_plain(second)):
             normal_TE = self.norm(x_TE, sums)
             return Projected(x_TE, normal_TE, self.qkv(normal_TE))
-        x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, first)
+        x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, second)
         return Projected(x_TE, x_TE, both[:, : self.qkv.width], both[:, self.qkv.width :])
 
 
@@ -258,9 +265,9 @@ class CudaLayers:
             return projected.projections
         if isinstance(layer.attention, RecurrentPart):
             assert sequences is not None
-            return layer.attention(projected.normal_TE, projected.projections, sequences)
+            return layer.attention(projected.normal_TE, projected.projections, sequences, projected.second)
         if isinstance(layer.attention, LatentLayer):
-            return layer.attention(projected.normal_TE, projected.projections, inputs, tiles, projected.queries)
+            return layer.attention(projected.normal_TE, projected.projections, inputs, tiles, projected.second)
         return layer.attention(projected.projections, self._dtype, inputs, tiles, counters_CT[1:])
 
 
@@ -305,7 +312,7 @@ class CudaNetwork(CudaLayers):
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE
-            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1).to(self._dtype))
         hidden_TE = hidden_TE if rows_N is None else hidden_TE[rows_N]
         hidden_TE = hidden_TE if self._project_out is None else F.linear(hidden_TE, self._project_out)
         logits = self._head(hidden_TE)

@@ -40,10 +40,16 @@ class RecurrentPart:
     """From the outputs of a layer's first projection to the inputs of its last one."""
 
     convolution: KernelConvolution
-    needs_normal: bool = False  # for projections of its own, of the layer's normalized inputs
+    second: KernelLinear | None = None  # a projection of its own, of the layer's normalized inputs
+    needs_normal: bool = False  # it has more than one
 
-    def __call__(self, normal_TE: Tensor, projections: Tensor, sequences: Sequences) -> Tensor:
-        """Projections [T, N], or parts of their sums, to [T, I]. States move on."""
+    def __call__(
+        self, normal_TE: Tensor, projections: Tensor, sequences: Sequences, second: Tensor | None = None
+    ) -> Tensor:
+        """Projections [T, N], or parts of their sums, to [T, I]. States move on.
+
+        Without the outputs of the `second` projection, it is computed here.
+        """
         raise NotImplementedError
 
 
@@ -51,7 +57,9 @@ class RecurrentPart:
 class ConvolutionPart(RecurrentPart):
     """A short convolution between two gates."""
 
-    def __call__(self, normal_TE: Tensor, projections: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(
+        self, normal_TE: Tensor, projections: Tensor, sequences: Sequences, second: Tensor | None = None
+    ) -> Tensor:
         return self.convolution(Projection(projections), sequences)
 
 
@@ -68,7 +76,9 @@ class Mamba2Part(RecurrentPart):
     gate_scale: float
     time_scale: float
 
-    def __call__(self, normal_TE: Tensor, projections: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(
+        self, normal_TE: Tensor, projections: Tensor, sequences: Sequences, second: Tensor | None = None
+    ) -> Tensor:
         x = Projection(projections)
         mixed = self.convolution(x, sequences)
         y = self.update(mixed, x, sequences)
@@ -109,7 +119,9 @@ class MambaPart(RecurrentPart):
     skip: Tensor
     states: Tensor
 
-    def __call__(self, normal_TE: Tensor, projections: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(
+        self, normal_TE: Tensor, projections: Tensor, sequences: Sequences, second: Tensor | None = None
+    ) -> Tensor:
         shape, x = self.shape, Projection(projections)
         mixed = self.convolution(x, sequences)
         found = Projection(self.parameters(mixed))
@@ -137,18 +149,19 @@ class DeltaPart(RecurrentPart):
 
     shape: Recurrence
     gates: KernelLinear | None  # None: they are among the outputs of the first projection
-    betas: KernelLinear
+    second: KernelLinear  # betas
     times: KernelLinear | None  # None: they are among the betas
     time_bias: Tensor
     decay: Tensor
     states: Tensor
     norm: KernelGatedNorm
-    needs_normal: bool = True
 
-    def __call__(self, normal_TE: Tensor, projections: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(
+        self, normal_TE: Tensor, projections: Tensor, sequences: Sequences, second: Tensor | None = None
+    ) -> Tensor:
         x = Projection(projections)
         gates = x if self.gates is None else Projection(self.gates(normal_TE))
-        betas = Projection(self.betas(normal_TE))
+        betas = Projection(self.second(normal_TE) if second is None else second)
         times = betas if self.times is None else Projection(self.times(normal_TE))
         mixed = self.convolution(x, sequences)
         return self.norm(self.update(mixed, betas, times, sequences), gates)
@@ -285,11 +298,12 @@ def delta_part(
         shape=shape,
         convolution=KernelConvolution(**convolution),
         gates=None if shape.is_grouped else kernel_linear(mixer.in_proj_z),
-        betas=kernel_linear(mixer.in_proj_ba if shape.is_grouped else mixer.in_proj_b),
+        second=kernel_linear(mixer.in_proj_ba if shape.is_grouped else mixer.in_proj_b),
         times=None if shape.is_grouped else kernel_linear(mixer.in_proj_a),
         time_bias=mixer.dt_bias.detach(),
         decay=decay,
         states=states,
+        needs_normal=not shape.is_grouped,
         norm=KernelGatedNorm(
             gain=norm.weight,
             epsilon=norm.epsilon,
