@@ -140,9 +140,19 @@ def new_engine(
     weight = model.model.embed_tokens.weight
     config = EngineConfig(max_num_seqs=num_seqs, max_model_len=length, prefix_cache=False, compile=compiled)
     blocks = num_blocks or num_seqs * -(-length // config.block_size)
-    cache = KVCache(model.arch, blocks + 1, config.block_size, device=weight.device, dtype=cached or weight.dtype)
-    forward = make_backend(model, cache, config)
-    return Engine(model.arch, forward, num_blocks=cache.num_blocks, config=config, device=str(weight.device))
+    places = {
+        "device": weight.device,
+        "dtype": cached or weight.dtype,
+        "num_slots": num_seqs if has_states(model) else 0,
+    }
+    cache = KVCache(model.arch, blocks + 1, config.block_size, **places)
+    forward, states = make_backend(model, cache, config), cache.states if has_states(model) else None
+    places = {"num_blocks": cache.num_blocks, "device": str(weight.device), "state_cache": states}
+    return Engine(model.arch, forward, config=config, **places)
+
+
+def has_states(model: Transformer) -> bool:
+    return model.arch.recurrence is not None
 
 
 def same_tokens(arch: Architecture, device: str) -> bool:
@@ -210,7 +220,8 @@ def chosen_share(engine: Engine, case: Case, model: Transformer) -> float:
         return 1.0
     weight = model.model.embed_tokens.weight
     rows = [prompt[-SHORT:] for prompt in prompts_of(engine, case)]
-    cache = KVCache(model.arch, 1 + len(rows), 16, device=weight.device, dtype=weight.dtype)
+    places = {"device": weight.device, "dtype": weight.dtype, "num_slots": len(rows) if has_states(model) else 0}
+    cache = KVCache(model.arch, 1 + len(rows), 16, **places)
     positions = torch.arange(SHORT).repeat(len(rows))
     blocks = 1 + torch.arange(len(rows))
     starts = SHORT * torch.arange(len(rows) + 1)
@@ -221,6 +232,7 @@ def chosen_share(engine: Engine, case: Case, model: Transformer) -> float:
         starts,
         torch.full((len(rows),), SHORT),
         blocks.unsqueeze(1),
+        state_slots_S=1 + torch.arange(len(rows)) if has_states(model) else None,
     )
     shares: list[float] = []
     for layer in layers:

@@ -5,7 +5,12 @@
 The engine is the whole one, as in `gpu.py`, which says what the ceiling is. Of families that do not fit into memory,
 some layers are measured; their embeddings and vocabulary are whole. Kernels are compiled by several processes
 beforehand. With --kernels, graph replays of one step follow, and how much later each kernel of the middle layer ends
-than the one before it; kernels overlap. The result is a dated JSON file.
+than the one before it; kernels overlap. With --inductor, the same step by Inductor's kernels; with --prompt, a prompt
+of so many tokens by the kernels and in plain PyTorch. Networks with recurrent layers:
+
+    python benchmarks/llm/gpu_families.py --families recurrent --no-engine --layers 8 --prompt 2048 [--inductor]
+
+The result is a dated JSON file.
 """
 
 import argparse
@@ -27,11 +32,16 @@ import gpu  # noqa: E402
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from recurrent_configs import RECURRENT_CONFIGS  # noqa: E402
 
+from flambeau.llm.backends import inductor  # noqa: E402
+from flambeau.llm.backends.cuda.backend import triton_attention  # noqa: E402
 from flambeau.llm.backends.cuda.network import CudaNetwork  # noqa: E402
+from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
 from flambeau.llm.executor.background_compiler import summary  # noqa: E402
 from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes  # noqa: E402
+from flambeau.llm.executor.state_cache import state_bytes  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.hugging_face import from_hugging_face  # noqa: E402
 from flambeau.llm.models.presets import PRESETS, preset  # noqa: E402
@@ -78,6 +88,7 @@ GPT_OSS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 CONFIGS: Mapping[str, Mapping[str, Any]] = {  # as published, without what changes no shape
+    **RECURRENT_CONFIGS,
     "gpt-oss-20b": {**GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
     "DeepSeek-V2-Lite": {
@@ -218,8 +229,14 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {  # as published, without what chang
         "tie_word_embeddings": False,
     },
 }
-LAYERS = {"gpt-oss-120b": 12, "GLM-4.5-Air": 12, "Mixtral-8x7B": 16}  # of networks that are too large
-FAMILIES = tuple(CONFIGS)
+LAYERS = {  # of networks that are too large
+    "gpt-oss-120b": 12,
+    "GLM-4.5-Air": 12,
+    "Mixtral-8x7B": 16,
+    "Qwen3-Next-80B-A3B": 16,
+    "Jamba": 16,
+}
+FAMILIES = tuple(name for name in CONFIGS if name not in RECURRENT_CONFIGS)
 
 
 def arguments() -> argparse.Namespace:
@@ -232,6 +249,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of each network, for a trial")
     parser.add_argument("--no-engine", action="store_true", help="only graph replays")
     parser.add_argument("--kernels", action="store_true", help="print the kernels of a layer of graph replays, too")
+    parser.add_argument("--inductor", action="store_true", help="measure Inductor's steps beside graph replays")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt beside graph replays")
     parser.add_argument("--processes", type=int, default=12, help="that compile, or 0 (default %(default)s)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
@@ -251,12 +270,18 @@ def with_layers(arch: Architecture, num_layers: int) -> Architecture:
         for name in Architecture.__dataclass_fields__
         if isinstance(value := getattr(arch, name), tuple) and len(value) == arch.num_layers
     }
-    return replace(arch, num_layers=num_layers, **cut)
+    names = ("unrotated_layers", "dense_layers", "feed_forward_layers")
+    sets = {name: frozenset(i for i in getattr(arch, name) if i < num_layers) for name in names}
+    recurrence = arch.recurrence
+    if recurrence is not None:
+        recurrence = replace(recurrence, layers=frozenset(i for i in recurrence.layers if i < num_layers))
+    return replace(arch, num_layers=num_layers, recurrence=recurrence, **cut, **sets)
 
 
 def few_layers(arch: Architecture) -> Architecture:
     """Enough layers to have one of each kind."""
-    return with_layers(arch, min(arch.num_layers, 6 if len(set(arch.windows)) > 1 else 2))
+    has_kinds = len(set(arch.windows)) > 1 or arch.recurrence is not None
+    return with_layers(arch, min(arch.num_layers, 8 if has_kinds else 2))
 
 
 def make_model(arch: Architecture, kind: str, device: str) -> Any:
@@ -295,8 +320,13 @@ def compile_family(task: tuple[str, str, argparse.Namespace]) -> str:
             model = make_model(arch, kind, asked.device)
             if asked.no_engine:
                 for number in gpu.numbers_of(asked.streams):
-                    network, inputs, _ = network_and_inputs(model, number)
+                    network, inputs, cache = network_and_inputs(model, number)
                     network.run(inputs)
+                    if asked.inductor:
+                        inductor_step(model, cache, inputs)
+                if asked.prompt:
+                    network, inputs, _ = network_and_inputs(model, 1, asked.prompt)
+                    network.prefill(inputs, inputs.query_starts[1:] - 1)
             else:
                 make_engine(model, cases(asked)).close()
         torch.cuda.synchronize()
@@ -305,24 +335,40 @@ def compile_family(task: tuple[str, str, argparse.Namespace]) -> str:
         return f"{family} {kind}: not compiled: {summary(error)}"
 
 
-def step_inputs(num_sequences: int) -> StepInputs:
-    """A step of sequences with CONTEXT tokens, whose blocks lie anywhere."""
-    each = -(-CONTEXT // BLOCK_SIZE)
+def step_inputs(num_sequences: int, num_tokens: int = 0, *, has_states: bool = False) -> StepInputs:
+    """A step of sequences with CONTEXT tokens, whose blocks lie anywhere; or of new ones with `num_tokens`."""
+    length = num_tokens or CONTEXT
+    each, new = -(-length // BLOCK_SIZE), num_tokens or 1
     tables_SB = (torch.randperm(num_sequences * each, device="cuda") + 1).view(num_sequences, each)
-    positions_T = torch.full((num_sequences,), CONTEXT - 1, device="cuda")
-    slots_T = tables_SB[:, -1] * BLOCK_SIZE + (CONTEXT - 1) % BLOCK_SIZE
-    starts = torch.arange(num_sequences + 1, device="cuda")
-    ids_T = torch.randint(0, 30000, (num_sequences,), device="cuda")
-    return StepInputs(ids_T, positions_T, slots_T, starts, positions_T + 1, tables_SB, query_len=1)
+    positions_Q = torch.arange(length - new, length, device="cuda")
+    slots_SQ = tables_SB[:, positions_Q // BLOCK_SIZE] * BLOCK_SIZE + positions_Q % BLOCK_SIZE
+    starts = torch.arange(num_sequences + 1, device="cuda") * new
+    ids_T = torch.randint(0, 30000, (num_sequences * new,), device="cuda")
+    return StepInputs(
+        ids_T,
+        positions_Q.repeat(num_sequences),
+        slots_SQ.flatten(),
+        starts,
+        torch.full((num_sequences,), length, device="cuda"),
+        tables_SB,
+        query_len=0 if num_tokens else 1,
+        state_slots_S=torch.arange(1, num_sequences + 1, device="cuda") if has_states else None,
+    )
 
 
-def network_and_inputs(model: Any, num_sequences: int) -> tuple[Any, StepInputs, KVCache]:
-    inputs = step_inputs(num_sequences)
-    blocks = inputs.block_tables_SB.numel() + 1
-    cache = KVCache(model.arch, blocks, BLOCK_SIZE, device="cuda", dtype=torch.bfloat16)
+def network_and_inputs(model: Any, num_sequences: int, num_tokens: int = 0) -> tuple[Any, StepInputs, KVCache]:
+    has_states = model.arch.recurrence is not None
+    inputs = step_inputs(num_sequences, num_tokens, has_states=has_states)
+    blocks, slots = inputs.block_tables_SB.numel() + 1, num_sequences if has_states else 0
+    cache = KVCache(model.arch, blocks, BLOCK_SIZE, device="cuda", dtype=torch.bfloat16, num_slots=slots)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     return CudaNetwork(model, cache), inputs, cache
+
+
+def inductor_step(model: Any, cache: KVCache, inputs: StepInputs) -> Any:
+    """A compiled step: what a network without kernels gets."""
+    return inductor.compile_step(model, cache, 1, triton_attention, inputs)
 
 
 def captured(run: Any) -> Any:
@@ -370,14 +416,15 @@ def bytes_read(model: Any, num_sequences: int) -> float:
     arch, share = model.arch, 1.0
     if arch.num_experts:
         share -= (1 - arch.num_experts_per_token / arch.num_experts) ** num_sequences
-    return gpu.weight_bytes(model, share) + num_sequences * CONTEXT * block_bytes(arch, 1, torch.bfloat16)
+    cached = CONTEXT * block_bytes(arch, 1, torch.bfloat16) + 2 * state_bytes(arch)  # states are written, too
+    return gpu.weight_bytes(model, share) + num_sequences * cached
 
 
 @torch.inference_mode()
 def measure_kernels(model: Any, asked: argparse.Namespace, read: float) -> Figures:
     found: Figures = {}
     for number in gpu.numbers_of(asked.streams):
-        network, inputs, _ = network_and_inputs(model, number)
+        network, inputs, cache = network_and_inputs(model, number)
         graph = captured(lambda network=network, inputs=inputs: network.run(inputs))
         taken = replay_ms(graph)
         kernels = layer_kernels(graph, model.arch.num_layers)
@@ -386,8 +433,27 @@ def measure_kernels(model: Any, asked: argparse.Namespace, read: float) -> Figur
         print(f"  {number} rows: a step {taken:.3f} ms, {limit / taken:.0%} of the limit", flush=True)
         for name, duration, later in kernels:
             print(f"    {duration:8.2f} us, ends {later:7.2f} later  {name[:70]}")
-        del network, graph
+        if asked.inductor:
+            step = inductor_step(model, cache, inputs)
+            found[str(number)]["inductor_ms"] = replay_ms(captured(lambda step=step, inputs=inputs: step(inputs)))
+            print(f"  {number} rows: a step by Inductor {found[str(number)]['inductor_ms']:.3f} ms", flush=True)
+        del network, graph, cache
+    if asked.prompt:
+        found["prompt"] = measure_prompt(model, asked.prompt)
     return found
+
+
+def measure_prompt(model: Any, num_tokens: int) -> Figures:
+    """The times of a prompt by the kernels and in plain PyTorch."""
+    network, inputs, cache = network_and_inputs(model, 1, num_tokens)
+    rows = inputs.query_starts[1:] - 1
+    times = {}
+    for name, computing in (("kernels", network), ("plain", EagerBackend(model, cache))):
+        runs = [gpu.seconds_of(lambda each=computing: each.prefill(inputs, rows), "cuda") for _ in range(4)]
+        seconds = min(runs[1:])
+        times[f"{name}_ms"] = 1e3 * seconds
+        print(f"  a prompt of {num_tokens} tokens, {name}: {1e3 * seconds:.2f} ms", flush=True)
+    return {"tokens": num_tokens, **times}
 
 
 def measure_family(family: str, kind: str, asked: argparse.Namespace, read: float) -> Figures:
@@ -419,7 +485,8 @@ def measure_family(family: str, kind: str, asked: argparse.Namespace, read: floa
 
 def main() -> None:
     asked, began = arguments(), time.monotonic()
-    families, kinds = asked.families.split(","), asked.quantization.split(",")
+    names = asked.families.replace("recurrent", ",".join(RECURRENT_CONFIGS))
+    families, kinds = names.split(","), asked.quantization.split(",")
     unknown = {*families} - {*CONFIGS, *PRESETS}
     if unknown:
         raise SystemExit(f"unknown: {', '.join(unknown)}")

@@ -154,9 +154,8 @@ class CudaBackend:
         """
         if inputs.images is not None:
             return None, ()
-        # The kernels keep one state of a sequence, and what is compiled for one token, too.
-        if inputs.state_ends_T is not None and (self._network is not None or inputs.query_len == 1):
-            return None, ()
+        if inputs.state_ends_T is not None and inputs.query_len == 1:
+            return None, ()  # a draft's, whose states go from slot to slot: not what is captured for one token
         if self._lora is None or inputs.adapters_T is None:
             return inputs, ()
         places_T = None if self._network is None else self._lora.place(inputs.adapters_T)
@@ -219,6 +218,7 @@ class CudaBackend:
                     pool,
                     self._states,
                     has_adapters=bool(generations),
+                    has_states=self.cache.states.has_layers,
                 ),
             )
             if captured is not None:
@@ -276,7 +276,9 @@ class CudaBackend:
             return None
         network = build(self.model, self.cache, self._states)
         for length in PROMPT_LENGTHS + (EXPERT_LENGTHS if self.model.arch.num_experts else ()):
-            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
+            has_states = self.cache.states.has_layers
+            prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"), has_states=has_states)
+            prompt.query_len = 0  # as prompts have it
             network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
         return network
 
@@ -374,7 +376,7 @@ class CudaBackend:
         """A step of one sequence by its own kernels; None if they are not faster here, or wrong."""
         from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
-        if self._states is not None:  # they keep hidden states to themselves
+        if self._states is not None or self.cache.states.has_layers:  # they keep hidden states to themselves
             return None
         kinds: list[tuple[Any, Any]] = [
             (one_row_step.is_faster, one_row_step.OneRowStep),

@@ -9,7 +9,7 @@ Shapes: T tokens of the step · N rows of them · V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,13 +66,19 @@ def find_difference(
     limit = MAX_DIFFERENCE if model.model.embed_tokens.weight.dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
     keys = cache.keys[0]
     lengths = [min(length, model.arch.max_length - NUM_AFTER) for length in LENGTHS]
-    num_blocks = 1 + sum(blocks_of(length, cache.block_size) for length in lengths)
-    ours, twin = (
-        KVCache(model.arch, num_blocks, cache.block_size, device=keys.device, dtype=keys.dtype) for _ in range(2)
-    )
+    num_blocks, has_states = 1 + sum(blocks_of(length, cache.block_size) for length in lengths), cache.states.has_layers
+    places: dict[str, Any] = {
+        "device": keys.device,
+        "dtype": keys.dtype,
+        "num_slots": 2 * len(lengths) if has_states else 0,
+    }
+    ours, twin = (KVCache(model.arch, num_blocks, cache.block_size, **places) for _ in range(2))
+    for states in (*ours.states.layers.values(), *twin.states.layers.values()):
+        for slots in states:
+            slots.fill_(torch.nan)  # as of sequences that have left: new ones must not read them
     network, plain = build(ours), (EagerBackend(model, twin) if build_plain is None else build_plain(twin))
     with torch.inference_mode():
-        for name, inputs in steps(lengths, cache.block_size, model.arch.vocab_size):
+        for name, inputs in steps(lengths, cache.block_size, model.arch.vocab_size, has_states=has_states):
             rows_N = inputs.query_starts[1:] - 1
             if inputs.query_len:
                 inputs = inputs.to(keys.device)
@@ -85,16 +91,34 @@ def find_difference(
     return None
 
 
-def steps(lengths: list[int], block_size: int, vocab_size: int) -> Iterator[tuple[str, StepInputs]]:
-    """Prompts, then tokens after them, of one sequence, of several, and several of each."""
-    kinds: list[tuple[str, Counts]] = [
-        ("prompts", {i: (0, length) for i, length in enumerate(lengths)}),
+def steps(
+    lengths: list[int], block_size: int, vocab_size: int, *, has_states: bool = False
+) -> Iterator[tuple[str, StepInputs]]:
+    """Prompts, then tokens after them, of one sequence, of several, and several of each.
+
+    With states, which go from step to step, the first prompt comes in three chunks; a new sequence joins the second.
+    """
+    both: Counts = dict(enumerate((0, length) for length in lengths))
+    kinds: list[tuple[str, Counts]] = [("prompts", both)]
+    if has_states:
+        first = lengths[0] * 2 // 3
+        kinds = [
+            ("the first chunk of a prompt", {0: (0, first)}),
+            ("prompts", {0: (first, lengths[0] - first - 1), 1: both[1]}),
+            ("the last chunk of a prompt", {0: (lengths[0] - 1, 1)}),
+        ]
+    kinds += [
         ("several sequences", {i: (length, 1) for i, length in enumerate(lengths)}),
         ("one sequence", {0: (lengths[0] + 1, 1)}),
         ("verified tokens", {0: (lengths[0] + 2, 2), 1: (lengths[1] + 1, 2)}),
     ]
     for name, counts in kinds:
-        yield name, step(counts, lengths, block_size, vocab_size, is_prompt=name == "prompts")
+        inputs = step(counts, lengths, block_size, vocab_size, is_prompt="prompt" in name)
+        if has_states:
+            inputs.state_slots_S = torch.tensor([1 + i for i in counts])
+        if has_states and inputs.query_len > 1:  # the state after each token goes to a slot of its own
+            inputs.state_ends_T = torch.tensor([[1 + i, 1 + i + len(lengths)] for i in counts]).flatten()
+        yield name, inputs
 
 
 def step(counts: Counts, lengths: list[int], block_size: int, vocab_size: int, *, is_prompt: bool) -> StepInputs:

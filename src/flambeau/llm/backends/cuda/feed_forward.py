@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
+from flambeau.llm.backends.cuda.gates import gate_scaled
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, group_scaled_experts, is_group_scaled
 from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear, one_row
 from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.router import can_route, route
+from flambeau.llm.models.architecture import Activation
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.quantize.quantizer import ExpertStack
 
@@ -37,6 +39,22 @@ class DenseLayer:
     def compute(self, y_TE: Tensor) -> Tensor:
         """What normalized rows add to the residual stream."""
         return self.down(self.gate_up(y_TE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledDenseLayer(DenseLayer):
+    """A feed-forward layer with a factor of the gates and one of the outputs."""
+
+    activation: Activation
+    scales: tuple[float, float]
+
+    def compute(self, y_TE: Tensor) -> Tensor:
+        """What normalized rows add to the residual stream."""
+        # A factor of the inputs of `down` spares one of its outputs, unless it has a bias.
+        gate_scale, scale = self.scales
+        before, after = (scale, 1.0) if self.down.bias is None else (1.0, scale)
+        sums = self.down(gate_scaled(self.gate_up(y_TE), self.activation, gate_scale, before, y_TE.dtype))
+        return sums if after == 1.0 else sums * after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""CudaNetwork: steps of a network, dense or with experts, by the kernels; tested against EagerBackend.
+"""CudaNetwork: steps of a network by the kernels; tested against EagerBackend.
 
 A step is a list of launches that can be captured as a graph. Only the kernels are compiled, which takes seconds. A
 norm adds what the part before it has given to the residual stream; so a norm after a part is computed together with
@@ -19,10 +19,12 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda import few_row_kernel, latent_attention
 from flambeau.llm.backends.cuda.attention import ScoreParts, attend_uniform
+from flambeau.llm.backends.cuda.attention_gates import gated, without_gates
 from flambeau.llm.backends.cuda.code_instructions import Codes
 from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
+    ScaledDenseLayer,
     SparseLayer,
     can_compute_experts,
     joined,
@@ -37,6 +39,14 @@ from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
 from flambeau.llm.backends.cuda.norm_product import is_joinable, is_plain, multiply_normalized
 from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.backends.cuda.prompt_attention import MAX_SHARED, attend_prompts, make_tiles, shape_of
+from flambeau.llm.backends.cuda.recurrent_layer import (
+    CLASSES,
+    MIXERS,
+    RecurrentPart,
+    first_projection,
+    recurrent_part,
+)
+from flambeau.llm.backends.cuda.recurrent_numbers import Sequences, sequences_of
 from flambeau.llm.backends.cuda.rope import HeadParts, rope
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.inputs import StepInputs
@@ -47,7 +57,16 @@ from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import PlainMLP, Transformer, is_unmodified
+from flambeau.llm.models.transformer import (
+    FeedForwardLayer,
+    JointLayer,
+    PlainMLP,
+    PostNormLayer,
+    RecurrentLayer,
+    ScaledMLP,
+    Transformer,
+    is_unmodified,
+)
 from flambeau.llm.quantize.coded import CODE_GROUPS, CudaCodedLinear, table_tensor
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
@@ -71,7 +90,19 @@ class HeadAttention:
     def __call__(
         self, qkv: Tensor, dtype: torch.dtype, inputs: StepInputs, tiles: Tensor | None, counters_GT: Tensor
     ) -> Tensor:
-        """The outputs [T, H·D] of projections [T, (H+2G)·D], or of parts; see `attend_new_tokens`."""
+        """The outputs [T, H·D] of projections [T, (H+2G)·D], or of parts; see `attend_new_tokens`.
+
+        With gates, the projections have H·D more numbers.
+        """
+        if self.module.has_gates:
+            queries = self.module.num_heads * self.module.head_size
+            qkv, gates = without_gates(qkv, queries, self.module.head_size, dtype)
+            return gated(self._attend(qkv, dtype, inputs, tiles, counters_GT), gates)
+        return self._attend(qkv, dtype, inputs, tiles, counters_GT)
+
+    def _attend(
+        self, qkv: Tensor, dtype: torch.dtype, inputs: StepInputs, tiles: Tensor | None, counters_GT: Tensor
+    ) -> Tensor:
         module, keys, values = self.module, self.keys, self.values
         window = module.window or 0
         qkv = with_wide_norms(module, qkv) if module.is_wide and module.q_norm is not None else qkv
@@ -105,33 +136,63 @@ class Projected(NamedTuple):
     x_TE: Tensor  # the residual stream
     normal_TE: Tensor  # normalized, if something else needs that
     projections: Tensor  # [T, X], or parts [S, T, X] of them
-    queries: Tensor | None = None  # the outputs of the first projection of queries, if they are there
+    second: Tensor | None = None  # the outputs of `CudaLayer.second`, if they are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentBranch:
+    """A recurrence beside attention, with its products."""
+
+    first: KernelLinear
+    part: RecurrentPart
+    out: KernelLinear
+    scales: tuple[float, float] = (1.0, 1.0)  # of inputs and outputs
+
+    def __call__(self, normal_TE: Tensor, sequences: Sequences) -> Tensor:
+        """What is added to the residual stream [T, E], or parts of it."""
+        given_TE = scaled(normal_TE, self.scales[0])
+        return scaled(self.out(self.part(given_TE, self.first(given_TE), sequences)), self.scales[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLayer:
     """The tensors of one layer, and what happens between its products."""
 
-    attention: HeadAttention | LatentLayer
+    attention: HeadAttention | LatentLayer | RecurrentPart | None  # None: only a feed-forward layer, in its place
     norm: NormParameters  # before attention
-    qkv: KernelLinear  # queries, keys and values; or latents
+    qkv: KernelLinear  # queries, keys and values; or latents; or what else the attention, or a recurrence, takes
     out: KernelLinear
-    mlp: DenseLayer | SparseLayer
+    mlp: DenseLayer | SparseLayer | None  # None: the layer has one part
     is_parallel: bool = False  # attention and the feed-forward layer have the same input
+    scales: tuple[float, float] = (1.0, 1.0)  # of the inputs of `qkv` and of what `out` gives
+    beside: RecurrentBranch | None = None  # added to attention, with the same normalized inputs
+
+    @property
+    def second(self) -> KernelLinear | None:
+        """A second product of the normalized rows: of queries for latents, or of betas."""
+        if isinstance(self.attention, LatentLayer):
+            return self.attention.queries[0]
+        return self.attention.second if isinstance(self.attention, RecurrentPart) else None
+
+    @property
+    def needs_normal(self) -> bool:
+        """Whether more than these two products need the normalized rows."""
+        more = isinstance(self.attention, RecurrentPart) and self.attention.needs_normal
+        return self.is_parallel or more or self.beside is not None or self.scales[0] != 1.0
 
     def project(self, x_TE: Tensor, sums: Tensor | None) -> Projected:
         """What attention needs, after the sums were added to the residual stream, perhaps in place."""
-        if len(x_TE) > 1 or self.is_parallel or not is_joinable(self.norm, self.qkv):
+        if len(x_TE) > 1 or self.needs_normal or not is_joinable(self.norm, self.qkv):
             normal_TE = self.norm(x_TE, sums)
-            return Projected(x_TE, normal_TE, self.qkv(normal_TE))
-        if not isinstance(self.attention, LatentLayer):
+            return Projected(x_TE, normal_TE, self.qkv(scaled(normal_TE, self.scales[0])))
+        second = self.second
+        if second is None:
             x_TE, projections = multiply_normalized(x_TE, sums, self.norm, self.qkv)
             return Projected(x_TE, x_TE, projections)
-        first = self.attention.queries[0]
-        if not (is_plain(self.qkv) and is_plain(first)):
+        if not (is_plain(self.qkv) and is_plain(second)):
             normal_TE = self.norm(x_TE, sums)
             return Projected(x_TE, normal_TE, self.qkv(normal_TE))
-        x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, first)
+        x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, second)
         return Projected(x_TE, x_TE, both[:, : self.qkv.width], both[:, self.qkv.width :])
 
 
@@ -172,21 +233,41 @@ class CudaLayers:
         inputs: StepInputs,
         tiles: Tensor | None,
         counters_CT: Tensor,
+        sequences: Sequences | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [T, E] and what is to be added to it, [T, E] or parts."""
+        """The residual stream [T, E] and what is to be added to it, [T, E] or parts.
+
+        `sequences` are those of the step, if the network has recurrent layers.
+        """
         x_TE, normal_TE = projected[:2]
-        sums = layer.out(self._attend(layer, projected, inputs, tiles, counters_CT))
+        sums = scaled(layer.out(self._attend(layer, projected, inputs, tiles, counters_CT, sequences)), layer.scales[1])
+        if layer.beside is not None:
+            assert sequences is not None
+            sums = joined(sums, layer.beside(normal_TE, sequences), x_TE)
+        if layer.mlp is None:
+            return x_TE, sums
         if not layer.is_parallel:
             return layer.mlp(x_TE, sums, counters_CT[0])
         given_TE = normal_TE if layer.mlp.norm.gain is None else layer.mlp.norm(x_TE, None)
         return x_TE, joined(sums, layer.mlp.compute(given_TE), x_TE)
 
     def _attend(
-        self, layer: CudaLayer, projected: Projected, inputs: StepInputs, tiles: Tensor | None, counters_CT: Tensor
+        self,
+        layer: CudaLayer,
+        projected: Projected,
+        inputs: StepInputs,
+        tiles: Tensor | None,
+        counters_CT: Tensor,
+        sequences: Sequences | None,
     ) -> Tensor:
-        """The outputs of attention [T, H·D]."""
+        """The outputs of attention [T, H·D], or of what is in its place."""
+        if layer.attention is None:
+            return projected.projections
+        if isinstance(layer.attention, RecurrentPart):
+            assert sequences is not None
+            return layer.attention(projected.normal_TE, projected.projections, sequences, projected.second)
         if isinstance(layer.attention, LatentLayer):
-            return layer.attention(projected.normal_TE, projected.projections, inputs, tiles, projected.queries)
+            return layer.attention(projected.normal_TE, projected.projections, inputs, tiles, projected.second)
         return layer.attention(projected.projections, self._dtype, inputs, tiles, counters_CT[1:])
 
 
@@ -208,6 +289,7 @@ class CudaNetwork(CudaLayers):
         self._logit_scale, self._logit_softcap = arch.logit_scale, arch.logit_softcap
         self._head = kernel_linear(tied_head(body.embed_tokens) if model.lm_head is None else model.lm_head)
         self._last_norm = last_norm(body, arch, embedding)
+        self._has_states, self._is_wide = cache.states.has_layers, arch.wide_residual
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`; sequences have any number of tokens."""
@@ -220,16 +302,17 @@ class CudaNetwork(CudaLayers):
         sums: Tensor | None = None
         layers = () if self._states is None else self._states.layers
         inputs_of: dict[int, Tensor] = {}
+        sequences = sequences_of(inputs) if self._has_states else None
         counters = self._counters(len(x_TE), has_prompts=tiles is not None)
         for number, (layer, counters_CT) in enumerate(zip(self._layers, counters, strict=True)):
             projected = layer.project(x_TE, sums)
             if number in layers:
                 inputs_of[number] = projected.x_TE.clone()  # the next norm adds to it in place
-            x_TE, sums = self._compute(layer, projected, inputs, tiles, counters_CT)
+            x_TE, sums = self._compute(layer, projected, inputs, tiles, counters_CT, sequences)
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE
-            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1))
+            self._states.set(torch.cat([inputs_of[number] for number in layers], dim=-1).to(self._dtype))
         hidden_TE = hidden_TE if rows_N is None else hidden_TE[rows_N]
         hidden_TE = hidden_TE if self._project_out is None else F.linear(hidden_TE, self._project_out)
         logits = self._head(hidden_TE)
@@ -245,71 +328,106 @@ class CudaNetwork(CudaLayers):
         x_TE = x_TE if self._project_in is None else F.linear(x_TE, self._project_in)
         if self._positions is not None:
             x_TE = x_TE + F.embedding(inputs.positions_T + self._position_offset, self._positions)
-        return x_TE if self._first_norm is None else self._first_norm(x_TE, None)
+        x_TE = x_TE if self._first_norm is None else self._first_norm(x_TE, None)
+        return x_TE.float() if self._is_wide else x_TE
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * scale
 
 
 def cuda_layers(
     layers: Iterable[Any], cache: KVCache, arch: Architecture, rotation: Rotation, like: Tensor
 ) -> list[CudaLayer]:
     """Layers and their parts of the cache."""
-    every, found = [*layers], []
-    alibi_HP = place_biases(arch, every[0].self_attn.scale, like.device)
+    every = [*layers]
+    scale = next((layer.self_attn.scale for layer in every if hasattr(layer, "self_attn")), 1.0)
+    alibi_HP = place_biases(arch, scale, like.device)
+    found = []
     for number, layer in enumerate(every):
-        attention, mlp = layer.self_attn, layer.mlp
-        norm, mlp_norm = layer_norms(layer, every[number - 1] if number else None, arch, like)
-        found.append(
-            CudaLayer(
-                attention=latent_layer(attention, cache, rotation)
-                if isinstance(attention, LatentAttention)
-                else HeadAttention(
-                    module=attention,
-                    heads=head_parts(attention, arch, rotation, like.device),
-                    scores=ScoreParts(
-                        softcap=attention.softcap or 0.0,
-                        chunk=attention.chunk or 0,
-                        sinks=attention.sinks,
-                        alibi=alibi_HP,
-                    ),
-                    keys=cache.keys[number],
-                    values=cache.values[number],
-                ),
-                norm=norm,
-                qkv=kernel_linear(attention.kv_a_proj_with_mqa if arch.latent_size else attention.qkv_proj),
-                out=kernel_linear(attention.o_proj),
-                mlp=sparse_layer(mlp_norm, mlp)
-                if isinstance(mlp, SparseMLP)
-                else dense_layer(mlp_norm, mlp, arch.activation),
-                is_parallel=arch.is_parallel,
-            )
-        )
+        norms = layer_norms(layer, every[number - 1] if number else None, arch, like)
+        products: dict[str, Any]
+        if isinstance(layer, RecurrentLayer):
+            branch = recurrent_branch(layer.mixer, cache)
+            products = {"attention": branch.part, "qkv": branch.first, "out": branch.out, "scales": branch.scales}
+        elif isinstance(layer, FeedForwardLayer):
+            dense = dense_layer(norms[0], layer.mlp, arch.activation)
+            products = {"attention": None, "qkv": dense.gate_up, "out": dense.down}
+        else:
+            products = attention_products(layer.self_attn, cache, number, arch, rotation, alibi_HP)
+        if isinstance(layer, JointLayer):
+            products |= {"scales": layer.scales, "beside": recurrent_branch(layer.mixer, cache)}
+        mlp = feed_forward(norms[1], layer.mlp, arch.activation) if len(norms) > 1 else None
+        found.append(CudaLayer(**products, norm=norms[0], mlp=mlp, is_parallel=arch.is_parallel))
     return found
 
 
-def layer_norms(layer: Any, previous: Any, arch: Architecture, like: Tensor) -> tuple[NormParameters, NormParameters]:
-    """The norms before attention and before the feed-forward layer of a layer; `previous` is the one before it."""
-    places = arch.norm_places
+def attention_products(
+    attention: Any, cache: KVCache, number: int, arch: Architecture, rotation: Rotation, alibi_HP: Tensor | None
+) -> dict[str, Any]:
+    """Attention of a layer, its part of the cache, and the products around it."""
+    if isinstance(attention, LatentAttention):
+        return {
+            "attention": latent_layer(attention, cache, rotation),
+            "qkv": kernel_linear(attention.kv_a_proj_with_mqa),
+            "out": kernel_linear(attention.o_proj),
+        }
+    return {
+        "attention": HeadAttention(
+            module=attention,
+            heads=head_parts(attention, arch, rotation, cache.keys[number].device),
+            scores=ScoreParts(
+                softcap=attention.softcap or 0.0,
+                chunk=attention.chunk or 0,
+                sinks=attention.sinks,
+                alibi=alibi_HP,
+            ),
+            keys=cache.keys[number],
+            values=cache.values[number],
+        ),
+        "qkv": kernel_linear(attention.qkv_proj),
+        "out": kernel_linear(attention.o_proj),
+    }
+
+
+def recurrent_branch(mixer: Any, cache: KVCache) -> RecurrentBranch:
+    """A recurrence with its part of the cache."""
+    return RecurrentBranch(
+        first=kernel_linear(first_projection(mixer)),
+        part=recurrent_part(mixer, cache.states.layers[mixer.layer], kernel_linear),
+        out=kernel_linear(mixer.out_proj),
+        scales=(mixer.shape.input_scale, mixer.shape.output_scale),
+    )
+
+
+def feed_forward(norm: NormParameters, mlp: Any, activation: Activation) -> DenseLayer | SparseLayer:
+    """A feed-forward layer after its norm."""
+    return sparse_layer(norm, mlp) if isinstance(mlp, SparseMLP) else dense_layer(norm, mlp, activation)
+
+
+def layer_norms(layer: Any, previous: Any, arch: Architecture, like: Tensor) -> list[NormParameters]:
+    """The norms before the parts of a layer: attention and the feed-forward layer; `previous` is the one before it."""
     if arch.is_parallel:
         own = layer.post_attention_layernorm if arch.parallel_norms else None
-        return norm_parameters(layer.input_layernorm, arch, like), norm_parameters(own, arch, like)
-    if places == "sum":
+        return [norm_parameters(norm, arch, like) for norm in (layer.input_layernorm, own)]
+    if arch.norm_places == "sum":
         last = None if previous is None else previous.post_attention_layernorm
-        return (
-            norm_parameters(last, arch, like, replaces=True),
-            norm_parameters(layer.input_layernorm, arch, like, replaces=True),
-        )
-    if places == "before":
-        return (
-            norm_parameters(layer.input_layernorm, arch, like),
-            norm_parameters(layer.post_attention_layernorm, arch, like),
-        )
-    both = places == "both"
-    last = None if previous is None else previous.post_feedforward_layernorm
-    return (
-        norm_parameters(layer.input_layernorm if both else None, arch, like, after=last),
-        norm_parameters(
-            layer.pre_feedforward_layernorm if both else None, arch, like, after=layer.post_attention_layernorm
-        ),
-    )
+        return [norm_parameters(norm, arch, like, replaces=True) for norm in (last, layer.input_layernorm)]
+    after = None if previous is None else norms_around(previous)[-1][1]
+    found = []
+    for before, own_after in norms_around(layer):
+        found.append(norm_parameters(before, arch, like, after=after))
+        after = own_after
+    return found
+
+
+def norms_around(layer: Any) -> list[tuple[nn.Module | None, nn.Module | None]]:
+    """The norms before and after each part of a layer."""
+    if isinstance(layer, PostNormLayer):
+        before = (layer.input_layernorm, layer.pre_feedforward_layernorm) if layer.has_both else (None, None)
+        return [*zip(before, (layer.post_attention_layernorm, layer.post_feedforward_layernorm), strict=True)]
+    second = getattr(layer, "post_attention_layernorm", None)
+    return [(layer.input_layernorm, None), *([] if second is None else [(second, None)])]
 
 
 def last_norm(body: Any, arch: Architecture, like: Tensor) -> NormParameters:
@@ -318,8 +436,7 @@ def last_norm(body: Any, arch: Architecture, like: Tensor) -> NormParameters:
     if arch.norm_places == "sum":
         return norm_parameters(last.post_attention_layernorm, arch, like, replaces=True)
     norm = body.norm if arch.has_last_norm else None
-    after = last.post_feedforward_layernorm if arch.norm_places in ("after", "both") and not arch.is_parallel else None
-    return norm_parameters(norm, arch, like, after=after)
+    return norm_parameters(norm, arch, like, after=None if arch.is_parallel else norms_around(last)[-1][1])
 
 
 def norm_parameters(
@@ -335,6 +452,7 @@ def norm_parameters(
         bias=bias,
         after=None if after is None else gains_of(after, like.device),
         replaces=replaces and is_norm,
+        dtype=like.dtype if arch.wide_residual else None,
     )
 
 
@@ -381,6 +499,11 @@ def place_biases(arch: Architecture, scale: float, device: torch.device) -> Tens
 
 
 def dense_layer(norm: NormParameters, mlp: Any, activation: Activation) -> DenseLayer:
+    if isinstance(mlp, ScaledMLP):
+        products = kernel_linear(mlp.gate_up_proj), kernel_linear(mlp.down_proj)
+        return ScaledDenseLayer(
+            norm=norm, gate_up=products[0], down=products[1], activation=activation, scales=mlp.scales
+        )
     first = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
     gates = not isinstance(mlp, PlainMLP)
     return DenseLayer(
@@ -462,7 +585,7 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
     if not group_sizes(model) <= {*CODE_GROUPS}:
         return False
     return have_type(model, dtype) and all(
-        is_unmodified(module, (*QUANTIZED, *SPARSE, *LATENT)) for module in model.modules()
+        is_unmodified(module, (*QUANTIZED, *SPARSE, *LATENT, *CLASSES)) for module in model.modules()
     )
 
 
@@ -483,6 +606,12 @@ def can_attend(arch: Architecture, rotation: Rotation) -> bool:
 
 
 def have_type(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether all parameters have a type and are contiguous, but for what routers add to scores."""
-    biases = {id(module.score_bias) for module in model.modules() if isinstance(module, SparseMLP)}
-    return all(p.dtype == dtype and p.is_contiguous() for p in model.parameters() if id(p) not in biases)
+    """Whether all parameters have a type and are contiguous, but for what routers add to scores, and decays."""
+    wide = {id(module.score_bias) for module in model.modules() if isinstance(module, SparseMLP)}
+    mixers = [module for module in model.modules() if isinstance(module, MIXERS)]
+    wide |= {id(p) for mixer in mixers for p in mixer.parameters(recurse=False)}
+    if not all(
+        p.dtype == torch.float32 and p.is_contiguous() for mixer in mixers for p in mixer.parameters(recurse=False)
+    ):
+        return False
+    return all(p.dtype == dtype and p.is_contiguous() for p in model.parameters() if id(p) not in wide)

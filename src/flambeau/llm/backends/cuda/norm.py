@@ -86,16 +86,17 @@ def normalize(
     bias: Tensor | None = None,
     after: Gains | None = None,
     replaces: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """[T, E] normalized, after the sums [T, E] or [S, T, E], times the scale, were added to x in place.
 
     A layer norm has a `bias`. `after` normalizes the sums before they are added. Without a gain, the result is x
-    itself. With `replaces`, it is written to x, too.
+    itself. With `replaces`, it is written to x, too. Otherwise it may have another `dtype` than x.
     """
     if gain is None and sums is None:
         return x
     num_rows, size = x.shape
-    y = x if gain is None or replaces else torch.empty_like(x)
+    y = x if gain is None or replaces else torch.empty_like(x, dtype=dtype)
     launch: Any = add_and_normalize
     launch[(num_rows,)](
         x, sums, gain, bias, *(after or (None, None)), y, epsilon, scale, num_rows,
@@ -117,11 +118,14 @@ class NormParameters:
     bias: Tensor | None = None  # of a layer norm
     after: Gains | None = None  # of a norm of the sums
     replaces: bool = False  # the stream itself is normalized
+    dtype: torch.dtype | None = None  # of the normalized rows, if it is not that of the stream
 
     @property
     def is_plain(self) -> bool:
         """Whether it is an RMS norm of the stream, and nothing else."""
-        return self.gain is not None and self.bias is None and self.after is None and not self.replaces
+        return (
+            self.gain is not None and self.bias is None and self.after is None and not self.replaces and not self.dtype
+        )
 
     def __call__(self, x_TE: Tensor, sums: Tensor | None) -> Tensor:
         """[T, E] normalized, after the sums were added to x in place."""
@@ -134,6 +138,7 @@ class NormParameters:
             bias=self.bias,
             after=None if sums is None else self.after,
             replaces=self.replaces,
+            dtype=self.dtype,
         )
 
 

@@ -29,14 +29,19 @@ COMPARED = frozenset(
     {
         "activation",
         "alibi",
+        "attention_input_scale",
+        "attention_output_scale",
         "attention_softcap",
         "chunks",
         "clip_qkv",
         "embedding_norm",
         "embedding_size",
         "expert_bias",
+        "feed_forward_layers",
+        "gates_attention",
         "has_gate",
         "has_last_norm",
+        "has_mlp",
         "has_norm_weight",
         "has_sinks",
         "head_bias",
@@ -46,6 +51,7 @@ COMPARED = frozenset(
         "learned_positions",
         "local_rope_theta",
         "logit_softcap",
+        "mlp_scales",
         "norm",
         "norm_bias",
         "norm_offset",
@@ -56,6 +62,7 @@ COMPARED = frozenset(
         "parallel_norms",
         "position_offset",
         "query_latent_size",
+        "recurrence",
         "rotary_size",
         "rotated_qk_norm",
         "scales_expert_inputs",
@@ -67,6 +74,7 @@ COMPARED = frozenset(
         "tempers_rotated",
         "unrotated_size",
         "value_size",
+        "wide_residual",
     }
 )
 HEAD_PARTS = TUNED | {"num_chosen_groups", "num_expert_groups", "rotary_size"}  # of a head that proposes tokens
@@ -87,6 +95,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("chunks")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
+    if arch.feed_forward_layers and arch.num_experts:
+        unknown.add("feed_forward_layers")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:
         unknown.add("head_size")
     return sorted(unknown)

@@ -32,7 +32,10 @@ def size_for(inputs: StepInputs, rows_N: Tensor) -> int | None:
 
 
 class CapturedPrompts:
-    """A captured step of prompts. The tokens of padding belong to no tile, and are written to block 0."""
+    """A captured step of prompts. The tokens of padding belong to no tile, and are written to block 0.
+
+    With states, the sequences that fill up the step have no tokens.
+    """
 
     def __init__(
         self,
@@ -45,21 +48,29 @@ class CapturedPrompts:
         states: HiddenStates | None = None,
         *,
         has_adapters: bool = False,
+        has_states: bool = False,
     ) -> None:
         self._states = states
-        sizes = [num_tokens] * 3 + [MAX_SEQUENCES, 3 * num_tiles] + ([num_tokens] if has_adapters else [])
-        self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        sizes = {"ids": num_tokens, "positions": num_tokens, "slots": num_tokens}
+        sizes |= {"rows": MAX_SEQUENCES, "tiles": 3 * num_tiles}
+        sizes |= {"adapters": num_tokens} if has_adapters else {}
+        sizes |= {"starts": MAX_SEQUENCES + 1, "state_slots": MAX_SEQUENCES} if has_states else {}
+        total = sum(sizes.values())
+        self._numbers = torch.zeros(total, dtype=torch.int64, device=device)
         # Pinned memory, from which the GPU copies asynchronously.
-        self._host_numbers = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=True)
-        self._host_views = [view.numpy() for view in torch.split(self._host_numbers, sizes)]
+        is_on_gpu = device.type == "cuda"
+        self._host_numbers = torch.zeros(total, dtype=torch.int64, pin_memory=is_on_gpu)
+        host_views = torch.split(self._host_numbers, [*sizes.values()])
+        self._host_views = {name: view.numpy() for name, view in zip(sizes, host_views, strict=True)}
         self._tables = torch.zeros((MAX_SEQUENCES, max_blocks), dtype=torch.int64, device=device)
-        self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=True)
+        self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=is_on_gpu)
         self._copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ids_T, positions_T, slots_T, rows_N, tiles, *places = torch.split(self._numbers, sizes)
+        views = dict(zip(sizes, torch.split(self._numbers, [*sizes.values()]), strict=True))
         unused = torch.zeros(0, dtype=torch.int64, device=device)  # tiles say which tokens belong to a sequence
-        inputs = StepInputs(ids_T, positions_T, slots_T, unused, unused, self._tables)
-        inputs.adapters_T = places[0] if places else None
-        arguments = inputs, rows_N, tiles.view(-1, 3)
+        places = views["ids"], views["positions"], views["slots"], views.get("starts", unused)
+        inputs = StepInputs(*places, unused, self._tables)
+        inputs.adapters_T, inputs.state_slots_S = views.get("adapters"), views.get("state_slots")
+        arguments = inputs, views["rows"], views["tiles"].view(-1, 3)
 
         def run() -> tuple[Tensor, Tensor | None]:
             return network(*arguments), None if states is None else states.take()
@@ -69,13 +80,21 @@ class CapturedPrompts:
     def run(self, inputs: StepInputs, rows_N: Tensor, tiles: Tensor) -> Tensor:
         """The logits [N, V] of the tokens at `rows_N`."""
         self._copied.synchronize()
-        given = [inputs.ids_T, inputs.positions_T, inputs.slots_T, rows_N, tiles.flatten()]
-        if len(self._host_views) > len(given):
-            assert inputs.adapters_T is not None
-            given.append(inputs.adapters_T)
-        for view, numbers in zip(self._host_views, given, strict=True):
+        given = {
+            "ids": inputs.ids_T,
+            "positions": inputs.positions_T,
+            "slots": inputs.slots_T,
+            "rows": rows_N,
+            "tiles": tiles.flatten(),
+            "adapters": inputs.adapters_T,
+            "starts": inputs.query_starts,
+            "state_slots": inputs.state_slots_S,
+        }
+        for name, view in self._host_views.items():
+            numbers = given[name]
+            assert numbers is not None
             view[: len(numbers)] = numbers.cpu().numpy()
-            view[len(numbers) :] = 0
+            view[len(numbers) :] = len(inputs.ids_T) if name == "starts" else 0
         self._numbers.copy_(self._host_numbers, non_blocking=True)
         num_sequences, num_blocks = inputs.block_tables_SB.shape
         self._host_tables.numpy()[:num_sequences, :num_blocks] = inputs.block_tables_SB.cpu().numpy()

@@ -18,8 +18,18 @@ from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda import backend as module
 from flambeau.llm.backends.cuda.backend import COMPILING, CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.models.families.recurrence import Recurrence
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 from support.log_records import logged
+
+FIRST = {"layers": frozenset({0}), "inner_size": 64}
+HEADS = {"num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2}
+RECURRENT = {
+    "Mamba 1": Recurrence(kind="mamba", state_size=6, time_step_rank=3, **FIRST),
+    "Mamba 2": Recurrence(kind="mamba2", **HEADS, **FIRST),
+    "delta nets": Recurrence(kind="delta_net", **HEADS, **FIRST),
+    "short convolutions": Recurrence(kind="short_conv", layers=frozenset({0}), inner_size=32),
+}
 
 
 class StandIn:
@@ -165,6 +175,48 @@ def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatc
     assert warned == ([("the model", reason)] if is_wrong else [])
 
 
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_kernels_of_recurrent_layers_are_compared_and_compiled_without_a_sequence_being_touched(
+    backend, monkeypatch, caplog, kind
+):
+    assert backend.wait_until_compiled(60)
+    caplog.clear()
+    model = random_model(max_length=200, recurrence=RECURRENT[kind])
+    cache = room(model, 5)
+    lengths = []
+
+    class Kernels(EagerBackend):
+        def __init__(self, model, cache, states=None):
+            super().__init__(model, cache)
+
+        def prefill(self, inputs, rows_N):
+            lengths.append(len(inputs.ids_T))
+            return super().prefill(inputs, rows_N)
+
+        run = EagerBackend.decode
+
+    network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
+    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
+    backend.model, backend.cache = model, cache
+    monkeypatch.setattr(backend, "_check_sampling", lambda: None)
+    backend._build_kernels()
+    assert isinstance(backend._network, Kernels)
+    assert {*module.PROMPT_LENGTHS} <= {*lengths}
+    assert all(state[1:].isnan().all() for layer in cache.states.layers.values() for state in layer)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert backend._build_one_row(None, None) is None  # its kernels know attention only
+
+
+def test_a_step_whose_states_go_from_slot_to_slot_runs_as_plain_pytorch(backend):
+    assert backend.wait_until_compiled(60)
+    inputs = steps_of(2)
+    inputs.state_slots_S, inputs.state_ends_T = torch.tensor([1, 2]), torch.tensor([3, 4])
+    backend.decode(inputs)
+    assert backend.wait_until_compiled(60)
+    backend.decode(inputs)
+    assert backend._captured == {}
+
+
 def test_adapters_are_added_in_plain_pytorch_where_their_kernels_cannot_be_used(backend, monkeypatch, caplog):
     model, cpu = backend.model, torch.device("cpu")
     target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=cpu, dtype=torch.float32)
@@ -210,13 +262,23 @@ class OneSlot:
 @pytest.mark.timeout(300)  # a compiler runs
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", ["kernels", "kernels, with experts", "kernels, of a family", "Inductor"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "kernels",
+        "kernels, with experts",
+        "kernels, of a family",
+        *(f"kernels, {kind}" for kind in RECURRENT),
+        "Inductor",
+    ],
+)
 def test_cuda_graphs_give_the_tokens_of_eager_steps(kind):
     parts = {
         "kernels, with experts": {"num_experts": 4, "expert_size": 48},
         "kernels, of a family": {"norm": "layer", "norm_bias": True, "is_parallel": True, "rotary_size": 16},
-        "Inductor": {"mlp_scales": (0.5, 2.0)},
+        "Inductor": {"num_experts": 4, "expert_size": 48, "has_gate": False},  # experts without gates
     }
+    parts |= {f"kernels, {name}": {"recurrence": recurrence} for name, recurrence in RECURRENT.items()}
     model = random_model(head_size=32, windows=(None, 6), **parts.get(kind, {})).to("cuda")
     asked = prompts(5)
     on_gpu = {"device": "cuda"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from flambeau.llm.backends.cuda.comparison import LENGTHS, find_difference
 from flambeau.llm.backends.cuda.parts import compared_parts
 from flambeau.llm.backends.eager import EagerBackend
 from support.llm_steps import random_model, room
+from support.tiny_models import tiny_hybrid
 
 
 class StandIn:
@@ -60,6 +63,57 @@ def test_logits_that_are_no_numbers_are_a_difference():
     broken.model.layers[0].mlp.down_proj.weight[0, 0] = torch.nan
     found = find_difference(model, room(model, 1), lambda cache: StandIn(broken, cache))
     assert found == "the logits of prompts differ by nan% of their norm"
+
+
+class Forgetful(StandIn):
+    """Plain PyTorch that loses the states of a step with so many tokens, or does not find those of a sequence new."""
+
+    def __init__(self, model, cache, loses=(), *, is_dirty=False):
+        super().__init__(model, cache)
+        self._loses, self._is_dirty = loses, is_dirty
+
+    def prefill(self, inputs, rows_N):
+        if self._is_dirty:
+            inputs = replace(inputs, positions_T=inputs.positions_T + 1)
+        found = self._plain.prefill(inputs, rows_N)
+        self._lose(inputs)
+        return found
+
+    def run(self, inputs):
+        found = self._plain.decode(inputs)
+        self._lose(inputs)
+        return found
+
+    def _lose(self, inputs):
+        if len(inputs.ids_T) in self._loses:
+            for state in (state for layer in self.cache.states.layers.values() for state in layer):
+                state.zero_()
+
+
+FIRST = LENGTHS[0] * 2 // 3  # tokens of the first chunk
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv", "delta_net", "joint"])
+@pytest.mark.parametrize(
+    ("lost", "found_in"),
+    [
+        ((), None),
+        ((FIRST,), "prompts"),
+        ((sum(LENGTHS) - FIRST - 1,), "the last chunk of a prompt"),
+        ((2,), "one sequence"),
+    ],
+)
+def test_steps_go_on_from_the_states_of_those_before(kind, lost, found_in):
+    model = tiny_hybrid(kind)
+    cache = room(model, 1)
+    found = find_difference(model, cache, lambda ours: Forgetful(model, ours, lost))
+    assert (found is None) if found_in is None else found.startswith(f"the logits of {found_in} differ by ")
+
+
+def test_a_new_sequence_that_reads_what_its_slot_holds_is_a_difference():
+    model = tiny_hybrid("mamba2")
+    found = find_difference(model, room(model, 1), lambda ours: Forgetful(model, ours, is_dirty=True))
+    assert found == "the logits of the first chunk of a prompt differ by nan% of their norm"
 
 
 @pytest.mark.parametrize(

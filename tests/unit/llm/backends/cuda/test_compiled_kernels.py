@@ -13,6 +13,7 @@ import torch
 
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
@@ -78,6 +79,95 @@ NETWORKS = {
                 "expert_bias": True, "swiglu_limit": 7.0, "hidden_size": 2880, "head_size": 64, "num_heads": 64,
                 "num_kv_heads": 8, "windows": (128,), "qkv_bias": True, "output_bias": True},
 }  # fmt: skip
+GATED = {"num_kv_heads": 2, "head_size": 256, "rotary_size": 64, "qk_norm": True, "gates_attention": True}
+MAMBA_2 = {"kind": "mamba2", "inner_size": 8192, "num_heads": 128, "head_size": 64, "state_size": 128}
+DELTA = {
+    "kind": "delta_net",
+    "inner_size": 4096,
+    "num_heads": 32,
+    "head_size": 128,
+    "state_size": 128,
+    "num_groups": 16,
+    "conv_bias": False,
+}
+RECURRENT = {  # the first of two layers, or both
+    "LFM2-1.2B": (
+        {"kind": "short_conv", "inner_size": 2048, "conv_width": 3, "conv_bias": False},
+        {"num_heads": 32, "head_size": 64, "qk_norm": True},
+    ),
+    "Granite-4-H-Small": (
+        MAMBA_2,
+        {
+            "hidden_size": 4096,
+            "num_heads": 32,
+            "num_experts": 72,
+            "num_experts_per_token": 10,
+            "expert_size": 768,
+            "shared_expert_size": 1536,
+            "residual_scale": 0.22,
+        },
+    ),
+    "Mamba-2.8B": (
+        {"kind": "mamba", "inner_size": 5120, "state_size": 16, "time_step_rank": 160},
+        {"hidden_size": 2560, "has_mlp": False, "wide_residual": True},
+    ),
+    "Mamba2-2.7B": (
+        {**MAMBA_2, "inner_size": 5120, "num_heads": 80},
+        {"hidden_size": 2560, "has_mlp": False, "wide_residual": True},
+    ),
+    "Qwen3-Next-80B-A3B": (
+        DELTA,
+        {
+            **GATED,
+            "norm_offset": 1.0,
+            "num_experts": 512,
+            "num_experts_per_token": 10,
+            "expert_size": 512,
+            "shared_expert_size": 512,
+            "gates_shared_expert": True,
+        },
+    ),
+    "Qwen3.5": ({**DELTA, "is_grouped": False}, {**GATED, "norm_offset": 1.0}),
+    "Nemotron-H-8B": (
+        {**MAMBA_2, "num_groups": 8, "norm_groups": 8},
+        {
+            "hidden_size": 4096,
+            "num_heads": 32,
+            "has_mlp": False,
+            "has_gate": False,
+            "activation": "relu_squared",
+            "intermediate_size": 21504,
+            "num_layers": 3,
+            "feed_forward_layers": frozenset({2}),
+        },
+    ),
+    "Falcon-H1-7B": (
+        {
+            **MAMBA_2,
+            "inner_size": 3072,
+            "num_heads": 24,
+            "head_size": 128,
+            "state_size": 256,
+            "norm": "none",
+            "is_beside_attention": True,
+            "input_scale": 0.25,
+            "output_scale": 0.5,
+            "part_scales": (0.35, 0.25, 0.18, 0.5, 0.35),
+        },
+        {
+            "hidden_size": 3072,
+            "num_heads": 12,
+            "num_kv_heads": 2,
+            "intermediate_size": 12288,
+            "attention_output_scale": 0.9,
+            "mlp_scales": (0.9, 0.6),
+        },
+    ),
+    "Jamba": (
+        {"kind": "mamba", "inner_size": 8192, "state_size": 16, "time_step_rank": 256, "inner_norms": "learned"},
+        {"hidden_size": 4096, "num_heads": 32, "num_experts": 16, "expert_size": 14336},
+    ),
+}
 NARROW = ("Gemma 2", "DeepSeek V3", "gpt-oss")  # also with a cache of 8 bits
 STEPS = {
     "one sequence": {0: (11, [1])},
@@ -167,6 +257,31 @@ def test_kernels_compile(network, cached, launches):
             else:
                 step.run(inputs.to(torch.device("meta")))
     assert launches
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("network", RECURRENT)
+def test_kernels_of_recurrent_layers_compile(network, launches):
+    shape, parts = RECURRENT[network]
+    layers = frozenset({0, 1} if shape.get("is_beside_attention") else {0})
+    recurrence = Recurrence(**{**shape, "layers": layers})
+    model = random_network(**{"num_layers": 2, **parts, "recurrence": recurrence})
+    for mixer in (layer.mixer for layer in model.model.layers if hasattr(layer, "mixer")):
+        for parameter in mixer.parameters(recurse=False):
+            parameter.data = parameter.data.float()  # decays
+    assert not unknown_parts(model.arch)
+    step = CudaNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16, num_slots=8))
+    for case, sequences in STEPS.items():
+        query_len = 0 if case == "prompt" else len(sequences[0][1])
+        inputs = step_inputs(sequences, query_len=query_len, has_states=True)
+        inputs.state_ends_T = torch.zeros_like(inputs.ids_T) if query_len > 1 else None
+        with torch.inference_mode():
+            if case == "prompt":
+                step.prefill(inputs, inputs.query_starts[1:] - 1)
+            else:
+                step.run(inputs.to(torch.device("meta")))
+    names = {kernel.__name__ for kernel, _, _ in launches}
+    assert {"convolve_tokens", "keep_windows"} <= names
     compile_all(launches)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cuda import backend as backends
-from flambeau.llm.backends.cuda import graphs
+from flambeau.llm.backends.cuda import graphs, prompt_graphs
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.kv_cache import KVCache
@@ -91,6 +91,25 @@ def test_the_states_of_proposed_tokens_are_kept_beside_padding():
         states.append([state[1:] for layer in cache.states.layers.values() for state in layer])
     for one, other in zip(*states, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_sequences_that_fill_up_a_graph_of_prompts_have_no_tokens(monkeypatch):
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(prompt_graphs, "capture_graph", lambda run, pool: plain_graph(run))
+    seen = []
+
+    def network(inputs, rows_N, tiles):
+        seen[:] = [inputs]
+        return torch.zeros(len(rows_N), 97)
+
+    graph = prompt_graphs.CapturedPrompts(network, 16, 40, 8, torch.device("cpu"), None, has_states=True)
+    for tokens, starts in ({0: (0, [1] * 9), 1: (4, [2] * 7)}, [0, 9, 16]), ({2: (0, [3] * 5)}, [0, 5]):
+        inputs = step_inputs(tokens, has_states=True)
+        graph.run(inputs, inputs.query_starts[1:] - 1, torch.zeros(1, 3, dtype=torch.int64))
+        more = prompt_graphs.MAX_SEQUENCES - len(tokens)
+        assert seen[0].query_starts.tolist() == starts + [starts[-1]] * more
+        assert seen[0].state_slots_S.tolist() == [1 + each for each in tokens] + [0] * more
 
 
 class PlainChoice:
