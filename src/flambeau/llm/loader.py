@@ -69,7 +69,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
-from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
+from flambeau.llm.gpu_weights import can_keep_gguf, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -297,13 +297,15 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    on_gpu = can_keep_on_gpu(config, device, ranks, read_declared(path))
+    declared = read_declared(path)
+    on_gpu, narrow = can_keep_on_gpu(config, device, ranks, declared), can_keep_gguf(config, device, ranks, declared)
     blocks, codes, groups = (
         on_gpu or can_keep_blocks(config, device, ranks),
         on_gpu or can_keep_codes(config, device, ranks),
         can_keep_groups(config, device, ranks),
     )
-    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups)
+    keeps = {"keeps_blocks": blocks, "keeps_codes": codes, "keeps_groups": groups, "narrow_groups": narrow}
+    arch = read_architecture(path, **keeps)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -319,7 +321,7 @@ def load_network(
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype)
         keeps_types = has_whole_step(arch) or not arch.tied_embeddings  # narrow ones are slow without the kernels
-    if on_gpu:
+    if on_gpu or narrow:
         arrived = order_codes(dtype)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
@@ -333,10 +335,9 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
-        keeps_blocks=blocks,
-        keeps_codes=codes,
-        keeps_groups=groups,
+        **keeps,
     )
+    join_equal_parts(model)
     if merge is not None:
         merge.finish(model)
     if arrived is not None and device.type == "cpu":
@@ -425,7 +426,8 @@ def load_draft(
         return None
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
-    drafting = read_architecture(path, keeps_groups=groups)
+    narrow = can_keep_gguf(config, device, None, read_declared(path))
+    drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
     if drafting.recurrence is not None:
         raise LLMError(
             f"the draft {path} has recurrent layers, whose states cannot drop rejected tokens; use a draft without"
@@ -436,7 +438,9 @@ def load_draft(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    draft = load_model(path, device=device, dtype=dtype, keeps_groups=groups)
+    arrived = order_codes(dtype) if narrow else None
+    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, keeps_groups=groups, narrow_groups=narrow)
+    join_equal_parts(draft)
     use_faster_layers(draft, config, device, dtype)
     return draft
 

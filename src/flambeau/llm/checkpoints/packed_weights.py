@@ -26,8 +26,8 @@ from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layout
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import CodeLayout
 from flambeau.llm.quantize.groups import GroupLayout
+from flambeau.llm.quantize.settings import PartLayout, QuantizationSettings
 from flambeau.llm.quantize.settings import Parts as GroupParts
-from flambeau.llm.quantize.settings import QuantizationSettings
 
 EMBEDDINGS = "model.embed_tokens"
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -53,10 +53,8 @@ class PackedLayer:
     own: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that layout by their names in a layer
     codes: CodeLayout | None = None  # codes of 4 bits, which some kernels multiply; None: it has no such form
     coded: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a CodedLinear
-    groups: GroupLayout | None = (
-        None  # integers in groups, which only the CPU kernels multiply; None: it has no such form
-    )
-    levels: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a GroupedLinear
+    groups: PartLayout | None = None  # in groups, which only kernels multiply fast; None: it has no such form
+    levels: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form
 
 
 Parts = Mapping[str, StoredTensor]  # the stored tensors of a layer, by the ends of their names
@@ -269,10 +267,21 @@ class GroupChoice:
     layers: Mapping[str, PackedLayer]  # by the names of stored tensors
     groups: dict[str, GroupParts] = field(default_factory=dict)
     replaced: dict[str, Mapping[str, LazyTensor]] = field(default_factory=dict)
+    _names: dict[str, list[str]] = field(default_factory=dict)  # of the stored tensors of each module
+
+    def drop_incomplete_experts(self) -> None:
+        """Leave out one matrix of experts without the other: the GPU kernels multiply both or none."""
+        owners = Counter(module.rpartition(".")[0] for module in self.groups if ".experts." in module)
+        for module in [*self.groups]:
+            if owners.get(module.rpartition(".")[0]) == 1 and ".experts." in module:
+                del self.groups[module]
+                for name in self._names.pop(module):
+                    del self.replaced[name]
 
     def add(self, module: str, parts: GroupParts, names: Mapping[str, str], floats: Mapping[str, StoredTensor]) -> None:
         """Take a module; `names` has the start of the new names of each stored tensor."""
         self.groups[module] = parts
+        self._names[module] = [*names]
         for name, start in names.items():
             if name in self.layers:
                 self.replaced[name] = {f"{start}.{leaf}": value for leaf, value in self._leaves(module, name).items()}
@@ -284,7 +293,8 @@ class GroupChoice:
         layer = self.layers[name]
         if layer.groups is None:
             return {"weight": layer.weight}
-        return layer.own if layer.groups.has_pairs and module != EMBEDDINGS else layer.levels
+        has_pairs = isinstance(layer.groups, GroupLayout) and layer.groups.has_pairs
+        return layer.own if has_pairs and module != EMBEDDINGS else layer.levels
 
     @property
     def kept(self) -> frozenset[str]:
@@ -303,11 +313,15 @@ class GroupChoice:
 
 
 def choose_groups(
-    arch: Architecture, layers: Mapping[str, PackedLayer], tensors: Mapping[str, StoredTensor]
+    arch: Architecture,
+    layers: Mapping[str, PackedLayer],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    whole_experts: bool = False,
 ) -> GroupChoice:
     """Which modules keep integers in groups; of fused projections, each in its own layout.
 
-    `tensors` are all that are stored, by name.
+    `tensors` are all that are stored, by name. With `whole_experts`, both matrices of experts are kept or none.
     """
     choice = GroupChoice(layers)
     if is_rearranged(arch, [name.removesuffix(".weight") for name in layers]):
@@ -331,6 +345,8 @@ def choose_groups(
             if any(parts) and is_fixed and can_join:
                 choice.add(module, parts[:1] if len({*parts}) == 1 else parts, starts, tensors)
             break
+    if whole_experts:
+        choice.drop_incomplete_experts()
     return choice
 
 
