@@ -304,8 +304,7 @@ def load_network(
         on_gpu or can_keep_codes(config, device, ranks),
         can_keep_groups(config, device, ranks),
     )
-    keeps = {"keeps_blocks": blocks, "keeps_codes": codes, "keeps_groups": groups, "narrow_groups": narrow}
-    arch = read_architecture(path, **keeps)
+    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups, narrow_groups=narrow)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -335,7 +334,10 @@ def load_network(
         shard=shard,
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
-        **keeps,
+        keeps_blocks=blocks,
+        keeps_codes=codes,
+        keeps_groups=groups,
+        narrow_groups=narrow,
     )
     join_equal_parts(model)
     if merge is not None:

@@ -32,7 +32,7 @@ class FactoredScales:
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class CodedForm:
     """A type whose levels are the numbers of a table, as codes and in units of another scale."""
 
     table: tuple[float, ...]
@@ -50,7 +50,7 @@ class BlockFormat:
     levels: Decode  # blocks [R, B, Y] → [R, I]
     scales: Decode  # blocks → [R, N]
     minimums: Decode | None = None  # blocks → [R, N]; None: the middle level stands for zero
-    codes: Codes | None = None
+    codes: CodedForm | None = None
 
 
 def halves(values: Tensor) -> Tensor:
@@ -204,20 +204,20 @@ FORMATS = {
         GroupLayout(8, 32),
         lambda blocks: from_table(iq4_nl_codes(blocks), NONLINEAR, 128),
         first_half,
-        codes=Codes(IQ4_TABLE, iq4_nl_codes),
+        codes=CodedForm(IQ4_TABLE, iq4_nl_codes),
     ),
     "IQ4_XS": BlockFormat(
         136,
         GroupLayout(8, 32),
         lambda blocks: from_table(iq4_xs_codes(blocks), NONLINEAR, 128),
         iq4_xs_scales,
-        codes=Codes(IQ4_TABLE, iq4_xs_codes),
+        codes=CodedForm(IQ4_TABLE, iq4_xs_codes),
     ),
     "MXFP4": BlockFormat(
         17,
         GroupLayout(5, 32),
         lambda blocks: from_table(mxfp4_codes(blocks), TWICE_FP4, 16),
         mxfp4_scales,
-        codes=Codes(FP4, mxfp4_codes, unit=2.0, has_wide_scales=False),
+        codes=CodedForm(FP4, mxfp4_codes, unit=2.0, has_wide_scales=False),
     ),
 }

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, Codes, Decode, FactoredScales
+from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, CodedForm, Decode, FactoredScales
 from flambeau.llm.checkpoints.gguf_recurrent import (
     DELTA_NET_MODULES,
     HAVE_STEP_PROJECTIONS,
@@ -406,7 +406,7 @@ def narrow_layer(whole: LazyTensor, form: BlockFormat, read: ReadBlocks) -> Pack
     return PackedLayer(weight=whole, groups=replace(layout, scale_bits=8 if factored else 16), levels=levels)
 
 
-def coded_layer(whole: LazyTensor, form: BlockFormat, codes: Codes, read: ReadBlocks) -> PackedLayer:
+def coded_layer(whole: LazyTensor, form: BlockFormat, codes: CodedForm, read: ReadBlocks) -> PackedLayer:
     """The codes of a table, the first of two in the lower half of a byte."""
     shape = whole.shape
     layout = CodeLayout(codes.table, form.layout.size, has_wide_scales=codes.has_wide_scales)

@@ -264,7 +264,8 @@ class RowEmbedding(nn.Module):
 
 def like_embeddings(embeddings: Any) -> Tensor:
     """A tensor in the type and on the device of the embeddings, whose numbers do not matter."""
-    return embeddings.like if isinstance(embeddings, RowEmbedding) else embeddings.weight  # type: ignore[no-any-return]
+    found: Tensor = embeddings.like if isinstance(embeddings, RowEmbedding) else embeddings.weight
+    return found
 
 
 class Decoder(nn.Module):

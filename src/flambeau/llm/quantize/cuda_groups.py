@@ -31,7 +31,7 @@ def pair_bits(layout: GroupLayout) -> int:
 
 def in_groups(values: Tensor, size: int) -> Tensor:
     """[…, I] to […, N, size]."""
-    return values.unflatten(-1, (-1, size))
+    return values.reshape(*values.shape[:-1], -1, size)
 
 
 def main_plane(levels: Tensor, layout: GroupLayout) -> Tensor:

@@ -81,7 +81,7 @@ def wide_scales(scales: Tensor | None, minimums: Tensor | None, factors: Tensor 
     assert scales is not None
     if factors is None:
         return scales.float(), None if minimums is None else minimums.float()
-    each = factors.float().unflatten(-1, (-1, 1 if minimums is None else 2))
+    each = factors.float().view(*factors.shape[:-1], -1, 1 if minimums is None else 2)
     shape = (*each.shape[:-1], -1)
     wide, *others = (
         (values.float().view(shape) * each[..., i : i + 1]).flatten(-2)
