@@ -113,10 +113,12 @@ def unpack(
     *,
     keeps_blocks: bool = False,
     keeps_codes: bool = False,
+    keeps_groups: bool = False,
 ) -> UnpackedFiles:
     """The files with their quantized layers in a form that the network can take.
 
-    Without `keeps_blocks`, fp8 with several scales for a row is dequantized. With `keeps_codes`, codes of 4 bits stay.
+    Without `keeps_blocks`, fp8 with several scales for a row is dequantized. With `keeps_codes`, codes of 4 bits stay;
+    with `keeps_groups`, integers of 8 bits in groups or with zeros do.
     """
     tensors = {stored.name: stored for file in files for stored in file}
     marked = marked_layers(tensors, layer_format.markers)
@@ -130,14 +132,21 @@ def unpack(
     if keeps_codes:
         layers = {name: with_codes(layer) for name, layer in layers.items()}
     settings, kept = choose_layout(arch, layers, keeps_blocks=keeps_blocks)
+    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     replaced: dict[str, Mapping[str, LazyTensor]] = {}
     for name, layer in layers.items():
         leaves = layer.own if name in kept else {"weight": layer.weight}
         replaced |= {f"{name}.{leaf}": {} for leaf in layer_format.leaves}
         replaced[marked[name]] = {f"{name}.{leaf}": value for leaf, value in leaves.items()}
+    if keeps_groups and (choice := better_choice(arch, layers, tensors, kept)) is not None:
+        settings, kept = choice.settings, frozenset(name.removesuffix(".weight") for name in choice.kept)
+        message = describe_groups(layer_format.title, choice, layer_format.remark)
+        replaced |= {name: parts for name, parts in choice.replaced.items() if name not in choice.layers}  # floats
+        for name, layer in layers.items():
+            dequantized = {f"{name}.weight": layer.weight}
+            replaced[marked[name]] = choice.replaced.get(f"{name}.weight", dequantized)
     replaced |= {name: {} for name in tensors if name.endswith(tuple(f".{leaf}" for leaf in layer_format.unused))}
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
 
 
@@ -348,6 +357,26 @@ def choose_groups(
     if whole_experts:
         choice.drop_incomplete_experts()
     return choice
+
+
+def better_choice(
+    arch: Architecture,
+    layers: Mapping[str, PackedLayer],
+    tensors: Mapping[str, StoredTensor],
+    kept: frozenset[str],
+) -> GroupChoice | None:
+    """Modules that keep integers in groups, if these are more weights than the layers that are kept otherwise."""
+    if len(kept) == len(layers) or not any(layer.groups is not None for layer in layers.values()):
+        return None
+    weights = {f"{name}.weight": layer for name, layer in layers.items()}
+    weights |= {name: replace(layer, groups=None) for name, layer in weights.items() if is_embedding(arch, name)}
+    choice = choose_groups(arch, weights, {**tensors, **dict.fromkeys(weights, next(iter(tensors.values())))})
+    more = sum(weights[name].weight.shape.numel() for name in choice.kept)
+    return choice if more > sum(layers[name].weight.shape.numel() for name in kept) else None
+
+
+def is_embedding(arch: Architecture, name: str) -> bool:
+    return canonical_name(name, arch.renames) == f"{EMBEDDINGS}.weight"
 
 
 def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:

@@ -51,7 +51,8 @@ def unpack_weights(
     make = METHODS.get(declared.get("quant_method", ""))
     if make is None:
         return UnpackedFiles(files)
-    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, keeps_codes=keeps_codes)
+    keeps = {"keeps_codes": keeps_codes, "keeps_groups": keeps_groups or narrow_groups}
+    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, **keeps)
 
 
 def is_packed(arch: Architecture) -> bool:
