@@ -18,7 +18,7 @@ from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinea
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 
 CAPABILITY = (8, 9)  # the first with 8-bit floating point numbers
-GGUF_CAPABILITY = (8, 0)  # the first with bfloat16
+BFLOAT16_CAPABILITY = (8, 0)
 
 
 def can_keep_on_gpu(
@@ -28,11 +28,11 @@ def can_keep_on_gpu(
     return can_use_kernels(config, device, ranks, arch, CAPABILITY)
 
 
-def can_keep_gguf(
+def can_keep_integers(
     config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None, arch: Architecture
 ) -> bool:
-    """Whether the integers and codes of GGUF files stay."""
-    return can_use_kernels(config, device, ranks, arch, GGUF_CAPABILITY)
+    """Whether integers in groups stay, and the codes of GGUF files."""
+    return can_use_kernels(config, device, ranks, arch, BFLOAT16_CAPABILITY)
 
 
 def can_use_kernels(

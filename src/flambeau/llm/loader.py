@@ -69,7 +69,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
-from flambeau.llm.gpu_weights import can_keep_gguf, can_keep_on_gpu, join_equal_parts, order_codes
+from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_processor import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -298,7 +298,10 @@ def load_network(
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
     declared = read_declared(path)
-    on_gpu, narrow = can_keep_on_gpu(config, device, ranks, declared), can_keep_gguf(config, device, ranks, declared)
+    on_gpu, narrow = (
+        can_keep_on_gpu(config, device, ranks, declared),
+        can_keep_integers(config, device, ranks, declared),
+    )
     blocks, codes, groups = (
         on_gpu or can_keep_blocks(config, device, ranks),
         on_gpu or can_keep_codes(config, device, ranks),
@@ -428,7 +431,7 @@ def load_draft(
         return None
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
-    narrow = can_keep_gguf(config, device, None, read_declared(path))
+    narrow = can_keep_integers(config, device, None, read_declared(path))
     drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
     if drafting.recurrence is not None:
         raise LLMError(

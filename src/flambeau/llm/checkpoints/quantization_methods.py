@@ -41,9 +41,9 @@ def unpack_weights(
 ) -> UnpackedFiles:
     """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
 
-    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply; with
-    `narrow_groups`, those of GGUF files do in the form that the GPU kernels multiply. With `keeps_blocks`, fp8 weights
-    with several scales for a row do; with `keeps_codes`, 4 bits that index a table.
+    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, as the CPU kernels multiply them; with
+    `narrow_groups`, as the GPU kernels do. With `keeps_blocks`, fp8 weights with several scales for a row do; with
+    `keeps_codes`, 4 bits that index a table.
     """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:

@@ -14,7 +14,7 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, FactoredScales
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.gpu_weights import can_keep_gguf, join_equal_parts, order_codes
+from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.models.presets import preset
 from flambeau.llm.models.transformer import RowEmbedding
 from flambeau.llm.quantize.coded import CodeLayout, CudaCodedLinear
@@ -263,16 +263,16 @@ def test_layouts_are_kept_in_the_settings():
 
 def test_other_devices_and_settings_keep_nothing():
     arch, gpu = preset("Llama-2-7B"), torch.device("cuda")
-    assert not can_keep_gguf(EngineConfig(), torch.device("cpu"), None, arch)
+    assert not can_keep_integers(EngineConfig(), torch.device("cpu"), None, arch)
     for options in ({"compile": False}, {"quantization": "int8"}, {"merge_lora": True}):
-        assert not can_keep_gguf(EngineConfig(**options), gpu, None, arch)
+        assert not can_keep_integers(EngineConfig(**options), gpu, None, arch)
 
 
 def test_the_loader_keeps_files_for_a_gpu(tmp_path, monkeypatch):
     """The loader's own steps, on a CPU."""
     model = reference("qwen-2", **SIZES, tie_word_embeddings=True)
     paths = written_twice(tmp_path, model, "qwen2", values_of(model.config), mixed)
-    monkeypatch.setattr(loader, "can_keep_gguf", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep_integers", lambda *_: True)
     config = EngineConfig(device="cpu", num_blocks=8, compile=False)
     network = loader.load_network(paths[0], config, torch.device("cpu"), None)
     found = network.backend.model
