@@ -263,7 +263,7 @@ def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
 
 
 def test_other_devices_and_settings_have_the_old_layouts(tmp_path, biased):
-    """Kernels of GPUs know int4; what is quantized again while it is loaded starts from floats."""
+    """The kernels of GPUs read another form; what is quantized again while it is loaded starts from floats."""
     path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
     for options in ({"compile": False}, {"quantization": "int4"}):
         backend = network_of(path, **options)

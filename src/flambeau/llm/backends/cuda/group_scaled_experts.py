@@ -295,7 +295,7 @@ def several_rows(x: Tensor, experts: GroupScaledExperts, chosen: Tensor, weights
     products = (x, experts.gate_up, gated, width, size), (gated, experts.down, y, size, width)
     for given, matrix, outputs, num_outputs, num_inputs in products:
         gates = outputs is gated
-        shape = tile_shape(x.dtype, rows, matrix.group_size, pairs=matrix.pairs, gates=gates)
+        shape = tile_shape(x.dtype, rows, matrix, gates=gates)
         launch: Any = multiply_pairs
         launch[(num_programs, triton.cdiv(num_outputs, shape.columns))](
             given, *matrix.tensors, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
@@ -312,13 +312,15 @@ def one_row_shape(size: int, group_size: int, *, pairs: bool, gates: bool) -> tu
     return 2 if gates or pairs else 4, block, max(1, min(2, block // 256) if pairs else min(4, block // 128))
 
 
-def tile_shape(dtype: torch.dtype, rows: int, group_size: int, *, pairs: bool, gates: bool) -> RowsShape:
+def tile_shape(dtype: torch.dtype, rows: int, matrix: GroupScaledWeights, *, gates: bool) -> RowsShape:
     """The shape of programs for tiles of so many rows."""
+    group_size, pairs = matrix.group_size, matrix.pairs
     if dtype == torch.float32:
         return RowsShape(32, max(32, group_size), 4, 2)
     block = max(128, group_size) if pairs or group_size < MIN_SUM_GROUP else group_size
     if rows > 64:
-        return RowsShape(64, block, 8, 3, weights_first=True)
+        num_stages = 3 if matrix.more is None else 2  # an Ada GPU has 99 KiB of shared memory for a block
+        return RowsShape(64, block, 8, num_stages, weights_first=True)
     return RowsShape(64, block, 4, 3, weights_first=rows > 32)
 
 
