@@ -1,7 +1,8 @@
-"""Measures products with scales of groups (fp8 blocks, MXFP4, nf4) on a GPU beside the other kinds of weights.
+"""Measures products with scales of groups (fp8 blocks, MXFP4, nf4, GGUF's types) on a GPU beside other weights.
 
-    python benchmarks/llm/group_scaled.py [--shapes] [--rows 1,32] [--out FOLDER]
+    python benchmarks/llm/group_scaled.py [--gguf] [--shapes] [--rows 1,32] [--out FOLDER]
 
+With --gguf only Q4_K, Q6_K and Q8_0 beside bfloat16, int8 and int4, in linear layers: less than two minutes.
 Linear layers have the shapes of Llama-2-7B, experts those of gpt-oss-20b and Qwen3-30B-A3B. Layers with weights of
 their own are run one after another in a CUDA graph, so that nothing stays in the GPU's cache. "of reading" is the time
 that a plain reduction takes to read as many bytes, relative to the time measured. With --shapes, other shapes of
@@ -33,20 +34,31 @@ from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, 
 from flambeau.llm.backends.cuda.network import kernel_linear
 from flambeau.llm.models.presets import preset
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear, table_tensor
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CudaInt4Linear
-from flambeau.llm.quantize.row_scaled import Fp8Linear
+from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 
 BYTES = 500 << 20  # of all layers that are run one after another
 LINEAR = {"qkv": (12288, 4096, False), "gate_up": (22016, 4096, True), "down": (4096, 11008, False)}
 EXPERTS = {"gpt-oss-20b": (32, 2880, 2880, 4), "Qwen3-30B-A3B": (128, 2048, 768, 8)}  # number, hidden, own size, chosen
 KINDS = ("bfloat16", "fp8", "int4", "fp8 blocks", "MXFP4", "nf4")
+LEVELS = {
+    "Q4_K": GroupLayout(4, 32, True, 8),
+    "Q6_K": GroupLayout(6, 16, False, 8),
+    "Q8_0": GroupLayout(8, 32, False, 16),
+}
+GGUF_KINDS = ("bfloat16", "int8", "int4", *LEVELS)
 TABLES = {"MXFP4": FP4, "nf4": tuple((i - 7) / 8 for i in range(16))}
 GROUPS = {"MXFP4": 32, "nf4": 64, "fp8 blocks": 128}
 ONE_ROW = {
     "fp8 blocks": [(2, 1024, 4), (4, 512, 4), (8, 512, 4), (2, 2048, 4), (1, 1024, 2), (4, 1024, 2)],
     "MXFP4": [(4, 1024, 2), (2, 2048, 4), (8, 512, 2), (4, 2048, 4), (2, 1024, 2), (1, 2048, 2)],
     "nf4": [(4, 1024, 2), (2, 2048, 4), (2, 1024, 2)],
+    "Q4_K": [(4, 1024, 2), (2, 2048, 4), (8, 512, 2), (2, 1024, 2), (1, 2048, 2), (4, 1024, 4)],
+    "Q6_K": [(4, 1024, 2), (2, 2048, 4), (8, 512, 2), (2, 1024, 2), (1, 2048, 2), (4, 1024, 4)],
+    "Q8_0": [(2, 1024, 4), (4, 512, 4), (8, 512, 4), (2, 2048, 4), (4, 1024, 2)],
 }
 ROWS = {
     "fp8 blocks": [
@@ -58,6 +70,9 @@ ROWS = {
         RowsShape(128, 256, 8, 3), RowsShape(32, 256, 4, 4), RowsShape(128, 128, 4, 4, weights_first=True),
     ],
     "nf4": [RowsShape(128, 128, 4, 3), RowsShape(64, 128, 4, 4, weights_first=True)],
+    "Q4_K": [RowsShape(64, 256, 4, 3), RowsShape(128, 128, 4, 3), RowsShape(64, 128, 4, 4, weights_first=True)],
+    "Q6_K": [RowsShape(64, 256, 4, 3), RowsShape(128, 128, 4, 3), RowsShape(64, 128, 4, 4, weights_first=True)],
+    "Q8_0": [RowsShape(64, 64, 4, 4), RowsShape(128, 128, 8, 3), RowsShape(64, 128, 4, 4, weights_first=True)],
 }  # fmt: skip
 TILES = {
     "fp8 blocks": [RowsShape(32, 128, 4, 4), RowsShape(64, 128, 4, 4), RowsShape(128, 128, 8, 3)],
@@ -79,9 +94,16 @@ def linear_of(kind: str, outputs: int, inputs: int, *, gates: bool) -> Any:
         plain = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
         fp8 = Fp8Linear(inputs, outputs, num_groups=inputs // 128 if kind == "fp8 blocks" else None)
         int4 = Int4Linear(inputs, outputs, group_size=64)
+        int8 = Int8Linear(inputs, outputs)
         coded = CodedLinear(inputs, outputs, CodeLayout(TABLES.get(kind, FP4), GROUPS.get(kind, 32)))
     layer: nn.Module
-    if kind in TABLES:
+    if kind in LEVELS:
+        layer = leveled(outputs, inputs, LEVELS[kind])
+    elif kind == "int8":
+        int8.weight = some_bytes(outputs, inputs).view(torch.int8)
+        int8.scale = torch.full(int8.scale.shape, 0.01, dtype=int8.scale.dtype, device="cuda")
+        layer = int8
+    elif kind in TABLES:
         coded.weight, coded.scales = some_bytes(outputs, inputs // 2), torch.full(coded.scales.shape, 0.01).cuda()
         layer = CudaCodedLinear(coded)
     elif kind.startswith("fp8"):
@@ -98,6 +120,19 @@ def linear_of(kind: str, outputs: int, inputs: int, *, gates: bool) -> Any:
         plain.weight = nn.Parameter(weight, requires_grad=False)
         layer = plain
     return kernel_linear(layer, gates=gates)
+
+
+def leveled(outputs: int, inputs: int, layout: GroupLayout) -> nn.Module:
+    """Random levels, as from a GGUF file."""
+    with torch.device("cuda"):
+        plain = GroupedLinear(inputs, outputs, layout)
+        plain.weight.random_(0, 1 << layout.bits)
+        for scales in (plain.scales, plain.minimums):
+            if scales is not None:
+                scales.fill_(1 if scales.dtype == torch.int8 else 0.01)
+        if plain.factors is not None:
+            plain.factors.fill_(0.01)
+    return CudaGroupedLinear(plain)
 
 
 def experts_of(kind: str, count: int, hidden: int, size: int) -> Any:
@@ -143,7 +178,7 @@ def applied(changes: Changes) -> Iterator[None]:
 def shapes_for(kind: str, rows: int, every: bool, *, has_experts: bool) -> list[tuple[str, Changes]]:
     """What is measured: the shapes in use, and others."""
     found: list[tuple[str, Changes]] = [("in use", {})]
-    if not every or kind not in GROUPS:
+    if not every or kind not in ONE_ROW:
         return found
     if rows == 1:
         module: Any = group_scaled_experts if has_experts else group_scaled
@@ -158,9 +193,9 @@ def words(shape: RowsShape) -> str:
     return f"({shape.columns}, {shape.block}, {shape.warps}, {shape.stages}{order})"
 
 
-def cases(rows: list[int], every: bool) -> Iterator[tuple[str, str, int, str, Changes]]:
-    for name in (*LINEAR, *EXPERTS):
-        for kind in KINDS:
+def cases(rows: list[int], every: bool, gguf: bool) -> Iterator[tuple[str, str, int, str, Changes]]:
+    for name in LINEAR if gguf else (*LINEAR, *EXPERTS):
+        for kind in GGUF_KINDS if gguf else KINDS:
             if name in EXPERTS and kind == "nf4":
                 continue
             for number in rows:
@@ -173,13 +208,14 @@ def prepare(name: str, kind: str, count: int | None = None) -> tuple[list[Any], 
     if name in LINEAR:
         outputs, inputs, gates = LINEAR[name]
         first = linear_of(kind, outputs, inputs, gates=gates)
-        size = sum(each.nbytes for each in (first.weight, first.scale, first.minimums) if each is not None)
+        others = getattr(first, "more", None), getattr(first, "factors", None)
+        tensors = first.weight, first.scale, first.minimums, *others
+        size = sum(each.nbytes for each in tensors if each is not None)
         layers = [first, *(linear_of(kind, outputs, inputs, gates=gates) for _ in range((count or BYTES // size) - 1))]
         return layers, size
     number, hidden, own, _ = EXPERTS[name]
     made = experts_of(kind, number, hidden, own)
-    tensors = (*made.gate_up.tensors, *made.down.tensors)
-    size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    size = sum(each.nbytes for each in (*made.gate_up.tensors, *made.down.tensors) if each is not None)
     return [made, *(experts_of(kind, number, hidden, own) for _ in range((count or 3) - 1))], size
 
 
@@ -197,11 +233,11 @@ def run_of(name: str, layers: list[Any], rows: int) -> tuple[Run, float]:
     return lambda: [layer(x, *given) for layer, given in zip(layers, all_chosen, strict=True)], share
 
 
-def compile_some(task: tuple[list[int], bool, int, int]) -> None:
+def compile_some(task: tuple[list[int], bool, bool, int, int]) -> None:
     """Compile a part of the kernels, which are kept in the compiler's cache."""
-    rows, every, number, count = task
+    rows, every, gguf, number, count = task
     made: dict[tuple[str, str], list[Any]] = {}
-    for name, kind, num_rows, shape, changes in [*cases(rows, every)][number::count]:
+    for name, kind, num_rows, shape, changes in [*cases(rows, every, gguf)][number::count]:
         if (name, kind) not in made:
             made = {(name, kind): prepare(name, kind, 1)[0]}
         try:
@@ -214,20 +250,21 @@ def compile_some(task: tuple[list[int], bool, int, int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,32", help="default: %(default)s")
+    parser.add_argument("--gguf", action="store_true", help="measure types of GGUF files instead")
     parser.add_argument("--shapes", action="store_true", help="measure all shapes, not only those in use")
     parser.add_argument("--processes", type=int, default=12, help="that compile (default %(default)s)")
     parser.add_argument("--out", type=Path, help="a folder for the result")
     asked = parser.parse_args()
     rows = [int(each) for each in asked.rows.split(",")]
     torch.cuda.init()
-    tasks = [(rows, asked.shapes, number, asked.processes) for number in range(asked.processes)]
+    tasks = [(rows, asked.shapes, asked.gguf, number, asked.processes) for number in range(asked.processes)]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         pool.map(compile_some, tasks, chunksize=1)
     read, found = bandwidth(), []
     print(f"a reduction reads {read / 1e12:.2f} TB/s", flush=True)
     layers: list[Any] = []
     size, before = 0, ("", "")
-    for name, kind, number, shape, changes in cases(rows, asked.shapes):
+    for name, kind, number, shape, changes in cases(rows, asked.shapes, asked.gguf):
         try:
             if (name, kind) != before:
                 layers.clear()
@@ -243,14 +280,14 @@ def main() -> None:
         part = share * size / read / (taken * 1e-6)
         found.append({"layer": name, "kind": kind, "rows": number, "shape": shape, "us": taken, "of_reading": part})
         print(f"{name:14} {kind:10} {number:3} rows  {shape:36} {taken:8.1f} µs {part:5.0%} of reading", flush=True)
-    for kind in GROUPS:
+    for kind in LEVELS if asked.gguf else GROUPS:
         layers, size = prepare("gate_up", kind, 2)
         taken = microseconds(lambda layers=layers: [widened(each, torch.bfloat16) for each in layers]) / 2
         found.append({"layer": "gate_up", "kind": kind, "shape": "copy in 16 bits", "us": taken})
         print(f"gate_up        {kind:10} copy in 16 bits {taken:8.1f} µs", flush=True)
     if asked.out:
         result = json.dumps({"read_gb_per_s": read / 1e9, "found": found}, indent=1)
-        (asked.out / "group-scaled.json").write_text(result + "\n")
+        (asked.out / f"{'gguf' if asked.gguf else 'group-scaled'}.json").write_text(result + "\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,68 @@ FACTORS = {  # of types that the package can only widen: where a block has them
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
+LLAMA = ("llama", "granite", "smollm3")
+GEMMA = ("gemma", "gemma2", "gemma3")
+
+
+def values_of(config: Any, **more: Any) -> dict[str, Any]:
+    """The header's values of a model of transformers."""
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    values = {
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "context_length": config.max_position_embeddings,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "vocab_size": config.vocab_size,
+    }
+    if getattr(config, "head_dim", None):
+        values["attention.key_length"] = values["attention.value_length"] = config.head_dim
+    return {**values, **more}
+
+
+def tensors_of(model: Any, architecture: str) -> dict[str, torch.Tensor]:
+    """The weights as a GGUF file has them: pairs of rotated rows for Llama, sums for Gemma's norms, stacked experts."""
+    config, tensors = model.config, dict(model.state_dict())
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    for name, tensor in tensors.items():
+        if architecture in LLAMA and ".q_proj." in name:
+            tensors[name] = by_pairs(tensor, config.num_attention_heads)
+        elif architecture in LLAMA and ".k_proj." in name:
+            tensors[name] = by_pairs(tensor, config.num_key_value_heads)
+        elif architecture in GEMMA and "norm" in name:
+            tensors[name] = tensor + 1
+    return {part: value for name, tensor in tensors.items() for part, value in apart(name, tensor).items()}
+
+
+def apart(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gates and the rest of stacked experts, by the names that the package knows."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return {name: tensor}
+    start = name.rpartition(".")[0]
+    if name.endswith("down_proj"):
+        return {f"{start}.down_proj.weight": tensor}
+    gate, up = tensor.chunk(2, dim=1)
+    return {f"{start}.gate_proj.weight": gate, f"{start}.up_proj.weight": up}
+
+
+def written_twice(
+    folder: Path, model: Any, architecture: str, values: Values, kind: str | Callable[[str], str]
+) -> tuple[Path, Path]:
+    """A quantized file, and one with the same weights as floats. Routers are never quantized."""
+    paths = folder / "packed" / "model.gguf", folder / "plain" / "model.gguf"
+
+    def kind_of(name: str) -> str:
+        return "F32" if name.endswith("mlp.gate.weight") else kind if isinstance(kind, str) else kind(name)
+
+    written = write_gguf(paths[0], architecture, tensors_of(model, architecture), values, kind_of)
+    write_gguf(paths[1], architecture, written, values)
+    return paths
 
 
 def write_gguf(

@@ -87,7 +87,7 @@ from flambeau.llm.executor.parallel import (
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gguf_header import gguf_path
-from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
+from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.processors import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
@@ -324,13 +324,17 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    on_gpu = can_keep_on_gpu(config, device, ranks, read_declared(path))
+    declared = read_declared(path)
+    on_gpu, narrow = (
+        can_keep_on_gpu(config, device, ranks, declared),
+        can_keep_integers(config, device, ranks, declared),
+    )
     blocks, codes, groups = (
         on_gpu or can_keep_blocks(config, device, ranks),
         on_gpu or can_keep_codes(config, device, ranks),
         can_keep_groups(config, device, ranks),
     )
-    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups)
+    arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups, narrow_groups=narrow)
     check_prefixes(config, arch)
     check_head(config)
     dtype = dtype_for(config, arch, device)
@@ -347,7 +351,7 @@ def load_network(
         arrived = packer(path, arch, dtype, is_part=ranks is not None)
         is_whole = ranks is None and has_whole_step(arch)
         keeps_types = is_whole or not arch.tied_embeddings  # narrow ones are slow without the kernels
-    if on_gpu:
+    if on_gpu or narrow:
         arrived = order_codes(dtype)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
@@ -365,7 +369,9 @@ def load_network(
         keeps_blocks=blocks,
         keeps_codes=codes,
         keeps_groups=groups,
+        narrow_groups=narrow,
     )
+    join_equal_parts(model)
     if merge is not None:
         merge.finish(model)
     if arrived is not None and device.type == "cpu":
@@ -460,18 +466,19 @@ def load_draft(
     """The draft model, if one is configured and used."""
     if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
         return None
-    if target.recurrence is not None and config.tensor_parallel_size > 1:
-        return None  # the engine tells
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
-    drafting = read_architecture(path, keeps_groups=groups)
+    narrow = can_keep_integers(config, device, None, read_declared(path))
+    drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
     vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    draft = load_model(path, device=device, dtype=dtype, keeps_groups=groups)
+    arrived = order_codes(dtype) if narrow else None
+    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, keeps_groups=groups, narrow_groups=narrow)
+    join_equal_parts(draft)
     use_faster_layers(draft, config, device, dtype)
     return draft
 

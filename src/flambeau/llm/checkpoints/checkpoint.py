@@ -51,7 +51,7 @@ from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
-from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
+from flambeau.llm.models.transformer import NarrowEmbedding, Transformer, like_embeddings
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.quantizer import build as build_network
 
@@ -81,12 +81,13 @@ def load_model(
     keeps_blocks: bool = False,
     keeps_codes: bool = False,
     keeps_groups: bool = False,
+    narrow_groups: bool = False,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
     `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers and experts
     arrive in the type of the files if the network's represents it exactly; those that `arrived` does not replace are
-    converted, and embeddings stay. For `keeps_blocks`, `keeps_codes` and `keeps_groups` see `unpack_weights`.
+    converted, and embeddings stay. For the other options see `unpack_weights`.
     """
     path = Path(path)
     files = open_files(path)
@@ -97,7 +98,7 @@ def load_model(
     files = given = read_mxfp4(files)
     if is_packed(arch):
         keeps = {"keeps_blocks": keeps_blocks, "keeps_codes": keeps_codes, "keeps_groups": keeps_groups}
-        unpacked = unpack_weights(files, arch, **keeps)
+        unpacked = unpack_weights(files, arch, **keeps, narrow_groups=narrow_groups)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         if unpacked.message:
             logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
@@ -122,7 +123,7 @@ def load_model(
     with on_meta_device(dtype or embedding(given, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)
     placements = map_weights(model, arch, files, shard)
-    own = model.model.embed_tokens.weight.dtype
+    own = like_embeddings(model.model.embed_tokens).dtype
     if keeps_types and arrived is not None:
         keep_types(model, placements)
         arrived = partial(arrived_or_converted, arrived, own)
@@ -134,7 +135,12 @@ def load_model(
 
 
 def read_architecture(
-    path: Path, *, keeps_blocks: bool = False, keeps_codes: bool = False, keeps_groups: bool = False
+    path: Path,
+    *,
+    keeps_blocks: bool = False,
+    keeps_codes: bool = False,
+    keeps_groups: bool = False,
+    narrow_groups: bool = False,
 ) -> Architecture:
     """The architecture of a checkpoint, and the quantization that its network will have."""
     arch = read_declared(path)
@@ -143,7 +149,7 @@ def read_architecture(
     if not is_packed(arch):
         return arch
     keeps = {"keeps_blocks": keeps_blocks, "keeps_codes": keeps_codes, "keeps_groups": keeps_groups}
-    unpacked = unpack_weights(open_files(path), arch, **keeps)
+    unpacked = unpack_weights(open_files(path), arch, **keeps, narrow_groups=narrow_groups)
     return as_unpacked(arch, unpacked.settings)
 
 

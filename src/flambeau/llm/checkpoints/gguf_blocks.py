@@ -11,11 +11,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flambeau.llm.quantize.coded import FP4
 from flambeau.llm.quantize.groups import GroupLayout
 
 Decode = Callable[[Tensor], Tensor]
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # the levels of IQ4
 TWICE_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of 4-bit floating point numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredScales:
+    """The scales of the groups of a block: integers, which have a factor in common."""
+
+    integers: Decode  # blocks [R, B, Y] → [R, B, groups of a block]
+    factor: Decode  # blocks → [R, B]
+
+    def __call__(self, blocks: Tensor) -> Tensor:
+        """[R, N]."""
+        return (self.integers(blocks).float() * self.factor(blocks).unsqueeze(2)).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedForm:
+    """A type whose levels are the numbers of a table, as codes and in units of another scale."""
+
+    table: tuple[float, ...]
+    codes: Decode  # blocks [R, B, Y] → [R, I]
+    unit: float = 1.0  # of the levels, in numbers of the table
+    has_wide_scales: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +50,7 @@ class BlockFormat:
     levels: Decode  # blocks [R, B, Y] → [R, I]
     scales: Decode  # blocks → [R, N]
     minimums: Decode | None = None  # blocks → [R, N]; None: the middle level stands for zero
+    codes: CodedForm | None = None
 
 
 def halves(values: Tensor) -> Tensor:
@@ -70,10 +94,18 @@ def q5_levels(blocks: Tensor, start: int) -> Tensor:
     return (nibbles(blocks[:, :, start + 4 :]) | fifth_bits(blocks[:, :, start : start + 4])).flatten(1)
 
 
-def from_table(pairs: Tensor, table: tuple[int, ...], middle: int) -> Tensor:
-    """Levels by numbers of 4 bits."""
+def from_table(codes: Tensor, table: tuple[int, ...], middle: int) -> Tensor:
+    """Levels by codes of 4 bits."""
     levels = torch.tensor([value + middle for value in table], dtype=torch.uint8)
-    return levels[nibbles(pairs).int()]
+    return levels[codes.int()]
+
+
+def iq4_nl_codes(blocks: Tensor) -> Tensor:
+    return nibbles(blocks[:, :, 2:]).flatten(1)
+
+
+def mxfp4_codes(blocks: Tensor) -> Tensor:
+    return nibbles(blocks[:, :, 1:]).flatten(1)
 
 
 def mxfp4_scales(blocks: Tensor) -> Tensor:
@@ -91,12 +123,12 @@ def six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=2)
 
 
-def k_scales(blocks: Tensor) -> Tensor:
-    return (six_bits(blocks[:, :, 4:16])[0].float() * first_half(blocks).unsqueeze(2)).flatten(1)
+def second_half(blocks: Tensor) -> Tensor:
+    return halves(blocks[:, :, 2:4])
 
 
-def k_minimums(blocks: Tensor) -> Tensor:
-    return (six_bits(blocks[:, :, 4:16])[1].float() * -halves(blocks[:, :, 2:4]).unsqueeze(2)).flatten(1)
+K_SCALES = FactoredScales(lambda blocks: six_bits(blocks[:, :, 4:16])[0], first_half)
+K_MINIMUMS = FactoredScales(lambda blocks: six_bits(blocks[:, :, 4:16])[1], lambda blocks: -second_half(blocks))
 
 
 def q4_k_levels(blocks: Tensor) -> Tensor:
@@ -115,9 +147,9 @@ def q6_k_levels(blocks: Tensor) -> Tensor:
     return (lower | upper << 4).flatten(1)
 
 
-def q6_k_scales(blocks: Tensor) -> Tensor:
-    signed = blocks[:, :, 192:208].contiguous().view(torch.int8)
-    return (signed.float() * halves(blocks[:, :, 208:]).unsqueeze(2)).flatten(1)
+Q6_K_SCALES = FactoredScales(
+    lambda blocks: blocks[:, :, 192:208].contiguous().view(torch.int8), lambda blocks: halves(blocks[:, :, 208:])
+)
 
 
 def q3_k_levels(blocks: Tensor) -> Tensor:
@@ -127,26 +159,24 @@ def q3_k_levels(blocks: Tensor) -> Tensor:
     return (lower + 4 * third + 4).flatten(1)
 
 
-def q3_k_scales(blocks: Tensor) -> Tensor:
+def q3_k_integers(blocks: Tensor) -> Tensor:
     packed = blocks[:, :, 96:108]
-    scales = nibbles(packed[:, :, :8]) | shifted(packed[:, :, 8:], 0, 2, 4, 6, mask=3) << 4
-    return ((scales.float() - 32) * halves(blocks[:, :, 108:]).unsqueeze(2)).flatten(1)
+    return (nibbles(packed[:, :, :8]) | shifted(packed[:, :, 8:], 0, 2, 4, 6, mask=3) << 4).to(torch.int8) - 32
+
+
+Q3_K_SCALES = FactoredScales(q3_k_integers, lambda blocks: halves(blocks[:, :, 108:]))
 
 
 def q2_k_levels(blocks: Tensor) -> Tensor:
     return shifted(in_parts(blocks[:, :, 16:80], 2), 0, 2, 4, 6, mask=3).flatten(1)
 
 
-def q2_k_scales(blocks: Tensor) -> Tensor:
-    return ((blocks[:, :, :16] & 15).float() * halves(blocks[:, :, 80:82]).unsqueeze(2)).flatten(1)
+Q2_K_SCALES = FactoredScales(lambda blocks: blocks[:, :, :16] & 15, lambda blocks: halves(blocks[:, :, 80:82]))
+Q2_K_MINIMUMS = FactoredScales(lambda blocks: blocks[:, :, :16] >> 4, lambda blocks: -halves(blocks[:, :, 82:]))
 
 
-def q2_k_minimums(blocks: Tensor) -> Tensor:
-    return ((blocks[:, :, :16] >> 4).float() * -halves(blocks[:, :, 82:]).unsqueeze(2)).flatten(1)
-
-
-def iq4_xs_levels(blocks: Tensor) -> Tensor:
-    return from_table(in_parts(blocks[:, :, 8:], 8), NONLINEAR, 128).flatten(1)
+def iq4_xs_codes(blocks: Tensor) -> Tensor:
+    return nibbles(in_parts(blocks[:, :, 8:], 8)).flatten(1)
 
 
 def iq4_xs_scales(blocks: Tensor) -> Tensor:
@@ -155,10 +185,7 @@ def iq4_xs_scales(blocks: Tensor) -> Tensor:
     return (((lower | upper << 4).float() - 32) * first_half(blocks).unsqueeze(2)).flatten(1)
 
 
-def second_half(blocks: Tensor) -> Tensor:
-    return halves(blocks[:, :, 2:4])
-
-
+IQ4_TABLE = tuple(map(float, NONLINEAR))
 FORMATS = {
     "Q4_0": BlockFormat(18, GroupLayout(4, 32), lambda blocks: nibbles(blocks[:, :, 2:]).flatten(1), first_half),
     "Q4_1": BlockFormat(
@@ -167,16 +194,30 @@ FORMATS = {
     "Q5_0": BlockFormat(22, GroupLayout(5, 32), lambda blocks: q5_levels(blocks, 2), first_half),
     "Q5_1": BlockFormat(24, GroupLayout(5, 32, True), lambda blocks: q5_levels(blocks, 4), first_half, second_half),
     "Q8_0": BlockFormat(34, GroupLayout(8, 32), q8_0_levels, first_half),
-    "Q2_K": BlockFormat(84, GroupLayout(4, 16, True), q2_k_levels, q2_k_scales, q2_k_minimums),
-    "Q3_K": BlockFormat(110, GroupLayout(4, 16), q3_k_levels, q3_k_scales),
-    "Q4_K": BlockFormat(144, GroupLayout(4, 32, True), q4_k_levels, k_scales, k_minimums),
-    "Q5_K": BlockFormat(176, GroupLayout(5, 32, True), q5_k_levels, k_scales, k_minimums),
-    "Q6_K": BlockFormat(210, GroupLayout(6, 16), q6_k_levels, q6_k_scales),
+    "Q2_K": BlockFormat(84, GroupLayout(4, 16, True), q2_k_levels, Q2_K_SCALES, Q2_K_MINIMUMS),
+    "Q3_K": BlockFormat(110, GroupLayout(4, 16), q3_k_levels, Q3_K_SCALES),
+    "Q4_K": BlockFormat(144, GroupLayout(4, 32, True), q4_k_levels, K_SCALES, K_MINIMUMS),
+    "Q5_K": BlockFormat(176, GroupLayout(5, 32, True), q5_k_levels, K_SCALES, K_MINIMUMS),
+    "Q6_K": BlockFormat(210, GroupLayout(6, 16), q6_k_levels, Q6_K_SCALES),
     "IQ4_NL": BlockFormat(
-        18, GroupLayout(8, 32), lambda blocks: from_table(blocks[:, :, 2:], NONLINEAR, 128).flatten(1), first_half
+        18,
+        GroupLayout(8, 32),
+        lambda blocks: from_table(iq4_nl_codes(blocks), NONLINEAR, 128),
+        first_half,
+        codes=CodedForm(IQ4_TABLE, iq4_nl_codes),
     ),
-    "IQ4_XS": BlockFormat(136, GroupLayout(8, 32), iq4_xs_levels, iq4_xs_scales),
+    "IQ4_XS": BlockFormat(
+        136,
+        GroupLayout(8, 32),
+        lambda blocks: from_table(iq4_xs_codes(blocks), NONLINEAR, 128),
+        iq4_xs_scales,
+        codes=CodedForm(IQ4_TABLE, iq4_xs_codes),
+    ),
     "MXFP4": BlockFormat(
-        17, GroupLayout(5, 32), lambda blocks: from_table(blocks[:, :, 1:], TWICE_FP4, 16).flatten(1), mxfp4_scales
+        17,
+        GroupLayout(5, 32),
+        lambda blocks: from_table(mxfp4_codes(blocks), TWICE_FP4, 16),
+        mxfp4_scales,
+        codes=CodedForm(FP4, mxfp4_codes, unit=2.0, has_wide_scales=False),
     ),
 }

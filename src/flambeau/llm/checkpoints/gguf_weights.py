@@ -1,14 +1,15 @@
 """The weights of GGUF files, by the names that Llama's have elsewhere.
 
-Integers of the types in gguf_blocks.py are kept for the CPU kernels; elsewhere, those of 4 bits in groups of 32 (Q4_0,
-Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes what is not kept.
+Integers of the types in gguf_blocks.py are kept for the kernels of CPUs and GPUs; elsewhere, those of 4 bits in groups
+of 32 (Q4_0, Q4_1, Q4_K) are read into our own layout, exactly. The gguf package dequantizes what is not kept.
 
 Shapes: O outputs · I inputs · H heads · R latent · K key and V value sizes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, Decode
+from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, CodedForm, Decode, FactoredScales
 from flambeau.llm.checkpoints.gguf_recurrent import (
     DELTA_NET_MODULES,
     HAVE_STEP_PROJECTIONS,
@@ -46,6 +47,8 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader, GgufTensor, gguf_parts, gguf_path, read_header, read_model_header
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.quantize.coded import CodeLayout
+from flambeau.llm.quantize.groups import FACTOR_SIZE
 from flambeau.llm.quantize.int4 import pack_int4
 
 FLOATS = {0: (torch.float32, np.float32), 1: (torch.float16, np.float16), 30: (torch.bfloat16, np.uint16)}
@@ -181,11 +184,11 @@ class GgufFile:
         """Whether the columns of a tensor are in another order than ours."""
         return column_order(tensor, self._header) is not None
 
-    def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
-        """The quantized linear layers, embeddings and stacks of experts."""
+    def packed_layers(self, *, narrow: bool = False) -> Iterator[tuple[str, PackedLayer]]:
+        """The quantized linear layers, embeddings and stacks of experts; `narrow`: as the GPU kernels read them."""
         for name, tensor in self._tensors.items():
             if tensor.kind not in FLOATS and len(tensor.shape) in (2, 3):
-                yield name, packed_layer(self, name, tensor, row_order(tensor, self._header))
+                yield name, packed_layer(self, name, tensor, row_order(tensor, self._header), narrow=narrow)
 
 
 def open_gguf(path: Path) -> list[WeightFile]:
@@ -198,14 +201,20 @@ def open_gguf(path: Path) -> list[WeightFile]:
     return [GgufFile(part, header, places) for part in parts]
 
 
-def unpack_gguf(files: list[WeightFile], arch: Architecture, *, keeps_groups: bool) -> UnpackedFiles:
-    """The files with integers in groups as they are, or with those of 4 bits in our own layout, in whole modules."""
-    found = {name: layer for file in files if isinstance(file, GgufFile) for name, layer in file.packed_layers()}
+def unpack_gguf(
+    files: list[WeightFile], arch: Architecture, *, keeps_groups: bool, narrow_groups: bool = False
+) -> UnpackedFiles:
+    """The files with integers in groups as they are, or with those of 4 bits in our own layout, in whole modules.
+
+    With `narrow_groups`, they are kept as the GPU kernels read them: with the scales of the files, or codes.
+    """
+    gguf_files = [file for file in files if isinstance(file, GgufFile)]
+    found = {name: layer for file in gguf_files for name, layer in file.packed_layers(narrow=narrow_groups)}
     if not found:
         return UnpackedFiles(files)
-    if keeps_groups:
+    if keeps_groups or narrow_groups:
         tensors = {stored.name: stored for file in files for stored in file}
-        choice = choose_groups(arch, found, tensors)
+        choice = choose_groups(arch, found, tensors, whole_experts=narrow_groups)
         kept_files: list[WeightFile] = [UnpackedFile(file, choice.replaced) for file in files]
         message = describe_groups("GGUF", choice)
         return UnpackedFiles(kept_files, choice.settings, message, is_smaller=len(choice.kept) == len(found))
@@ -333,8 +342,13 @@ def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
         raise CheckpointError(f"{tensor.name} in {path} has the type {kind.name}, which is not supported") from None
 
 
-def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None) -> PackedLayer:
-    """A quantized layer, or the layers of all experts, in our own layouts if these are exact."""
+def packed_layer(
+    file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | None, *, narrow: bool = False
+) -> PackedLayer:
+    """A quantized layer, or the layers of all experts, in our own layouts if these are exact.
+
+    `narrow`: with the scales of the file, or codes.
+    """
     shape = shape_of(name, tensor)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
     form = FORMATS.get(quantization_type(tensor, file.path).name)
@@ -345,6 +359,9 @@ def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | 
 
     def read(decode: Decode) -> Tensor:
         return decoded(raw_rows(file.path, tensor), form, decode, order)
+
+    if narrow:
+        return narrow_layer(whole, form, read)
 
     def minimums() -> Tensor:
         return read(form.scales).mul_(-layout.middle) if form.minimums is None else read(form.minimums)
@@ -362,6 +379,65 @@ def packed_layer(file: GgufFile, name: str, tensor: GgufTensor, order: Tensor | 
     )
     own = {"weight": pairs, "scales": scales, "minimums": lowest}
     return PackedLayer(weight=whole, layout=("int4", layout.size), own=own, groups=layout, levels=levels)
+
+
+ReadBlocks = Callable[[Decode], Tensor]
+
+
+def narrow_layer(whole: LazyTensor, form: BlockFormat, read: ReadBlocks) -> PackedLayer:
+    """A layer in the form that GPU kernels read: scales take as many bits as in the file, but for those of codes."""
+    if form.codes is not None:
+        return coded_layer(whole, form, form.codes, read)
+    shape, layout, factored = whole.shape, form.layout, isinstance(form.scales, FactoredScales)
+    grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))
+    given = {"scales": form.scales} | ({} if form.minimums is None else {"minimums": form.minimums})
+    levels = {"weight": LazyTensor(shape, torch.uint8, partial(read, form.levels))}
+    factors: list[Decode] = []
+    for leaf, scales in given.items():
+        dtype, decode = torch.float16, scales
+        if isinstance(scales, FactoredScales):
+            dtype, decode = torch.int8, partial(integers_of, scales)
+            factors.append(scales.factor)
+        levels[leaf] = LazyTensor(grouped, dtype, partial(read_as, read, decode, dtype))
+    if factors:
+        count = torch.Size((*shape[:-1], shape[-1] // FACTOR_SIZE * len(factors)))
+        in_turns = partial(factors_in_turns, factors)
+        levels["factors"] = LazyTensor(count, torch.float16, partial(read_as, read, in_turns, torch.float16))
+    return PackedLayer(weight=whole, groups=replace(layout, scale_bits=8 if factored else 16), levels=levels)
+
+
+def coded_layer(whole: LazyTensor, form: BlockFormat, codes: CodedForm, read: ReadBlocks) -> PackedLayer:
+    """The codes of a table, the first of two in the lower half of a byte."""
+    shape = whole.shape
+    layout = CodeLayout(codes.table, form.layout.size, has_wide_scales=codes.has_wide_scales)
+    dtype = torch.float32 if codes.has_wide_scales else torch.bfloat16
+    grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))
+
+    def pairs(blocks: Tensor) -> Tensor:
+        each = codes.codes(blocks)
+        return each[:, ::2] | each[:, 1::2] << 4
+
+    def scales() -> Tensor:
+        return read(form.scales).mul_(codes.unit).to(dtype)
+
+    levels = {
+        "weight": LazyTensor(torch.Size((*shape[:-1], shape[-1] // 2)), torch.uint8, partial(read, pairs)),
+        "scales": LazyTensor(grouped, dtype, scales),
+    }
+    return PackedLayer(weight=whole, groups=layout, levels=levels)
+
+
+def integers_of(scales: FactoredScales, blocks: Tensor) -> Tensor:
+    return scales.integers(blocks).flatten(1)
+
+
+def factors_in_turns(factors: list[Decode], blocks: Tensor) -> Tensor:
+    """The factors [R, F] of scales, and those of minimums if there are any, of one block after the other."""
+    return torch.stack([factor(blocks) for factor in factors], dim=2).flatten(1)
+
+
+def read_as(read: ReadBlocks, decode: Decode, dtype: torch.dtype) -> Tensor:
+    return read(decode).to(dtype)
 
 
 def decoded(rows: np.ndarray[Any, np.dtype[Any]], form: BlockFormat, decode: Decode, order: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: I inputs · O outputs · N groups of inputs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.coded import FP4, CodeLayout
+from flambeau.llm.quantize.groups import GroupLayout
 from flambeau.llm.quantize.int4 import GROUP_SIZES, pack_int4
 from flambeau.llm.quantize.row_scaled import FP8
 
@@ -42,6 +44,8 @@ def integer_layer(
     """
     out_features, in_features = shape
     middle = 1 << (bits - 1)
+    if bits == 8 and zeros is not None and bool((zeros() == middle).all()):
+        zeros = None
 
     def weight() -> Tensor:
         groups = torch.arange(in_features) // group_size if order is None else order
@@ -49,12 +53,21 @@ def integer_layer(
         return steps_OI.float().mul_(scales().float()[:, groups])
 
     whole = LazyTensor(shape, torch.float32, weight)
-    if bits == 8 and zeros is None and order is None and group_size == in_features:
+    if bits == 8 and order is None:
+        whole_layer = eight_bit_layer(
+            whole,
+            group_size,
+            levels=lambda: levels().to(torch.uint8),
+            scales=lambda: scales().float(),
+            zeros=None if zeros is None else lambda: zeros().float(),
+        )
+        if zeros is not None or group_size != in_features:
+            return whole_layer
         own = {
             "weight": LazyTensor(shape, torch.int8, lambda: (levels().to(torch.int16) - middle).to(torch.int8)),
             "scale": LazyTensor(torch.Size((out_features,)), torch.float32, lambda: scales().float().flatten()),
         }
-        return PackedLayer(weight=whole, layout=("int8", 0), own=own)
+        return replace(whole_layer, layout=("int8", 0), own=own)
     own_size = own_group_size(group_size, in_features) if bits == 4 and order is None else None
     if own_size is None:
         return PackedLayer(weight=whole)
@@ -72,7 +85,30 @@ def integer_layer(
         "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales().float(), num_groups)),
         "minimums": LazyTensor(grouped, torch.float32, minimums),
     }
-    return PackedLayer(weight=whole, layout=("int4", own_size), own=own)
+    return PackedLayer(weight=whole, layout=("int4", own_size), own=own, groups=GroupLayout(4, own_size, True))
+
+
+def eight_bit_layer(
+    whole: LazyTensor, group_size: int, *, levels: ReadTensor, scales: ReadTensor, zeros: ReadTensor | None
+) -> PackedLayer:
+    """A layer of 8-bit levels, which kernels multiply with scales and zeros [O, N] of groups; else dequantized."""
+    out_features, in_features = whole.shape
+    size = own_group_size(group_size, in_features)
+    if size is None:
+        return PackedLayer(weight=whole)
+    num_groups = in_features // size
+    grouped = torch.Size((out_features, num_groups))
+
+    def minimums() -> Tensor:
+        assert zeros is not None
+        return repeat_groups(-scales() * zeros(), num_groups)
+
+    parts = {
+        "weight": LazyTensor(whole.shape, torch.uint8, levels),
+        "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales(), num_groups)),
+    }
+    parts |= {} if zeros is None else {"minimums": LazyTensor(grouped, torch.float32, minimums)}
+    return PackedLayer(weight=whole, groups=GroupLayout(8, size, zeros is not None), levels=parts)
 
 
 def swap_halves(pairs: Tensor) -> Tensor:
@@ -120,11 +156,17 @@ def scaled_layer(
     *,
     zero: StoredTensor | None = None,
     block: Sequence[int] | None = None,
+    has_bytes: bool = True,
 ) -> PackedLayer:
-    """A layer of integers or 8-bit floating point numbers with a scale for all, for each row, group or block."""
+    """A layer of integers or 8-bit floating point numbers with a scale for all, for each row, group or block.
+
+    Without `has_bytes`, integers may be much smaller than their type: zeros would be rounded too far beside them.
+    """
     if len(weight.shape) != 2 or weight.dtype not in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ill_formed(name, parts)
     rows, columns = weight.shape
+    if zero is not None and not zero.read().any():
+        zero = None
     found = scale_blocks(weight.shape, scale.shape, block)
     if found is None:
         raise ill_formed(name, parts)
@@ -140,20 +182,38 @@ def scaled_layer(
         return value.mul_(in_blocks(read_scale(), size, value.shape))
 
     lazy = LazyTensor(weight.shape, torch.float32, whole)
-    if zero is not None or weight.dtype == torch.float8_e5m2:
-        return PackedLayer(weight=lazy)
+
+    def of_rows_in_blocks(values: Tensor) -> Tensor:
+        """Those of the blocks of each row."""
+        return in_blocks(values, (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
 
     def row_scales() -> Tensor:
-        """Those of the blocks of each row."""
-        return in_blocks(read_scale(), (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
+        return of_rows_in_blocks(read_scale())
+
+    def row_zeros() -> Tensor:
+        """As levels: zero is in the middle of bytes."""
+        assert zero is not None
+        return of_rows_in_blocks(zero.read().float().reshape(blocks)) + 128
+
+    grouped = PackedLayer(weight=lazy)
+    if weight.dtype == torch.int8 and columns % size[1] == 0 and (zero is None or has_bytes):
+        grouped = eight_bit_layer(
+            lazy,
+            size[1],
+            levels=lambda: weight.read().view(torch.uint8) ^ 128,
+            scales=row_scales,
+            zeros=None if zero is None else row_zeros,
+        )
+    if zero is not None or weight.dtype == torch.float8_e5m2:
+        return grouped
 
     numbers = LazyTensor(weight.shape, weight.dtype, weight.read, stored=weight)
     if size[1] == columns:
         of_rows = LazyTensor(torch.Size((rows,)), torch.float32, lambda: row_scales().flatten())
         kind: Quantization = "int8" if weight.dtype == torch.int8 else "fp8"
-        return PackedLayer(weight=lazy, layout=(kind, 0), own={"weight": numbers, "scale": of_rows})
+        return replace(grouped, layout=(kind, 0), own={"weight": numbers, "scale": of_rows})
     if weight.dtype == torch.int8 or columns % size[1]:
-        return PackedLayer(weight=lazy)
+        return grouped
     of_blocks = LazyTensor(torch.Size((rows, blocks[1])), torch.float32, row_scales)
     return PackedLayer(weight=lazy, layout=("fp8", size[1]), own={"weight": numbers, "scale": of_blocks})
 

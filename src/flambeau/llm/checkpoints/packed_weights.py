@@ -26,8 +26,8 @@ from flambeau.llm.models.tensor_names import INTERLEAVED, canonical_name, layout
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import CodeLayout
 from flambeau.llm.quantize.groups import GroupLayout
+from flambeau.llm.quantize.settings import PartLayout, QuantizationSettings
 from flambeau.llm.quantize.settings import Parts as GroupParts
-from flambeau.llm.quantize.settings import QuantizationSettings
 
 EMBEDDINGS = "model.embed_tokens"
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -53,10 +53,8 @@ class PackedLayer:
     own: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that layout by their names in a layer
     codes: CodeLayout | None = None  # codes of 4 bits, which some kernels multiply; None: it has no such form
     coded: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a CodedLinear
-    groups: GroupLayout | None = (
-        None  # integers in groups, which only the CPU kernels multiply; None: it has no such form
-    )
-    levels: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form: of a GroupedLinear
+    groups: PartLayout | None = None  # in groups, which only kernels multiply fast; None: it has no such form
+    levels: Mapping[str, LazyTensor] = field(default_factory=dict)  # tensors of that form
 
 
 Parts = Mapping[str, StoredTensor]  # the stored tensors of a layer, by the ends of their names
@@ -115,10 +113,12 @@ def unpack(
     *,
     keeps_blocks: bool = False,
     keeps_codes: bool = False,
+    keeps_groups: bool = False,
 ) -> UnpackedFiles:
     """The files with their quantized layers in a form that the network can take.
 
-    Without `keeps_blocks`, fp8 with several scales for a row is dequantized. With `keeps_codes`, codes of 4 bits stay.
+    Without `keeps_blocks`, fp8 with several scales for a row is dequantized. With `keeps_codes`, codes of 4 bits stay;
+    with `keeps_groups`, integers of 8 bits in groups or with zeros do.
     """
     tensors = {stored.name: stored for file in files for stored in file}
     marked = marked_layers(tensors, layer_format.markers)
@@ -132,14 +132,21 @@ def unpack(
     if keeps_codes:
         layers = {name: with_codes(layer) for name, layer in layers.items()}
     settings, kept = choose_layout(arch, layers, keeps_blocks=keeps_blocks)
+    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     replaced: dict[str, Mapping[str, LazyTensor]] = {}
     for name, layer in layers.items():
         leaves = layer.own if name in kept else {"weight": layer.weight}
         replaced |= {f"{name}.{leaf}": {} for leaf in layer_format.leaves}
         replaced[marked[name]] = {f"{name}.{leaf}": value for leaf, value in leaves.items()}
+    if keeps_groups and (choice := better_choice(arch, layers, tensors, kept)) is not None:
+        settings, kept = choice.settings, frozenset(name.removesuffix(".weight") for name in choice.kept)
+        message = describe_groups(layer_format.title, choice, layer_format.remark)
+        replaced |= {name: parts for name, parts in choice.replaced.items() if name not in choice.layers}  # floats
+        for name, layer in layers.items():
+            dequantized = {f"{name}.weight": layer.weight}
+            replaced[marked[name]] = choice.replaced.get(f"{name}.weight", dequantized)
     replaced |= {name: {} for name in tensors if name.endswith(tuple(f".{leaf}" for leaf in layer_format.unused))}
     opened: list[WeightFile] = [UnpackedFile(file, replaced) for file in files]
-    message = describe(layer_format.title, layers, kept, settings, layer_format.remark)
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers))
 
 
@@ -269,10 +276,21 @@ class GroupChoice:
     layers: Mapping[str, PackedLayer]  # by the names of stored tensors
     groups: dict[str, GroupParts] = field(default_factory=dict)
     replaced: dict[str, Mapping[str, LazyTensor]] = field(default_factory=dict)
+    _names: dict[str, list[str]] = field(default_factory=dict)  # of the stored tensors of each module
+
+    def drop_incomplete_experts(self) -> None:
+        """Leave out one matrix of experts without the other: the GPU kernels multiply both or none."""
+        owners = Counter(module.rpartition(".")[0] for module in self.groups if ".experts." in module)
+        for module in [*self.groups]:
+            if owners.get(module.rpartition(".")[0]) == 1 and ".experts." in module:
+                del self.groups[module]
+                for name in self._names.pop(module):
+                    del self.replaced[name]
 
     def add(self, module: str, parts: GroupParts, names: Mapping[str, str], floats: Mapping[str, StoredTensor]) -> None:
         """Take a module; `names` has the start of the new names of each stored tensor."""
         self.groups[module] = parts
+        self._names[module] = [*names]
         for name, start in names.items():
             if name in self.layers:
                 self.replaced[name] = {f"{start}.{leaf}": value for leaf, value in self._leaves(module, name).items()}
@@ -284,7 +302,8 @@ class GroupChoice:
         layer = self.layers[name]
         if layer.groups is None:
             return {"weight": layer.weight}
-        return layer.own if layer.groups.has_pairs and module != EMBEDDINGS else layer.levels
+        has_pairs = isinstance(layer.groups, GroupLayout) and layer.groups.has_pairs
+        return layer.own if has_pairs and module != EMBEDDINGS else layer.levels
 
     @property
     def kept(self) -> frozenset[str]:
@@ -303,11 +322,15 @@ class GroupChoice:
 
 
 def choose_groups(
-    arch: Architecture, layers: Mapping[str, PackedLayer], tensors: Mapping[str, StoredTensor]
+    arch: Architecture,
+    layers: Mapping[str, PackedLayer],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    whole_experts: bool = False,
 ) -> GroupChoice:
     """Which modules keep integers in groups; of fused projections, each in its own layout.
 
-    `tensors` are all that are stored, by name.
+    `tensors` are all that are stored, by name. With `whole_experts`, both matrices of experts are kept or none.
     """
     choice = GroupChoice(layers)
     if is_rearranged(arch, [name.removesuffix(".weight") for name in layers]):
@@ -331,7 +354,29 @@ def choose_groups(
             if any(parts) and is_fixed and can_join:
                 choice.add(module, parts[:1] if len({*parts}) == 1 else parts, starts, tensors)
             break
+    if whole_experts:
+        choice.drop_incomplete_experts()
     return choice
+
+
+def better_choice(
+    arch: Architecture,
+    layers: Mapping[str, PackedLayer],
+    tensors: Mapping[str, StoredTensor],
+    kept: frozenset[str],
+) -> GroupChoice | None:
+    """Modules that keep integers in groups, if these are more weights than the layers that are kept otherwise."""
+    if len(kept) == len(layers) or not any(layer.groups is not None for layer in layers.values()):
+        return None
+    weights = {f"{name}.weight": layer for name, layer in layers.items()}
+    weights |= {name: replace(layer, groups=None) for name, layer in weights.items() if is_embedding(arch, name)}
+    choice = choose_groups(arch, weights, {**tensors, **dict.fromkeys(weights, next(iter(tensors.values())))})
+    more = sum(weights[name].weight.shape.numel() for name in choice.kept)
+    return choice if more > sum(layers[name].weight.shape.numel() for name in kept) else None
+
+
+def is_embedding(arch: Architecture, name: str) -> bool:
+    return canonical_name(name, arch.renames) == f"{EMBEDDINGS}.weight"
 
 
 def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:

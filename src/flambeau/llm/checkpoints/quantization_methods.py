@@ -38,19 +38,22 @@ def unpack_weights(
     keeps_blocks: bool = False,
     keeps_codes: bool = False,
     keeps_groups: bool = False,
+    narrow_groups: bool = False,
 ) -> UnpackedFiles:
     """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
 
-    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, which only the CPU kernels multiply. With
-    `keeps_blocks`, fp8 weights with several scales for a row do; with `keeps_codes`, 4 bits that index a table.
+    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, as the CPU kernels multiply them; with
+    `narrow_groups`, as the GPU kernels do. With `keeps_blocks`, fp8 weights with several scales for a row do; with
+    `keeps_codes`, 4 bits that index a table.
     """
     declared = arch.source.get("quantization_config") or {}
     if declared.get("quant_method") == GGUF:
-        return unpack_gguf(files, arch, keeps_groups=keeps_groups)
+        return unpack_gguf(files, arch, keeps_groups=keeps_groups, narrow_groups=narrow_groups)
     make = METHODS.get(declared.get("quant_method", ""))
     if make is None:
         return UnpackedFiles(files)
-    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, keeps_codes=keeps_codes)
+    keeps = {"keeps_codes": keeps_codes, "keeps_groups": keeps_groups or narrow_groups}
+    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, **keeps)
 
 
 def is_packed(arch: Architecture) -> bool:

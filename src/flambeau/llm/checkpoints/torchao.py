@@ -39,7 +39,8 @@ def read_layer(name: str, parts: Parts) -> PackedLayer:
         )
     if "_weight_act_pre_scale" in parts:
         raise CheckpointError(f"{name} of torchao scales its inputs (act_pre_scale), which is not supported")
-    return scaled_layer(name, parts, numbers, parts["_weight_scale"], zero=parts.get("_weight_zero_point"))
+    zero, has_bytes = parts.get("_weight_zero_point"), kind != "IntxUnpackedToInt8Tensor"
+    return scaled_layer(name, parts, numbers, parts["_weight_scale"], zero=zero, has_bytes=has_bytes)
 
 
 def type_of(name: str, file: object) -> str:

@@ -11,9 +11,9 @@ Of several layers of multi-token prediction each has an entry for each token, fr
 the token that is one further. A round is a pass of each layer over the entries that wait. Entries that were computed
 with proposed tokens wait on, and are computed again.
 
-Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · X numbers of hidden
-states · E hidden · D tokens of the head's vocabulary · R sequences for which only the distribution is promised ·
-V vocabulary
+Shapes: S sequences · F entries of each in the first pass · T entries of a pass · K tokens proposed · E hidden ·
+X numbers of hidden states · D tokens of the head's vocabulary · V vocabulary · R sequences for which only the
+distribution is promised
 """
 
 from __future__ import annotations

@@ -128,16 +128,12 @@ class DraftHead(nn.Module):
         found = logits.new_full((*logits.shape[:-1], self.arch.vocab_size), -torch.inf)
         return found.index_copy_(-1, self.target_ids_D, logits)
 
-    @property
-    def embedding(self) -> Tensor:
-        """Of all tokens [V, E]; the target's where the head has none."""
-        return self._embedder.weight  # type: ignore[no-any-return]
-
     def embed(self, ids_T: Tensor) -> Tensor:
-        return self._embedder(ids_T)  # type: ignore[no-any-return]
+        return self.embeddings(ids_T)  # type: ignore[no-any-return]
 
     @property
-    def _embedder(self) -> Any:
+    def embeddings(self) -> Any:
+        """Those of the target where the head has none."""
         return self._target_embedding() if self.model.embed_tokens is None else self.model.embed_tokens
 
 

@@ -253,9 +253,20 @@ class RowEmbedding(nn.Module):
         """All of them [V, E], dequantized."""
         return self.rows.dequantize(self.dtype)  # type: ignore[no-any-return]
 
+    @property
+    def like(self) -> Tensor:
+        """Nothing, in the type and on the device of what they give."""
+        return torch.empty(0, dtype=self.dtype, device=next(self.rows.buffers()).device)
+
     def forward(self, ids: Tensor) -> Tensor:
         """[…] to […, E]."""
         return self.rows.read_rows(ids).to(self.dtype)  # type: ignore[no-any-return]
+
+
+def like_embeddings(embeddings: Any) -> Tensor:
+    """A tensor in the type and on the device of the embeddings, whose numbers do not matter."""
+    found: Tensor = embeddings.like if isinstance(embeddings, RowEmbedding) else embeddings.weight
+    return found
 
 
 class Decoder(nn.Module):

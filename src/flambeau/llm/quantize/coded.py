@@ -29,6 +29,11 @@ class CodeLayout:
     has_wide_scales: bool = True  # float32; powers of two are exact in bfloat16
 
     @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4
+
+    @property
     def is_fp4(self) -> bool:
         """Whether codes are the bits of floating point numbers."""
         return self.table == FP4
@@ -50,6 +55,10 @@ class CodedLinear(nn.Module):
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I]."""
         return dequantize_codes(self.weight, self.scales, self.layout, dtype)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """The weights […, I] of the outputs […], in float32."""
+        return dequantize_codes(self.weight[ids], self.scales[ids], self.layout, torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
@@ -121,6 +130,10 @@ class CudaCodedLinear(nn.Module):
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I]."""
         return dequantize_codes(self.weight, self.scales, self.layout, dtype, is_ordered=True)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """The weights […, I] of the outputs […], in float32."""
+        return dequantize_codes(self.weight[ids], self.scales[ids], self.layout, torch.float32, is_ordered=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O], for many tokens or without the kernels: the weights are widened first."""

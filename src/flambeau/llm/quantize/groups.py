@@ -1,9 +1,9 @@
 """GroupedLinear: integers of 4 to 8 bits in groups, as GGUF files have them; JoinedLinear: layers in several forms.
 
 A weight is `scale · level + minimum`. Without minimums the middle level stands for zero. These are the plain versions:
-the CPU kernels pack and multiply them.
+the CPU kernels pack and multiply them; cuda_groups.py puts them into the order of the GPU's kernels.
 
-Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row
+Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row · F factors of a row
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch.nn import functional as F
 
 from flambeau.llm.quantize.int4 import GROUP_SIZES
 
+FACTOR_SIZE = 256  # weights whose scales of 8 bits have a common factor
+SCALE_DTYPES = {32: torch.float32, 16: torch.float16, 8: torch.int8}
+
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
@@ -25,6 +28,7 @@ class GroupLayout:
     bits: int  # of a level
     size: int  # weights of a group
     has_minimums: bool = False
+    scale_bits: int = 32  # of scales and minimums; 8: integers, with factors in float16
 
     @property
     def middle(self) -> int:
@@ -33,7 +37,7 @@ class GroupLayout:
     @property
     def has_pairs(self) -> bool:
         """Whether an Int4Linear can hold such weights, with or without minimums of their own."""
-        return self.bits == 4 and self.size in GROUP_SIZES
+        return self.bits == 4 and self.size in GROUP_SIZES and self.scale_bits == 32
 
 
 class GroupedLinear(nn.Module):
@@ -43,27 +47,48 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.layout = in_features, out_features, layout
         self.dtype = torch.get_default_dtype()  # of what is read from it
-        shape = out_features, in_features // layout.size
+        shape, dtype = (out_features, in_features // layout.size), SCALE_DTYPES[layout.scale_bits]
+        num_factors = in_features // FACTOR_SIZE * (1 + layout.has_minimums)
+        factors = torch.empty(out_features, num_factors, dtype=torch.float16) if layout.scale_bits == 8 else None
         self.weight: Tensor
         self.scales: Tensor
         self.minimums: Tensor | None
+        self.factors: Tensor | None  # of scales; with minimums, one of scales and one of minimums in turns
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.uint8))
-        self.register_buffer("scales", torch.empty(shape, dtype=torch.float32))
-        self.register_buffer("minimums", torch.empty(shape, dtype=torch.float32) if layout.has_minimums else None)
+        self.register_buffer("scales", torch.empty(shape, dtype=dtype))
+        self.register_buffer("minimums", torch.empty(shape, dtype=dtype) if layout.has_minimums else None)
+        self.register_buffer("factors", factors)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weights [O, I]."""
-        return dequantize_levels(self.weight, self.scales, self.minimums, self.layout).to(dtype)
+        scales, minimums = wide_scales(self.scales, self.minimums, self.factors)
+        return dequantize_levels(self.weight, scales, minimums, self.layout).to(dtype)
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """The weights […, I] of the outputs […]."""
-        minimums = None if self.minimums is None else self.minimums[ids]
-        return dequantize_levels(self.weight[ids], self.scales[ids], minimums, self.layout).to(self.dtype)
+        buffers = (self.scales, self.minimums, self.factors)
+        scales, minimums = wide_scales(*(None if each is None else each[ids] for each in buffers))
+        return dequantize_levels(self.weight[ids], scales, minimums, self.layout).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
         return F.linear(x, self.dequantize(x.dtype), self.bias)
+
+
+def wide_scales(scales: Tensor | None, minimums: Tensor | None, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scales and minimums […, N] times their factors […, F], in float32."""
+    assert scales is not None
+    if factors is None:
+        return scales.float(), None if minimums is None else minimums.float()
+    each = factors.float().view(*factors.shape[:-1], -1, 1 if minimums is None else 2)
+    shape = (*each.shape[:-1], -1)
+    wide, *others = (
+        (values.float().view(shape) * each[..., i : i + 1]).flatten(-2)
+        for i, values in enumerate((scales, minimums))
+        if values is not None
+    )
+    return wide, others[0] if others else None
 
 
 def dequantize_levels(weight: Tensor, scales: Tensor, minimums: Tensor | None, layout: GroupLayout) -> Tensor:

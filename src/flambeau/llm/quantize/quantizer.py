@@ -25,10 +25,10 @@ from flambeau.llm.quantize.coded import (
     half_groups_apart,
     narrow_scales,
 )
-from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear, dequantize_levels
+from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear, dequantize_levels, wide_scales
 from flambeau.llm.quantize.int4 import Int4Linear, dequantize_groups
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear, dequantize_rows
-from flambeau.llm.quantize.settings import Parts, QuantizationSettings, read_quantization
+from flambeau.llm.quantize.settings import PartLayout, Parts, QuantizationSettings, read_quantization
 
 QuantizedLinear = Int8Linear | Int4Linear | Fp8Linear | CodedLinear
 STACKS = ("gate_up_proj", "down_proj")  # of experts
@@ -93,7 +93,9 @@ def replace_by_groups(model: Transformer, name: str, parts: Parts) -> None:
         owner.add_module(leaf, ExpertStack(rows, num_experts=num_experts, dtype=current.dtype))
     elif isinstance(current, nn.Embedding):
         assert layout is not None
-        model.set_submodule(name, RowEmbedding(GroupedLinear(current.embedding_dim, current.num_embeddings, layout)))
+        shape = current.embedding_dim, current.num_embeddings
+        rows = CodedLinear(*shape, layout) if isinstance(layout, CodeLayout) else GroupedLinear(*shape, layout)
+        model.set_submodule(name, RowEmbedding(rows))
     elif len(parts) == 1:
         assert layout is not None
         has_bias = current.bias is not None
@@ -105,16 +107,18 @@ def replace_by_groups(model: Transformer, name: str, parts: Parts) -> None:
         model.set_submodule(name, JoinedLinear(joined, current.bias))
 
 
-def empty_part(in_features: int, out_features: int, layout: GroupLayout | None) -> nn.Module:
+def empty_part(in_features: int, out_features: int, layout: PartLayout | None) -> nn.Module:
     if layout is None:
         return nn.Linear(in_features, out_features, bias=False)
     return empty_groups(in_features, out_features, layout)
 
 
 def empty_groups(
-    in_features: int, out_features: int, layout: GroupLayout, *, bias: bool = False
-) -> Int4Linear | GroupedLinear:
+    in_features: int, out_features: int, layout: PartLayout, *, bias: bool = False
+) -> Int4Linear | GroupedLinear | CodedLinear:
     """An empty layer; two weights of 4 bits share a byte, where PyTorch has a layer for them too."""
+    if isinstance(layout, CodeLayout):
+        return CodedLinear(in_features, out_features, layout, bias=bias)
     if layout.has_pairs:
         return Int4Linear(in_features, out_features, group_size=layout.size, bias=bias, scale_dtype=torch.float32)
     return GroupedLinear(in_features, out_features, layout, bias=bias)
@@ -213,8 +217,8 @@ class ExpertStack(nn.Module):
             ordered = isinstance(self, CudaCodedStack)
             return dequantize_codes(buffers["weight"], buffers["scales"], self.layout, self.dtype, is_ordered=ordered)
         if self.layout is not None:
-            weights = buffers["weight"], buffers["scales"], buffers.get("minimums")
-            return dequantize_levels(*weights, self.layout).to(self.dtype)
+            scales, minimums = wide_scales(buffers["scales"], buffers.get("minimums"), buffers.get("factors"))
+            return dequantize_levels(buffers["weight"], scales, minimums, self.layout).to(self.dtype)
         dequantize = dequantize_groups if "minimums" in buffers else dequantize_rows
         return dequantize(**buffers, dtype=self.dtype)
 

@@ -11,10 +11,12 @@ from torch import nn
 
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.quantize.coded import CodeLayout
 from flambeau.llm.quantize.groups import GroupLayout
 from flambeau.llm.quantize.int4 import GROUP_SIZES
 
-Parts = tuple[GroupLayout | None, ...]  # the layout of a module, or of each of its projections; None: not quantized
+PartLayout = GroupLayout | CodeLayout
+Parts = tuple[PartLayout | None, ...]  # the layout of a module, or of each of its projections; None: not quantized
 METHOD = "flambeau"
 CODES = "codes of 4 bits"
 TABLE_SIZE = 16
@@ -104,9 +106,14 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationSettings | None:
         raise CheckpointError(f"the quantization_config of config.json is not understood: {error}") from error
 
 
-def to_list(layout: GroupLayout | None) -> list[Any] | None:
-    return None if layout is None else [layout.bits, layout.size, layout.has_minimums]
+def to_list(layout: PartLayout | None) -> list[Any] | None:
+    """Codes begin with their table, integers with their bits."""
+    if isinstance(layout, CodeLayout):
+        return [[*layout.table], layout.size, layout.has_wide_scales]
+    return None if layout is None else [layout.bits, layout.size, layout.has_minimums, layout.scale_bits]
 
 
-def from_list(values: list[Any] | None) -> GroupLayout | None:
-    return None if values is None else GroupLayout(*values)
+def from_list(values: list[Any] | None) -> PartLayout | None:
+    if values is None:
+        return None
+    return CodeLayout(tuple(values[0]), *values[1:]) if isinstance(values[0], list) else GroupLayout(*values)

@@ -26,59 +26,11 @@ from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import write_adapter
 from support.checkpoints import reference
-from support.gguf_files import by_pairs, pieces_of, write_gguf
+from support.gguf_files import by_pairs, pieces_of, tensors_of, values_of, write_gguf, written_twice
 from support.language_models import HEADS, KV_HEADS, write_language_model
 from support.tokenizer_files import sentencepiece_bytes
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12, 77]])
-LLAMA = ("llama", "granite", "smollm3")
-GEMMA = ("gemma", "gemma2", "gemma3")
-
-
-def values_of(config, **more):
-    """The header's values of a model of transformers."""
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)
-    values = {
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "context_length": config.max_position_embeddings,
-        "rope.freq_base": float(rope["rope_theta"]),
-        "vocab_size": config.vocab_size,
-    }
-    if getattr(config, "head_dim", None):
-        values["attention.key_length"] = values["attention.value_length"] = config.head_dim
-    return {**values, **more}
-
-
-def tensors_of(model, architecture):
-    """The weights as a GGUF file has them: pairs of rotated rows for Llama, sums for Gemma's norms, stacked experts."""
-    config, tensors = model.config, dict(model.state_dict())
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    for name, tensor in tensors.items():
-        if architecture in LLAMA and ".q_proj." in name:
-            tensors[name] = by_pairs(tensor, config.num_attention_heads)
-        elif architecture in LLAMA and ".k_proj." in name:
-            tensors[name] = by_pairs(tensor, config.num_key_value_heads)
-        elif architecture in GEMMA and "norm" in name:
-            tensors[name] = tensor + 1
-    return {part: value for name, tensor in tensors.items() for part, value in apart(name, tensor).items()}
-
-
-def apart(name, tensor):
-    """Gates and the rest of stacked experts, by the names that the package knows."""
-    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-        return {name: tensor}
-    start = name.rpartition(".")[0]
-    if name.endswith("down_proj"):
-        return {f"{start}.down_proj.weight": tensor}
-    gate, up = tensor.chunk(2, dim=1)
-    return {f"{start}.gate_proj.weight": gate, f"{start}.up_proj.weight": up}
 
 
 def logits_of(model):
@@ -185,18 +137,6 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
 FLOAT_TYPES = ("F16", "BF16")
 PAIR_TYPES = ("Q4_0", "Q4_1", "Q4_K")
 TYPES = [*FLOAT_TYPES, *PAIR_TYPES, "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
-
-
-def written_twice(folder, model, architecture, values, kind):
-    """A quantized file, and one with the same weights as floats. Routers are never quantized."""
-    paths = folder / "packed" / "model.gguf", folder / "plain" / "model.gguf"
-
-    def kind_of(name):
-        return "F32" if name.endswith("mlp.gate.weight") else kind if isinstance(kind, str) else kind(name)
-
-    written = write_gguf(paths[0], architecture, tensors_of(model, architecture), values, kind_of)
-    write_gguf(paths[1], architecture, written, values)
-    return paths
 
 
 @pytest.mark.parametrize("keeps_groups", [False, True])
@@ -323,7 +263,7 @@ def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
 
 
 def test_other_devices_and_settings_have_the_old_layouts(tmp_path, biased):
-    """Kernels of GPUs know int4; what is quantized again while it is loaded starts from floats."""
+    """The kernels of GPUs read another form; what is quantized again while it is loaded starts from floats."""
     path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
     for options in ({"compile": False}, {"quantization": "int4"}):
         backend = network_of(path, **options)

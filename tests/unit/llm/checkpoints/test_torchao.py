@@ -27,10 +27,11 @@ def write(folder, pack, kind):
     return folders
 
 
-def integers(weight):
+def integers(weight, middle=1):
     """Four bits in a byte each, in groups of 32 with zeros."""
     groups = weight.unflatten(1, (-1, 32))
-    scale, zero = groups.abs().amax(2) / 6, torch.ones(weight.shape[0], weight.shape[1] // 32, dtype=torch.int8)
+    zero = torch.full((weight.shape[0], weight.shape[1] // 32), middle, dtype=torch.int8)
+    scale = groups.abs().amax(2) / 6
     stored = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round().clamp(-8, 7)
     plain = ((stored - zero.unsqueeze(2)) * scale.unsqueeze(2)).flatten(1)
     parts = {"qdata": stored.flatten(1).to(torch.int8), "scale": scale, "zero_point": zero}
@@ -43,8 +44,10 @@ def fp8(weight):
     return {"_weight_qdata": stored, "_weight_scale": scale}, stored.float() * scale
 
 
-def test_integers_are_dequantized(tmp_path):
-    check_equal(*write(tmp_path, integers, "IntxUnpackedToInt8Tensor"))
+@pytest.mark.parametrize("options", [{}, {"keeps_groups": True}])
+def test_small_integers_with_zeros_are_dequantized(tmp_path, options):
+    model = check_equal(*write(tmp_path, integers, "IntxUnpackedToInt8Tensor"), **options)
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, torch.nn.Linear)
 
 
 def test_fp8_by_row_is_ours(tmp_path):

@@ -63,12 +63,12 @@ class Codes:
 
 
 def formats(codes: Codes | None, scales: Tensor, dtype: torch.dtype, *, is_scaled: bool) -> dict[str, Any]:
-    """What the kernels are compiled for: whether there are codes, and their instructions; "": the table is read."""
+    """What the kernels are compiled for: the instructions of codes; "": there are none, or the table is read."""
     is_known = codes is not None and is_fast(dtype) and scales.dtype == torch.bfloat16
     if codes is None or not is_known:
-        return {"PAIRS": codes is not None, "FIRST_CODES": "", "SECOND_CODES": ""}
+        return {"FIRST_CODES": "", "SECOND_CODES": ""}
     first, second = (instructions(codes.layout, is_high=is_high, is_scaled=is_scaled) for is_high in (True, False))
-    return {"PAIRS": True, "FIRST_CODES": first, "SECOND_CODES": second}
+    return {"FIRST_CODES": first, "SECOND_CODES": second}
 
 
 @functools.cache

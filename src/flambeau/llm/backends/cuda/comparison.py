@@ -17,7 +17,7 @@ from torch import Tensor
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import Transformer, like_embeddings
 
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 MAX_WIDE_DIFFERENCE = 0.01  # in float32
@@ -63,7 +63,7 @@ def find_difference(
     `cache` is not written: its block size and type are used. `build_plain` makes what it is compared with, if that is
     not the model alone.
     """
-    limit = MAX_DIFFERENCE if model.model.embed_tokens.weight.dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
+    limit = MAX_DIFFERENCE if like_embeddings(model.model.embed_tokens).dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
     keys = cache.keys[0]
     lengths = [min(length, model.arch.max_length - NUM_AFTER) for length in LENGTHS]
     num_blocks, has_states = 1 + sum(blocks_of(length, cache.block_size) for length in lengths), cache.states.has_layers

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.models.transformer import RowEmbedding
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
@@ -172,8 +173,9 @@ def compiled(kind: int, block: BlockShape, rows: int, group: int, *, gates: bool
 
 def kind_of(linear: nn.Module) -> int | None:
     """The kind of a layer's weights; None if the kernels do not support them."""
-    weight = linear.weight
-    assert isinstance(weight, Tensor)
+    weight = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor):  # a JoinedLinear
+        return None
     if isinstance(linear, CudaInt4Linear):
         has_groups = linear.group_size in (INT4_PIECE, 2 * INT4_PIECE) and len(weight) % 16 == 0
         return INT4 if has_groups and linear.scales.dtype == torch.bfloat16 else None
@@ -206,8 +208,10 @@ def interleaved(linear: CudaInt4Linear, is_gated: bool) -> Tensor:
     return both_OG2.view(rows // 16, 16, pieces, 2).permute(0, 2, 1, 3).contiguous()
 
 
-def tied_head(embedding: nn.Embedding) -> nn.Linear:
+def tied_head(embedding: nn.Embedding | RowEmbedding) -> nn.Module:
     """A linear layer with the weights of the embedding."""
+    if isinstance(embedding, RowEmbedding):
+        return embedding.rows  # type: ignore[no-any-return]
     head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")
     head.weight = embedding.weight
     return head

@@ -1,4 +1,4 @@
-"""The products of experts whose weights have a scale for each group of inputs: 8-bit numbers, and codes of 4 bits.
+"""The products of experts whose weights have a scale for each group of inputs: 8-bit numbers, codes and levels.
 
 As experts.py, with weights read as in group_scaled.py.
 
@@ -19,9 +19,8 @@ from flambeau.llm.backends.cuda.code_instructions import Codes, formats
 from flambeau.llm.backends.cuda.dequantize import is_fast
 from flambeau.llm.backends.cuda.expert_tiles import MIN_ROWS, searched_pairs, sorted_tiles, tile_rows
 from flambeau.llm.backends.cuda.experts import gate_values, pairs_of_expert
-from flambeau.llm.backends.cuda.group_scaled import (
-    MIN_SUM_GROUP,
-    RowsShape,
+from flambeau.llm.backends.cuda.group_scaled import MIN_SUM_GROUP, RowsShape
+from flambeau.llm.backends.cuda.group_weights import (
     add_groups,
     load_inputs,
     load_row_inputs,
@@ -32,14 +31,18 @@ from flambeau.llm.backends.cuda.group_scaled import (
 from flambeau.llm.backends.cuda.launch import overlap_options, wait_for_previous
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.quantize.coded import CodeLayout, table_tensor
+from flambeau.llm.quantize.cuda_groups import CudaGroupedStack, pair_bits
+from flambeau.llm.quantize.groups import FACTOR_SIZE, GroupLayout
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gate_up_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
+    x_ptr, weight_ptr, more_ptr, scale_ptr, minimum_ptr, factor_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr,
+    y_ptr,
     N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    PAIRS: tl.constexpr, FIRST_CODES: tl.constexpr, SECOND_CODES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PAIRS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    FIRST_CODES: tl.constexpr, SECOND_CODES: tl.constexpr, HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, SCALES_INPUTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some gated outputs of one of the row's experts; gate and value are N rows of weights apart."""
@@ -52,21 +55,27 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
     gate_sums = tl.zeros([EACH, groups], tl.float32)
     value_sums = tl.zeros([EACH, groups], tl.float32)
     for start in tl.static_range(0, K, BLOCK):
-        weights = load_row_weights(weight_ptr, gates, is_output, start, K, BLOCK, PAIRS)
-        others = load_row_weights(weight_ptr, gates + N, is_output, start, K, BLOCK, PAIRS)
-        scales = load_row_scales(scale_ptr, gates, is_output, start, K, BLOCK, GROUP)
-        other_scales = load_row_scales(scale_ptr, gates + N, is_output, start, K, BLOCK, GROUP)
+        weights = load_row_weights(weight_ptr, more_ptr, gates, is_output, start, K, BLOCK, GROUP, PAIRS, BITS)
+        others = load_row_weights(weight_ptr, more_ptr, gates + N, is_output, start, K, BLOCK, GROUP, PAIRS, BITS)
+        scales, minimums = load_row_scales(
+            scale_ptr, minimum_ptr, factor_ptr, gates, is_output, start, K, BLOCK, GROUP, SPAN, HAS_MINIMUMS
+        )
+        other_scales, other_minimums = load_row_scales(
+            scale_ptr, minimum_ptr, factor_ptr, gates + N, is_output, start, K, BLOCK, GROUP, SPAN, HAS_MINIMUMS
+        )
         first, second = load_row_inputs(x_ptr, start, K, BLOCK, GROUP, PAIRS)
         if SCALES_INPUTS:
             share = tl.load(weights_ptr + slot)
             first = (first * share).to(x_ptr.dtype.element_ty).to(tl.float32)
             second = (second * share).to(x_ptr.dtype.element_ty).to(tl.float32)
         gate_sums += sums_of_groups(
-            weights, scales, first, second, table_ptr, EACH, BLOCK, GROUP, PAIRS, FIRST_CODES, SECOND_CODES
-        )
+            weights, scales, minimums, first, second, table_ptr,
+            EACH, BLOCK, GROUP, PAIRS, BITS, HAS_MINIMUMS, FIRST_CODES, SECOND_CODES,
+        )  # fmt: skip
         value_sums += sums_of_groups(
-            others, other_scales, first, second, table_ptr, EACH, BLOCK, GROUP, PAIRS, FIRST_CODES, SECOND_CODES
-        )
+            others, other_scales, other_minimums, first, second, table_ptr,
+            EACH, BLOCK, GROUP, PAIRS, BITS, HAS_MINIMUMS, FIRST_CODES, SECOND_CODES,
+        )  # fmt: skip
     gate = tl.sum(gate_sums, 1)
     value = tl.sum(value_sums, 1)
     if HAS_BIAS:
@@ -78,9 +87,11 @@ def gate_up_one_row(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def down_one_row(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr, y_ptr,
+    x_ptr, weight_ptr, more_ptr, scale_ptr, minimum_ptr, factor_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr,
+    y_ptr,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
-    GROUP: tl.constexpr, PAIRS: tl.constexpr, FIRST_CODES: tl.constexpr, SECOND_CODES: tl.constexpr,
+    GROUP: tl.constexpr, PAIRS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    FIRST_CODES: tl.constexpr, SECOND_CODES: tl.constexpr,
     HAS_BIAS: tl.constexpr, SCALES_INPUTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all of the row's experts, added up with their weights."""
@@ -89,7 +100,7 @@ def down_one_row(  # type: ignore[no-untyped-def]
     is_output = n < N
     # The experts were chosen before the kernel that gives the inputs, and that has waited for them.
     row = tl.load(chosen_ptr).to(tl.int64) * N + n
-    weights = load_row_weights(weight_ptr, row, is_output, 0, K, BLOCK, PAIRS)
+    weights = load_row_weights(weight_ptr, more_ptr, row, is_output, 0, K, BLOCK, GROUP, PAIRS, BITS)
     wait_for_previous(OVERLAPS)
     biases = tl.zeros([EACH], tl.float32)
     sums = tl.zeros([EACH, groups], tl.float32)
@@ -102,23 +113,27 @@ def down_one_row(  # type: ignore[no-untyped-def]
             biases += tl.load(bias_ptr + row, mask=is_output, other=0.0).to(tl.float32) * share
         for start in tl.static_range(0, K, BLOCK):
             if slot + start > 0:
-                weights = load_row_weights(weight_ptr, row, is_output, start, K, BLOCK, PAIRS)
-            scales = load_row_scales(scale_ptr, row, is_output, start, K, BLOCK, GROUP)
+                weights = load_row_weights(weight_ptr, more_ptr, row, is_output, start, K, BLOCK, GROUP, PAIRS, BITS)
+            scales, minimums = load_row_scales(
+                scale_ptr, minimum_ptr, factor_ptr, row, is_output, start, K, BLOCK, GROUP, SPAN, HAS_MINIMUMS
+            )
             first, second = load_row_inputs(x_ptr + slot * K, start, K, BLOCK, GROUP, PAIRS)
             sums += share * sums_of_groups(
-                weights, scales, first, second, table_ptr, EACH, BLOCK, GROUP, PAIRS, FIRST_CODES, SECOND_CODES
-            )
+                weights, scales, minimums, first, second, table_ptr,
+                EACH, BLOCK, GROUP, PAIRS, BITS, HAS_MINIMUMS, FIRST_CODES, SECOND_CODES,
+            )  # fmt: skip
     total = tl.sum(sums, 1) + biases
     tl.store(y_ptr + n, total.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit(do_not_specialize=["T", "P", "num_tiles"])  # type: ignore[untyped-decorator]
 def multiply_pairs(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, scale_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr, order_ptr, tiles_ptr, y_ptr,
+    x_ptr, weight_ptr, more_ptr, scale_ptr, minimum_ptr, factor_ptr, table_ptr, bias_ptr, chosen_ptr, weights_ptr,
+    order_ptr, tiles_ptr, y_ptr,
     T, P, num_tiles,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, FIRST_CODES: tl.constexpr,
-    SECOND_CODES: tl.constexpr, FAST: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, FIRST_CODES: tl.constexpr, SECOND_CODES: tl.constexpr, FAST: tl.constexpr,
     FIRST: tl.constexpr, SEARCHED: tl.constexpr, GATES: tl.constexpr, HAS_BIAS: tl.constexpr, LIMIT: tl.constexpr,
     ALPHA: tl.constexpr, SCALES_INPUTS: tl.constexpr,
 ):  # fmt: skip
@@ -151,13 +166,15 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
                 first_x = (first_x.to(tl.float32) * share).to(first_x.dtype)
                 second_x = (second_x.to(tl.float32) * share).to(second_x.dtype)
             sums = add_groups(
-                sums, first_x, second_x, weight_ptr, scale_ptr, table_ptr, column, is_column, start,
-                K, COLUMNS, BLOCK, GROUP, PAIRS, FIRST_CODES, SECOND_CODES, FAST, FIRST,
+                sums, first_x, second_x, weight_ptr, more_ptr, scale_ptr, minimum_ptr, factor_ptr, table_ptr,
+                column, is_column, start,
+                K, COLUMNS, BLOCK, GROUP, PAIRS, BITS, SPAN, HAS_MINIMUMS, FIRST_CODES, SECOND_CODES, FAST, FIRST,
             )  # fmt: skip
             if GATES:
                 other_sums = add_groups(
-                    other_sums, first_x, second_x, weight_ptr, scale_ptr, table_ptr, column + N, is_column, start,
-                    K, COLUMNS, BLOCK, GROUP, PAIRS, FIRST_CODES, SECOND_CODES, FAST, FIRST,
+                    other_sums, first_x, second_x, weight_ptr, more_ptr, scale_ptr, minimum_ptr, factor_ptr, table_ptr,
+                    column + N, is_column, start,
+                    K, COLUMNS, BLOCK, GROUP, PAIRS, BITS, SPAN, HAS_MINIMUMS, FIRST_CODES, SECOND_CODES, FAST, FIRST,
                 )  # fmt: skip
         if FIRST:
             sums = tl.trans(sums)
@@ -179,26 +196,36 @@ def multiply_pairs(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScaledWeights:
-    """The weights of all experts [N, outputs, inputs]; codes of 4 bits are pairs half a group apart."""
+    """The weights of all experts [N, outputs, inputs]; codes and levels are pairs half a group apart."""
 
     weight: Tensor
     scales: Tensor  # [N, outputs, groups]
     codes: Codes | None = None
+    bits: int = 0  # of levels in pairs; 0: there are none
+    more: Tensor | None = None  # the bits of levels above the lower 4
+    minimums: Tensor | None = None  # [N, outputs, groups]
+    factors: Tensor | None = None  # of scales and minimums [N, outputs, factors]
     group_size: int
     bias: Tensor | None = None  # of each output [N, outputs]
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        return self.weight, self.scales, None if self.codes is None else self.codes.table, self.bias
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order of the kernels' arguments."""
+        table = None if self.codes is None else self.codes.table
+        return self.weight, self.more, self.scales, self.minimums, self.factors, table, self.bias
 
     @property
     def pairs(self) -> bool:
-        return self.codes is not None
+        return self.codes is not None or self.bits > 0
 
     def options(self, dtype: torch.dtype, *, is_scaled: bool) -> dict[str, Any]:
         """What the kernels are compiled for, with inputs of a type."""
         found = formats(self.codes, self.scales, dtype, is_scaled=is_scaled)
-        return {"GROUP": self.group_size, "HAS_BIAS": self.bias is not None, **found}
+        return {
+            "GROUP": self.group_size, "PAIRS": self.pairs, "BITS": self.bits,
+            "SPAN": 0 if self.factors is None else FACTOR_SIZE, "HAS_MINIMUMS": self.minimums is not None,
+            "HAS_BIAS": self.bias is not None, **found,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +295,7 @@ def several_rows(x: Tensor, experts: GroupScaledExperts, chosen: Tensor, weights
     products = (x, experts.gate_up, gated, width, size), (gated, experts.down, y, size, width)
     for given, matrix, outputs, num_outputs, num_inputs in products:
         gates = outputs is gated
-        shape = tile_shape(x.dtype, rows, matrix.group_size, pairs=matrix.pairs, gates=gates)
+        shape = tile_shape(x.dtype, rows, matrix, gates=gates)
         launch: Any = multiply_pairs
         launch[(num_programs, triton.cdiv(num_outputs, shape.columns))](
             given, *matrix.tensors, chosen, weights, *tables, outputs, num_rows, num_pairs, num_tiles,
@@ -285,13 +312,15 @@ def one_row_shape(size: int, group_size: int, *, pairs: bool, gates: bool) -> tu
     return 2 if gates or pairs else 4, block, max(1, min(2, block // 256) if pairs else min(4, block // 128))
 
 
-def tile_shape(dtype: torch.dtype, rows: int, group_size: int, *, pairs: bool, gates: bool) -> RowsShape:
+def tile_shape(dtype: torch.dtype, rows: int, matrix: GroupScaledWeights, *, gates: bool) -> RowsShape:
     """The shape of programs for tiles of so many rows."""
+    group_size, pairs = matrix.group_size, matrix.pairs
     if dtype == torch.float32:
         return RowsShape(32, max(32, group_size), 4, 2)
     block = max(128, group_size) if pairs or group_size < MIN_SUM_GROUP else group_size
     if rows > 64:
-        return RowsShape(64, block, 8, 3, weights_first=True)
+        num_stages = 3 if matrix.more is None else 2  # an Ada GPU has 99 KiB of shared memory for a block
+        return RowsShape(64, block, 8, num_stages, weights_first=True)
     return RowsShape(64, block, 4, 3, weights_first=rows > 32)
 
 
@@ -318,13 +347,24 @@ def group_scaled_weights(stack: ExpertStack, bias: Tensor | None) -> GroupScaled
             group_size=stack.layout.size,
             bias=bias,
         )
+    if isinstance(stack.layout, GroupLayout):
+        return GroupScaledWeights(
+            weight=weight,
+            scales=tensors["scales"],
+            bits=pair_bits(stack.layout),
+            more=tensors.get("more"),
+            minimums=tensors.get("minimums"),
+            factors=tensors.get("factors"),
+            group_size=stack.layout.size,
+            bias=bias,
+        )
     scales = tensors["scale"]
     return GroupScaledWeights(weight=weight, scales=scales, group_size=weight.shape[-1] // scales.shape[-1], bias=bias)
 
 
 def is_group_scaled(matrix: object) -> bool:
-    """Whether the weights of experts are codes, or 8-bit numbers with scales of groups."""
+    """Whether the weights of experts are codes or levels, or 8-bit numbers with scales of groups."""
     if not isinstance(matrix, ExpertStack):
         return False
     scale = dict(matrix.named_buffers()).get("scale")
-    return isinstance(matrix, CudaCodedStack) or (scale is not None and scale.dim() > 2)
+    return isinstance(matrix, CudaCodedStack | CudaGroupedStack) or (scale is not None and scale.dim() > 2)

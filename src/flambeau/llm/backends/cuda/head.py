@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
@@ -21,6 +20,8 @@ from flambeau.llm.backends.cuda.network import (
     Projected,
     can_attend,
     cuda_layers,
+    embedded,
+    embeddings_of,
     have_type,
     kernel_linear,
     norm_parameters,
@@ -31,17 +32,17 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, Eagle3Layer, HeadBody, MtpHead
 from flambeau.llm.models.moe import Experts
-from flambeau.llm.models.transformer import Transformer, is_unmodified
+from flambeau.llm.models.transformer import Transformer, is_unmodified, like_embeddings
 
 
 class CudaHead(CudaLayers):
     """A head and its cache as the kernels read them."""
 
     def __init__(self, head: DraftHead, target: Transformer, cache: KVCache) -> None:
-        arch, body, like = head.arch, head.model, target.model.embed_tokens.weight
+        arch, body, like = head.arch, head.model, like_embeddings(target.model.embed_tokens)
         super().__init__(cuda_layers(body.layers, cache, arch, head.rotation, like), arch, like)
         self.head = head
-        self._embedding = head.embedding
+        self._embeddings = embeddings_of(head.embeddings)
         self._last_norm = None if isinstance(body.norm, nn.Identity) else norm_parameters(body.norm, arch, like)
         shared: nn.Module = tied_head(target.model.embed_tokens) if target.lm_head is None else target.lm_head
         self._last = kernel_linear(shared if head.lm_head is None else head.lm_head)
@@ -69,7 +70,7 @@ class CudaHead(CudaLayers):
 
         Every sequence has `inputs.query_len` entries; `ids_T` are the tokens after them.
         """
-        x_TE, given = self._begin(F.embedding(ids_T, self._embedding), hidden_TE)
+        x_TE, given = self._begin(embedded(ids_T, self._embeddings, self._dtype), hidden_TE)
         sums: Tensor | None = None
         for layer, counters_CT in zip(self._layers, self._counters(len(x_TE), has_prompts=False), strict=True):
             projected = layer.project(x_TE, sums) if given is None else Projected(x_TE, given, layer.qkv(given))
@@ -148,7 +149,7 @@ def unknown_reason(head: DraftHead, target: Transformer, cache: KVCache) -> str 
         return "the kernels do not know layers that propose one token each"
     if not all(can_compute_experts(module) for module in head.modules() if isinstance(module, Experts)):
         return "the kernels do not know its experts"
-    dtype = target.model.embed_tokens.weight.dtype
+    dtype = like_embeddings(target.model.embed_tokens).dtype
     if cache.keys[0].dtype not in (dtype, torch.float8_e4m3fn) or not have_type(head, dtype):
         return "its numbers have several types"
     known = (*QUANTIZED, *SPARSE, DraftHead, HeadBody, Eagle3Layer, nn.Identity)

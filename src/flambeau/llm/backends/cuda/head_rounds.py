@@ -24,7 +24,7 @@ from flambeau.llm.executor.head_plans import RoundPlan, last_places, real_places
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import Transformer, like_embeddings
 from flambeau.llm.sampling.row_groups import RowSettings
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class HeadGraphs:
 
         settings, device = self._head.settings, self._device
         width = len(settings.layers) * settings.state_size
-        dtype = self._target.model.embed_tokens.weight.dtype
+        dtype = like_embeddings(self._target.model.embed_tokens).dtype
         return CapturedRound(
             passes,
             RoundBuffers(size, num_ahead, self._max_blocks, device),

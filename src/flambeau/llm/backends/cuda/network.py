@@ -31,8 +31,9 @@ from flambeau.llm.backends.cuda.feed_forward import (
     kernel_experts,
 )
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
-from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear
+from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import group_scaled_weights, is_group_scaled
+from flambeau.llm.backends.cuda.joined_linear import JoinedKernelLinear
 from flambeau.llm.backends.cuda.latent_attention import LatentLayer
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.norm import NormParameters, gains_of
@@ -63,16 +64,21 @@ from flambeau.llm.models.transformer import (
     PlainMLP,
     PostNormLayer,
     RecurrentLayer,
+    RowEmbedding,
     ScaledMLP,
     Transformer,
     is_unmodified,
+    like_embeddings,
 )
 from flambeau.llm.quantize.coded import CODE_GROUPS, CudaCodedLinear, table_tensor
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, pair_bits
+from flambeau.llm.quantize.groups import JoinedLinear
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
-QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear, CudaCodedLinear)
+GROUPED = (CudaCodedLinear, CudaGroupedLinear)
+QUANTIZED = (RowScaledLinear, CudaFp8Linear, CudaInt4Linear, JoinedLinear, *GROUPED)
 SPARSE = (SparseMLP, Experts, SharedExpert, ExpertStack)
 LATENT = (LatentAttention, LatentUp)
 
@@ -276,11 +282,11 @@ class CudaNetwork(CudaLayers):
 
     def __init__(self, model: Transformer, cache: KVCache, states: HiddenStates | None = None) -> None:
         arch, body = model.arch, model.model
-        embedding = body.embed_tokens.weight
+        embedding = like_embeddings(body.embed_tokens)
         super().__init__(cuda_layers(body.layers, cache, arch, model.rotation, embedding), arch, embedding)
         self._states = states
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=embedding.dtype))
-        self._embedding = embedding
+        self._embeddings = embeddings_of(body.embed_tokens)
         projections = body.project_in, body.project_out
         self._project_in, self._project_out = (None if each is None else each.weight for each in projections)
         self._positions = None if body.embed_positions is None else body.embed_positions.weight
@@ -323,7 +329,7 @@ class CudaNetwork(CudaLayers):
 
     def _embed(self, inputs: StepInputs) -> Tensor:
         """What the first layer gets [T, E], as `Transformer.embed`."""
-        x_TE = F.embedding(inputs.ids_T, self._embedding)
+        x_TE = embedded(inputs.ids_T, self._embeddings, self._dtype)
         x_TE = x_TE if self._embedding_scale == 1.0 else x_TE * self._embedding_scale
         x_TE = x_TE if self._project_in is None else F.linear(x_TE, self._project_in)
         if self._positions is not None:
@@ -334,6 +340,22 @@ class CudaNetwork(CudaLayers):
 
 def scaled(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1.0 else x * scale
+
+
+def embeddings_of(embeddings: Any) -> Tensor | GroupScaledLinear:
+    """All embeddings [V, E], or a layer whose weights they are."""
+    if not isinstance(embeddings, RowEmbedding):
+        return embeddings.weight  # type: ignore[no-any-return]
+    rows = kernel_linear(embeddings.rows)
+    assert isinstance(rows, GroupScaledLinear)
+    return rows
+
+
+def embedded(ids_T: Tensor, embeddings: Tensor | GroupScaledLinear, dtype: torch.dtype) -> Tensor:
+    """The embeddings [T, E] of tokens."""
+    if isinstance(embeddings, Tensor):
+        return F.embedding(ids_T, embeddings)
+    return widened(embeddings, dtype, ids_T)
 
 
 def cuda_layers(
@@ -536,10 +558,15 @@ def with_wide_norms(attention: Attention, qkv: Tensor) -> Tensor:
 
 def kernel_linear(layer: nn.Module, *, gates: bool = False, activation: Activation | None = None) -> KernelLinear:
     """A linear layer for the kernels; the activation of gates is SiLU unless said otherwise."""
+    activation = activation or ("silu" if gates else None)
+    if isinstance(layer, JoinedLinear):
+        parts = tuple(kernel_linear(part) for part in layer.parts)
+        return JoinedKernelLinear(
+            layer=layer, weight=parts[0].weight, bias=layer.bias, gates=gates, activation=activation, parts=parts
+        )
     weight, bias = layer.weight, getattr(layer, "bias", None)
     assert isinstance(weight, Tensor)
-    activation = activation or ("silu" if gates else None)
-    if isinstance(layer, CudaCodedLinear) or (isinstance(layer, RowScaledLinear) and layer.scale.dim() == 2):
+    if isinstance(layer, GROUPED) or (isinstance(layer, RowScaledLinear) and layer.scale.dim() == 2):
         return group_scaled_linear(layer, gates=gates, activation=activation)
     has_kernel = few_row_kernel.runs_on(weight.device) and few_row_kernel.kind_of(layer) is not None
     scales = few_row_kernel.kernel_scales(layer, gates) if has_kernel else None
@@ -554,13 +581,23 @@ def kernel_linear(layer: nn.Module, *, gates: bool = False, activation: Activati
 
 
 def group_scaled_linear(
-    layer: CudaCodedLinear | RowScaledLinear, *, gates: bool, activation: Activation | None
+    layer: CudaCodedLinear | CudaGroupedLinear | RowScaledLinear, *, gates: bool, activation: Activation | None
 ) -> GroupScaledLinear:
     """A linear layer with scales of groups for the kernels."""
     linear = GroupScaledLinear(layer=layer, weight=layer.weight, bias=layer.bias, gates=gates, activation=activation)
     if isinstance(layer, RowScaledLinear):
         group_size = layer.in_features // layer.scale.shape[1]
         return replace(linear, scale=layer.scale, group_size=group_size)
+    if isinstance(layer, CudaGroupedLinear):
+        return replace(
+            linear,
+            scale=layer.scales,
+            minimums=layer.minimums,
+            group_size=layer.layout.size,
+            bits=pair_bits(layer.layout),
+            more=layer.more,
+            factors=layer.factors,
+        )
     layout = layer.layout
     return replace(
         linear,
@@ -577,7 +614,7 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
         return False
     if not can_attend(arch, model.rotation):
         return False
-    dtype, cached = model.model.embed_tokens.weight.dtype, cache.keys[0].dtype
+    dtype, cached = like_embeddings(model.model.embed_tokens).dtype, cache.keys[0].dtype
     if cached not in (dtype, torch.float8_e4m3fn):
         return False
     if not all(can_compute_experts(module) for module in model.modules() if isinstance(module, Experts)):
@@ -590,8 +627,9 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 
 
 def group_sizes(model: Transformer) -> set[int]:
-    """The sizes of groups of 8-bit weights that have scales of their own."""
-    linear = {
+    """The sizes of groups of weights that have scales of their own."""
+    linear = {module.layout.size for module in model.modules() if isinstance(module, GROUPED)}
+    linear |= {
         module.in_features // module.scale.shape[1]
         for module in model.modules()
         if isinstance(module, RowScaledLinear) and module.scale.dim() == 2

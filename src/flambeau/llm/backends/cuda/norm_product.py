@@ -61,14 +61,14 @@ def normalize_and_multiply(  # type: ignore[no-untyped-def]
 
 def is_joinable(norm: NormParameters, linear: Any) -> bool:
     """Whether the kernel knows the norm and the layer."""
-    if not isinstance(linear, KernelLinear) or linear.gates or linear.activation is not None:
+    if type(linear) is not KernelLinear or linear.gates or linear.activation is not None:
         return False
     return norm.is_plain and linear.scale is None and linear.size <= MAX_SIZE
 
 
 def is_plain(linear: Any) -> bool:
     """Whether a layer has a matrix and nothing else."""
-    return isinstance(linear, KernelLinear) and linear.bias is None and linear.scale is None
+    return type(linear) is KernelLinear and linear.bias is None and linear.scale is None
 
 
 def multiply_normalized(

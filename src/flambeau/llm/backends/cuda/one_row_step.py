@@ -378,6 +378,8 @@ def can_compute(model: Transformer, cache: KVCache) -> bool:
 
 def is_faster(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network that `CudaNetwork` supports, and are faster."""
+    if set(model.arch.extras) - TUNED:  # first: such a network may have other layers
+        return False
     has_experts = any(is_sparse(layer) for layer in model.model.layers)
     is_faster = is_measured_faster(model.arch.hidden_size, weight_kinds(model), has_experts=has_experts)
     return is_faster and can_compute(model, cache)

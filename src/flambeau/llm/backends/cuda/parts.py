@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.quantize.coded import CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.coded import CudaCodedLinear
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 
@@ -116,8 +117,9 @@ def compared_weights(model: nn.Module) -> list[str]:
 
 
 def has_scales_of_groups(module: nn.Module) -> bool:
-    """Whether a module has codes, or 8-bit weights with several scales for a row."""
+    """Whether a module has codes or levels, or 8-bit weights with several scales for a row."""
     if isinstance(module, ExpertStack):
         scale = dict(module.named_buffers()).get("scale")
-        return isinstance(module.layout, CodeLayout) or (scale is not None and scale.dim() > 2)
-    return isinstance(module, CudaCodedLinear) or (isinstance(module, RowScaledLinear) and module.scale.dim() > 1)
+        return module.layout is not None or (scale is not None and scale.dim() > 2)
+    has_groups = isinstance(module, RowScaledLinear) and module.scale.dim() > 1
+    return has_groups or isinstance(module, CudaCodedLinear | CudaGroupedLinear)

@@ -82,5 +82,5 @@ def test_tables_are_read_where_instructions_are_not_exact():
     codes = Codes(CodeLayout(FP4, 32), torch.tensor(FP4))
     for scale_dtype, dtype in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
         found = formats(codes, torch.ones(1, dtype=scale_dtype), dtype, is_scaled=True)
-        assert found == {"PAIRS": True, "FIRST_CODES": "", "SECOND_CODES": ""}
-    assert not formats(None, torch.ones(1), torch.bfloat16, is_scaled=False)["PAIRS"]
+        assert found == {"FIRST_CODES": "", "SECOND_CODES": ""}
+    assert formats(None, torch.ones(1), torch.bfloat16, is_scaled=False)["FIRST_CODES"] == ""

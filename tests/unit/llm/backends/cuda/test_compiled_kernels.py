@@ -16,6 +16,8 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from support.llm_steps import step_inputs
@@ -43,7 +45,7 @@ pytestmark = [
 TARGET = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 << 10  # of a block on a Hopper GPU
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv", torch.int8: "i8"}
-TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+TYPES |= {torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.float16: "fp16"}
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 LAYER_NORMS = {"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
 NETWORKS = {
@@ -308,53 +310,78 @@ def test_layers_with_quantized_weights_compile(kind, gates, activation, launches
 
 NO_FP4 = tuple(i / 8 - 1 for i in range(16))
 GROUP_SCALED = {
-    "fp8 blocks": (None, 128),
-    "MXFP8": (None, 32),
-    "MXFP4": (FP4, 32),
-    "NVFP4": (FP4, 16),
-    "nf4": (NO_FP4, 64),
+    "fp8 blocks": 128,
+    "MXFP8": 32,
+    "MXFP4": CodeLayout(FP4, 32, has_wide_scales=False),
+    "NVFP4": CodeLayout(FP4, 16),
+    "nf4": CodeLayout(NO_FP4, 64),
+    "Q2_K": GroupLayout(4, 16, True, 8),
+    "Q3_K": GroupLayout(4, 16, False, 8),
+    "Q4_0": GroupLayout(4, 32, False, 16),
+    "Q4_K": GroupLayout(4, 32, True, 8),
+    "Q5_1": GroupLayout(5, 32, True, 16),
+    "Q5_K": GroupLayout(5, 32, True, 8),
+    "Q6_K": GroupLayout(6, 16, False, 8),
+    "Q8_0": GroupLayout(8, 32, False, 16),
 }
 
 
-def coded(layer, table, group):
-    """A layer with codes of 4 bits; there are no numbers."""
-    plain = CodedLinear(layer.in_features, layer.out_features, CodeLayout(table, group))
-    return CudaCodedLinear(plain)
+def plain_layer(kind, size, outputs):
+    """A layer with scales of groups; there are no numbers."""
+    layout = GROUP_SCALED[kind]
+    if isinstance(layout, int):
+        return Fp8Linear(size, outputs, num_groups=size // layout)
+    make = CodedLinear if isinstance(layout, CodeLayout) else GroupedLinear
+    return make(size, outputs, layout)
+
+
+def of_kernels(layer):
+    if isinstance(layer, GroupedLinear):
+        return CudaGroupedLinear(layer)
+    return CudaCodedLinear(layer) if isinstance(layer, CodedLinear) else layer
 
 
 @pytest.mark.parametrize("kind", GROUP_SCALED)
 def test_layers_with_scales_of_groups_compile(kind, launches):
-    table, group = GROUP_SCALED[kind]
+    needs_multiples = kind == "fp8 blocks" or kind.endswith("_K")
     with torch.device("meta"):
-        for outputs, size, gates in ((6144, 4096, False), (11520, 2880 if group < 128 else 2816, True)):
-            layer = torch.nn.Linear(size, outputs, bias=False, dtype=torch.bfloat16)
-            quantized = coded(layer, table, group) if table else Fp8Linear(size, outputs, num_groups=size // group)
-            linear = kernel_linear(quantized, gates=gates)
+        for outputs, size, gates in ((6144, 4096, False), (11520, 2816 if needs_multiples else 2880, True)):
+            linear = kernel_linear(of_kernels(plain_layer(kind, size, outputs)), gates=gates)
             assert isinstance(linear, GroupScaledLinear)
             for num_rows in (1, 8, 64):
                 y = linear(torch.empty(num_rows, size, dtype=torch.bfloat16))
                 assert y.shape[-2:] == (num_rows, linear.width)
             widened(linear, torch.bfloat16)
+            widened(linear, torch.bfloat16, torch.empty(7, dtype=torch.int64))
     compile_all(launches)
 
 
-@pytest.mark.parametrize("kind", ["fp8 blocks", "MXFP4"])
+def test_layers_in_several_forms_compile(launches):
+    with torch.device("meta"):
+        parts = [of_kernels(plain_layer(kind, 4096, 1024)) for kind in ("Q4_K", "Q6_K")]
+        parts.append(torch.nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16))
+        for gates in (False, True):
+            linear = kernel_linear(JoinedLinear(parts), gates=gates)
+            for num_rows in (1, 8, 64):
+                y = linear(torch.empty(num_rows, 4096, dtype=torch.bfloat16))
+                assert y.shape == (num_rows, 3072 // (1 + gates))
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("kind", ["fp8 blocks", "MXFP4", "Q4_K", "Q6_K", "Q8_0"])
 def test_experts_with_scales_of_groups_compile(kind, launches):
-    table, group = GROUP_SCALED[kind]
-    model = random_network(**{**NETWORKS["gpt-oss"], **({} if table else {"hidden_size": 2816, "expert_size": 1536})})
+    sizes = {} if kind == "MXFP4" else {"hidden_size": 2816, "expert_size": 1536}
+    model = random_network(**{**NETWORKS["gpt-oss"], **sizes})
     experts = model.model.layers[0].mlp.experts
     with torch.device("meta"):
         for leaf in ("gate_up_proj", "down_proj"):
             weight = getattr(experts, leaf)
             count, rows, size = weight.shape
-            quantized = (
-                CodedLinear(size, count * rows, CodeLayout(table, group, has_wide_scales=False))
-                if table
-                else Fp8Linear(size, count * rows, num_groups=size // group)
-            )
             delattr(experts, leaf)
-            stack = ExpertStack(quantized, num_experts=count, dtype=torch.bfloat16)
-            experts.add_module(leaf, CudaCodedStack(stack) if table else stack)
+            stack = ExpertStack(plain_layer(kind, size, count * rows), num_experts=count, dtype=torch.bfloat16)
+            makes = {CodeLayout: CudaCodedStack, GroupLayout: CudaGroupedStack}
+            make = makes.get(type(stack.layout), lambda stack: stack)
+            experts.add_module(leaf, make(stack))
         kernel = kernel_experts(experts)
         assert isinstance(kernel, GroupScaledExperts)
         for num_rows in (1, 32, 1024):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -13,6 +14,8 @@ from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout, CudaCodedLinear
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.packed_layers import CudaCodedStack
 from flambeau.llm.quantize.quantizer import ExpertStack, replace_layers
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -47,6 +50,16 @@ KINDS = {
     "MXFP4": ("fp4", 32),
     "NVFP4": ("fp4", 16),
     "table": ("table", 64),
+    "Q4_K": (GroupLayout(4, 32, True, 8), 32),
+    "Q5_K": (GroupLayout(5, 32, True, 8), 32),
+    "Q6_K": (GroupLayout(6, 16, False, 8), 16),
+    "Q2_K": (GroupLayout(4, 16, True, 8), 16),
+    "Q3_K": (GroupLayout(4, 16, False, 8), 16),
+    "Q4_1": (GroupLayout(4, 32, True, 16), 32),
+    "Q5_0": (GroupLayout(5, 32, False, 16), 32),
+    "Q5_1": (GroupLayout(5, 32, True, 16), 32),
+    "Q8_0": (GroupLayout(8, 32, False, 16), 32),
+    "8 bits, minimums": (GroupLayout(8, 64, True), 64),
 }
 
 
@@ -60,6 +73,8 @@ def plain_layer(kind, size_in, size_out, *, bias=False):
         pytest.skip("the interpreter does not know 8-bit floating point numbers")
     name, group = KINDS[kind]
     shape = size_out, size_in // group
+    if isinstance(name, GroupLayout):
+        return leveled_layer(name, size_in, size_out, bias=bias)
     scales = torch.exp2(torch.randint(-8, -4, shape)) if kind == "MXFP4" else 0.01 + torch.rand(shape) / 50
     if name in ("fp4", "table"):
         layer = CodedLinear(size_in, size_out, CodeLayout(FP4 if name == "fp4" else NO_FP4, group), bias=bias)
@@ -70,22 +85,53 @@ def plain_layer(kind, size_in, size_out, *, bias=False):
         layer = make(size_in, size_out, bias=bias, scale_dtype=torch.float32, num_groups=shape[1])
         layer.weight = torch.randn(size_out, size_in).mul(40).to(layer.weight.dtype)
         layer.scale.copy_(scales / 40)
-    if bias:
-        torch.nn.init.normal_(layer.bias)
-        layer.bias.data = layer.bias.data.to(DTYPE)
+    return with_bias(layer) if bias else layer.to(DEVICE)
+
+
+def with_bias(layer):
+    torch.nn.init.normal_(layer.bias)
+    layer.bias.data = layer.bias.data.to(DTYPE)
     return layer.to(DEVICE)
 
 
+def leveled_layer(layout, size_in, size_out, *, bias):
+    """Random levels; the weights are about as large as those of other kinds."""
+    layer = GroupedLinear(size_in, size_out, layout, bias=bias)
+    layer.dtype = DTYPE
+    layer.weight.random_(0, 1 << layout.bits)
+    step = 0.1 / (1 << layout.bits)
+    if layer.factors is None:
+        layer.scales.copy_((0.5 + torch.rand(layer.scales.shape)) * step)
+    else:
+        layer.scales.random_(8, 64)
+        layer.factors.copy_((0.5 + torch.rand(layer.factors.shape)) * step / 32)
+    if layout.has_minimums and layer.factors is not None:
+        layer.minimums.random_(8, 64)
+        layer.factors.view(size_out, -1, 2)[:, :, 1] *= -layout.middle
+    elif layout.has_minimums:
+        layer.minimums.copy_(layer.scales.float() * -layout.middle * (0.5 + torch.rand(layer.scales.shape)))
+    return with_bias(layer) if bias else layer.to(DEVICE)
+
+
 def of_kernels(layer):
+    if isinstance(layer, GroupedLinear):
+        return CudaGroupedLinear(layer)
     return CudaCodedLinear(layer, DTYPE) if isinstance(layer, CodedLinear) else layer
+
+
+def unit_of(kind):
+    """The fewest inputs of a layer in the tests."""
+    layout, group = KINDS[kind]
+    return 256 if isinstance(layout, GroupLayout) and layout.scale_bits == 8 else max(32, group)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_rows", [1, 2, 40, 70])
 def test_linear_layers(kind, num_rows):
     torch.manual_seed(0)
-    layer = plain_layer(kind, 384, 200, bias=True)
-    x = torch.randn(num_rows, 384, device=DEVICE).to(DTYPE)
+    size = 768 if unit_of(kind) == 256 else 384
+    layer = plain_layer(kind, size, 200, bias=True)
+    x = torch.randn(num_rows, size, device=DEVICE).to(DTYPE)
     linear = kernel_linear(of_kernels(layer))
     assert isinstance(linear, GroupScaledLinear)
     found, expected = linear(x), layer(x)
@@ -109,42 +155,58 @@ def test_the_wide_copy_and_the_order_of_codes(kind):
     plain, ordered = layer.dequantize(torch.float32), of_kernels(layer)
     if isinstance(layer, CodedLinear):
         ordered = CudaCodedLinear(layer, torch.float32)
+    if isinstance(layer, CodedLinear | GroupedLinear):
         assert torch.equal(ordered.dequantize(torch.float32), plain)
+        ids = torch.tensor([3, 0, 23, 3], device=DEVICE)
+        torch.testing.assert_close(ordered.read_rows(ids).float(), plain[ids], rtol=BOUND, atol=0)
+        torch.testing.assert_close(widened(kernel_linear(ordered), torch.float32, ids), plain[ids])
     torch.testing.assert_close(widened(kernel_linear(ordered), torch.float32), plain)
 
 
 def experts_of(kind, *, hidden, size, **changes):
     shape = {"vocab_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_size": 16}
-    sizes = {"hidden_size": hidden, "intermediate_size": 64, "num_experts": 12, "num_experts_per_token": 3}
+    number = 4 if size == 256 else 12  # the interpreter is slow
+    sizes = {"hidden_size": hidden, "intermediate_size": 64, "num_experts": number, "num_experts_per_token": 3}
     mlp = SparseMLP(Architecture(**{**shape, **sizes, "expert_size": size, **changes})).requires_grad_(False)
     experts = mlp.experts
     for leaf, rows, columns in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
         delattr(experts, leaf)
-        experts.add_module(leaf, ExpertStack(plain_layer(kind, columns, 12 * rows), num_experts=12, dtype=DTYPE))
+        experts.add_module(
+            leaf, ExpertStack(plain_layer(kind, columns, number * rows), num_experts=number, dtype=DTYPE)
+        )
     for bias in (experts.gate_up_proj_bias, experts.down_proj_bias):
         if bias is not None:
             bias.data = torch.randn_like(bias)
     return mlp.to(DEVICE)
 
 
-@pytest.mark.parametrize("changes", [{}, {"expert_bias": True, "swiglu_limit": 1.0}, {"scales_expert_inputs": True}])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_rows", [1, 2, 20, 90])
+CHANGES = [{}, {"expert_bias": True, "swiglu_limit": 1.0}, {"scales_expert_inputs": True}]
+FEW_CASES = [(1, CHANGES[1]), (20, CHANGES[2])]
+EXPERT_CASES = [
+    (kind, *case)
+    for kind in KINDS
+    for case in (FEW_CASES if unit_of(kind) == 256 else itertools.product([1, 2, 20, 90], CHANGES))
+]
+
+
+@pytest.mark.parametrize(("kind", "num_rows", "changes"), EXPERT_CASES)
 def test_experts(num_rows, kind, changes, monkeypatch):
     monkeypatch.setattr(expert_tiles, "SEARCHED", (16, 64))
     torch.manual_seed(0)
-    group = KINDS[kind][1]
-    mlp = experts_of(kind, hidden=3 * max(32, group), size=max(32, group), **changes)
+    size = unit_of(kind)
+    hidden = size if size == 256 else 3 * size
+    mlp = experts_of(kind, hidden=hidden, size=size, **changes)
     for parameter in mlp.parameters():
         parameter.data = parameter.data.to(DTYPE)
-    x = torch.randn(num_rows, 3 * max(32, group), device=DEVICE).to(DTYPE)
+    x = torch.randn(num_rows, hidden, device=DEVICE).to(DTYPE)
     weights, chosen = mlp.choose(x)
     expected = mlp.experts.compute_each(x, chosen, weights)
     for leaf in ("gate_up_proj", "down_proj"):
         stack = getattr(mlp.experts, leaf)
-        if KINDS[kind][0] in ("fp4", "table"):
+        if stack.layout is not None:
             delattr(mlp.experts, leaf)
-            mlp.experts.add_module(leaf, CudaCodedStack(stack))
+            make = CudaGroupedStack if isinstance(stack.layout, GroupLayout) else CudaCodedStack
+            mlp.experts.add_module(leaf, make(stack))
     assert can_compute_experts(mlp.experts)
     experts = kernel_experts(mlp.experts)
     assert isinstance(experts, GroupScaledExperts)
@@ -179,7 +241,7 @@ def quantized_network(network, kind):
         layer = plain_layer(kind, linear.in_features, linear.out_features)
         for name in ("scale", "scales"):
             if hasattr(layer, name):
-                setattr(layer, name, getattr(layer, name) / 8)
+                setattr(layer, name, (getattr(layer, name) / 8).to(getattr(layer, name).dtype))
         layer.bias = linear.bias
         return layer
 
@@ -188,7 +250,7 @@ def quantized_network(network, kind):
 
 
 @pytest.mark.parametrize("case", [*STEPS, "prompt"])
-@pytest.mark.parametrize("kind", ["fp8, 32", "int8, 64", "MXFP4"])
+@pytest.mark.parametrize("kind", ["fp8, 32", "int8, 64", "MXFP4", "Q5_1", "Q8_0"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks(network, kind, case, monkeypatch):
     if DEVICE.type == "cpu":

@@ -14,6 +14,8 @@ from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
 from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, can_hold, layer_shapes, rank_of
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import quantize
 from support.llm_steps import random_model, room, step_inputs
 
@@ -114,8 +116,29 @@ def test_steps_give_the_twins_logits(case, network):
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_quantized_layers_have_adapters():
-    model = quantize(random_model(head_size=16).to(DEVICE), "int8")
+def in_several_forms(model):
+    """The first projections of each module in 5 bits, the others as they are."""
+    for layer in model.model.layers:
+        for owner, leaf in ((layer.self_attn, "qkv_proj"), (layer.mlp, "gate_up_proj")):
+            whole = getattr(owner, leaf)
+            first = GroupedLinear(whole.in_features, 32, GroupLayout(5, 32, False, 16))
+            first.weight.random_(0, 32)
+            first.scales.fill_(0.01)
+            second = torch.nn.Linear(whole.in_features, whole.out_features - 32, bias=False)
+            second.weight = torch.nn.Parameter(whole.weight[32:].clone(), requires_grad=False)
+            setattr(owner, leaf, JoinedLinear([CudaGroupedLinear(first), second], whole.bias))
+    return model
+
+
+QUANTIZED = {
+    "int8": lambda: quantize(random_model(head_size=16).to(DEVICE), "int8"),
+    "several forms": lambda: in_several_forms(random_model(head_size=16)).to(DEVICE),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_layers_have_adapters(kind):
+    model = QUANTIZED[kind]()
     store = make_store(model)
     slots = slots_of(model, store)
     sequences, numbers = STEPS["several"]

@@ -11,6 +11,7 @@ from flambeau.llm.backends.cuda.one_row_step import (
     WEIGHT_BITS,
     OneRowStep,
     can_compute,
+    is_faster,
     is_measured_faster,
     num_splits,
     row_shape,
@@ -51,6 +52,16 @@ def test_a_row_that_is_too_long_is_left_to_the_other_kernels():
 
 def test_attention_has_more_blocks_for_a_head_where_there_are_few_heads():
     assert [num_splits(kv_heads) for kv_heads in (1, 8, 32, 64, 512)] == [8, 8, 8, 4, 1]
+
+
+LATENT = {"latent_size": 32, "rotary_size": 16, "unrotated_size": 16, "value_size": 16, "num_kv_heads": 1,
+          "head_size": 48, "paired_rope": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"has_gate": False, "activation": "gelu"}, LATENT])
+def test_networks_with_other_layers_are_left_to_the_other_kernels(changes):
+    model = random_model(**changes)
+    assert not is_faster(model, KVCache(model.arch, 2, BLOCK_SIZE, device="cpu"))
 
 
 def test_the_kernels_are_used_where_they_were_measured_to_be_faster():
