@@ -63,7 +63,7 @@ def load_part(folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None
         arrived=arrived,
         **keeps,
     )
-    add_all_reduce(part)
+    add_all_reduce(part, shard)
     return part
 
 
