@@ -277,3 +277,52 @@ def test_ranks_find_what_one_finds_with_quantized_files(kind, tmp_path, monkeypa
         expected = network.logits(network(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
     for found in logits_in_threads(tmp_path / "int8", 2, ids, monkeypatch):
         torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+PRESSURE = """
+import json, os, random, sys
+from pathlib import Path
+
+import torch
+
+from flambeau.llm.core import state_slots
+from flambeau.llm.loader import load_engine, load_follower
+from flambeau.llm.sampling_params import SamplingParams
+
+torch.set_num_threads(1)
+state_slots.MIN_SPARED_TOKENS = 8
+folder, size, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options["tensor_parallel_size"] = size
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine, rng, texts = load_engine(folder, **options), random.Random(5), [[*range(1, 31)], [*range(50, 90)]]
+    greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    found, num_cached = [], 0
+    for _ in range(8):
+        prompts = []
+        for _ in range(rng.choice([1, 4])):
+            text = rng.choice(texts)
+            prompts.append([*text[: rng.randrange(1, len(text) + 1)], *(rng.randrange(400) for _ in range(5))][:80])
+        completions = engine.generate(prompts, greedy)
+        found += [[prompt, one.token_ids] for prompt, one in zip(prompts, completions)]
+        num_cached += sum(one.counts.num_cached for one in completions)
+        texts += prompts
+    print(json.dumps([found, num_cached, engine.state.num_preempted]))
+    engine.close()
+"""
+
+
+def test_states_that_come_and_go_are_those_of_their_sequences_on_all_ranks(tmp_path):
+    network = reference("falcon-h1-norm", vocab_size=VOCAB_SIZE)
+    network.save_pretrained(tmp_path)
+    write_sentencepiece(tmp_path)
+    options = {"compile": False, "device": "cpu", "block_size": 4, "num_blocks": 40, "max_num_seqs": 6}
+    [line] = run_ranks(tmp_path, 2, PRESSURE, options)
+    found, num_cached, num_preempted = line
+    for prompt, tokens in found:
+        with torch.inference_mode():
+            logits = network(torch.tensor([[*prompt, *tokens]])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+    assert num_cached > 0
+    assert num_preempted > 0
