@@ -125,3 +125,13 @@ def test_two_processes_generate_what_one_generates(kind, network, compile, tmp_p
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
     assert generate_on_ranks(folder, PROMPTS, compile=compile).tokens == expected
+
+
+def test_four_processes_have_groups_of_eight_where_a_border_cuts_those_of_32(tmp_path):
+    folder = write_kind(tmp_path / "checkpoint", "MXFP4", "gpt-oss")
+    engine = load_engine(folder, **OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+    assert generate_on_ranks(folder, PROMPTS, size=4).tokens == expected
+    layer: Any = load_part(folder, 3, 4, **KEEPS).model.layers[0]
+    assert layer.mlp.inner.experts.down_proj.get_buffer("scales").shape == (4, 64, 3)  # of 24 inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 
 import pytest
@@ -11,15 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor import parallel, rank_inputs
+from flambeau.llm.executor import rank_inputs
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.parallel import RankSum, Shard, TensorParallelGroup, local_architecture
+from flambeau.llm.executor.parallel import Shard, local_architecture
 from flambeau.llm.executor.rank_inputs import PREFILL, receive_header, receive_inputs, send_inputs
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.sampling_params import SamplingParams
 from support.ranks import run_ranks, start_ranks
-from support.sharded import run_as_threads
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -180,36 +178,6 @@ def test_a_bias_of_a_sum_is_added_once():
 def test_heads_that_cannot_be_shared_out_are_refused(size, what):
     with pytest.raises(LLMError, match=what):
         local_architecture(ARCH, size)
-
-
-@pytest.mark.parametrize("others", ["fails", "has less", "has nothing to add"])
-def test_a_sum_that_a_rank_takes_no_part_in_raises_on_all_of_them(others, monkeypatch):
-    meeting, numbers = threading.Barrier(2, timeout=60), {}
-
-    def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
-        numbers[ranks.rank] = number
-        meeting.wait()
-        found = min(numbers.values())
-        meeting.wait()
-        return found
-
-    monkeypatch.setattr(parallel, "minimum_of_ranks", minimum_of_ranks)
-    monkeypatch.setattr(parallel, "sum_over_ranks", lambda numbers, ranks: pytest.fail("nobody waits for the others"))
-
-    def take_part(rank: int) -> str:
-        total = RankSum(TensorParallelGroup(rank, 2, None))  # type: ignore[arg-type]
-        try:
-            if rank == 0 or others == "has less":
-                total(torch.ones(3 - rank))
-            else:
-                total.skip(has_failed=others == "fails")
-        except LLMError as error:
-            total.skip(has_failed=True)  # as `load_on_all` does; it is over
-            return str(error)
-        return ""
-
-    for found in run_as_threads(monkeypatch, take_part):
-        assert "could not be read on all ranks" in found
 
 
 ROWS, FEATURES, SEEN = torch.tensor([1, 3]), torch.rand(2, 8).bfloat16(), torch.arange(6)

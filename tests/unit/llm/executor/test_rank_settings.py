@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor import parallel
+from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.sharded import OPTIONS, generate_on_ranks
+from support.sharded import OPTIONS, generate_on_ranks, run_as_threads
 
 PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
 
@@ -59,3 +64,33 @@ def test_the_cpu_kernels_compute_the_layers_of_two_ranks(network, tmp_path):
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     folder = write_kind(tmp_path / "model", "bfloat16", network)
     assert generate_on_ranks(folder, PROMPTS, compile=True).tokens == expected_of(folder)
+
+
+@pytest.mark.parametrize("others", ["fails", "has less", "has nothing to add"])
+def test_a_sum_that_a_rank_takes_no_part_in_raises_on_all_of_them(others, monkeypatch):
+    meeting, numbers = threading.Barrier(2, timeout=60), {}
+
+    def minimum_of_ranks(number: int, ranks: TensorParallelGroup) -> int:
+        numbers[ranks.rank] = number
+        meeting.wait()
+        found = min(numbers.values())
+        meeting.wait()
+        return found
+
+    monkeypatch.setattr(parallel, "minimum_of_ranks", minimum_of_ranks)
+    monkeypatch.setattr(parallel, "sum_over_ranks", lambda numbers, ranks: pytest.fail("nobody waits for the others"))
+
+    def take_part(rank: int) -> str:
+        total = RankSum(TensorParallelGroup(rank, 2, None))  # type: ignore[arg-type]
+        try:
+            if rank == 0 or others == "has less":
+                total(torch.ones(3 - rank))
+            else:
+                total.skip(has_failed=others == "fails")
+        except LLMError as error:
+            total.skip(has_failed=True)  # as `load_on_all` does; it is over
+            return str(error)
+        return ""
+
+    for found in run_as_threads(monkeypatch, take_part):
+        assert "could not be read on all ranks" in found
