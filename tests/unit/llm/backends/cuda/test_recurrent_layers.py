@@ -59,6 +59,12 @@ PROMPTS = [
 DECODES = [(2, 0, 3), (1,), (0, 1, 2, 3)]
 
 
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch):
+    """Those of plain PyTorch on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 class Layer:
     """A layer in two caches: by the kernels, and in plain PyTorch."""
 
