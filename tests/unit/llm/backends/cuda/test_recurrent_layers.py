@@ -188,6 +188,14 @@ def test_long_prompts(kind):
 
 
 @torch.inference_mode()
+def test_betas_and_time_steps_in_different_parts():
+    layer = Layer("delta nets, each projection apart", num_parts=2)
+    layer.part = replace(layer.part, times=layer.mixer.in_proj_a)
+    layer.compare(inputs_of({0: (0, [0] * 5), 1: (0, [0])}))
+    layer.compare(inputs_of({0: (5, [0]), 1: (1, [0])}, query_len=1))
+
+
+@torch.inference_mode()
 def test_keys_that_are_all_alike():
     layer = Layer("delta nets, each projection apart")
     layer.mixer.dt_bias.fill_(-9.0)  # the state stays
