@@ -136,7 +136,6 @@ def test_proposed_tokens_have_states_too(caplog):
     assert "proposed tokens have 50 states instead of 210" in caplog.text
     assert counts(kv_cache_bytes=200 * size, max_num_seqs=10) == (10, 50)
     assert counts(kv_cache_bytes=2 * size) == (1, 0)
-    assert counts(tensor_parallel_size=2, max_num_seqs=8) == (8, 0)
     assert slots(speculate_k=5, max_num_seqs=8) == 8  # without speculation
 
 

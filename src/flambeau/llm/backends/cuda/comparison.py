@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer, like_embeddings
 
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
@@ -64,31 +66,39 @@ def find_difference(
     not the model alone.
     """
     limit = MAX_DIFFERENCE if like_embeddings(model.model.embed_tokens).dtype.itemsize == 2 else MAX_WIDE_DIFFERENCE
-    keys = cache.keys[0]
     lengths = [min(length, model.arch.max_length - NUM_AFTER) for length in LENGTHS]
-    num_blocks, has_states = 1 + sum(blocks_of(length, cache.block_size) for length in lengths), cache.states.has_layers
-    places: dict[str, Any] = {
-        "device": keys.device,
-        "dtype": keys.dtype,
-        "num_slots": 2 * len(lengths) if has_states else 0,
-    }
-    ours, twin = (KVCache(model.arch, num_blocks, cache.block_size, **places) for _ in range(2))
-    for states in (*ours.states.layers.values(), *twin.states.layers.values()):
-        for slots in states:
-            slots.fill_(torch.nan)  # as of sequences that have left: new ones must not read them
-    network, plain = build(ours), (EagerBackend(model, twin) if build_plain is None else build_plain(twin))
+    has_states = cache.states.has_layers
+    taken = [*steps(lengths, cache.block_size, model.arch.vocab_size, has_states=has_states)]
+
+    def logits(build: Callable[[KVCache], Any], decode_of: Callable[[Any], Decode]) -> list[Tensor]:
+        """Those of all steps, in a cache that is dropped: states of large networks take hundreds of MB."""
+        own = cache_like(cache, model.arch, lengths)
+        computing = build(own)
+        decode, device = decode_of(computing), own.keys[0].device
+        return [
+            decode(inputs.to(device)) if inputs.query_len else computing.prefill(inputs, inputs.query_starts[1:] - 1)
+            for _, inputs in taken
+        ]
+
     with torch.inference_mode():
-        for name, inputs in steps(lengths, cache.block_size, model.arch.vocab_size, has_states=has_states):
-            rows_N = inputs.query_starts[1:] - 1
-            if inputs.query_len:
-                inputs = inputs.to(keys.device)
-                found, expected = network.run(inputs), plain.decode(inputs)
-            else:
-                found, expected = network.prefill(inputs, rows_N), plain.prefill(inputs, rows_N)
-            off = difference(found, expected)
-            if not off <= limit:  # or not a number
-                return f"the logits of {name} differ by {off:.0%} of their norm"
+        found = logits(build, lambda network: network.run)
+        expected = logits(build_plain or (lambda own: EagerBackend(model, own)), lambda plain: plain.decode)
+    for (name, _), ours, theirs in zip(taken, found, expected, strict=True):
+        off = difference(ours, theirs)
+        if not off <= limit:  # or not a number
+            return f"the logits of {name} differ by {off:.0%} of their norm"
     return None
+
+
+def cache_like(cache: KVCache, arch: Architecture, lengths: list[int]) -> KVCache:
+    """Room for the sequences of a comparison."""
+    keys = cache.keys[0]
+    num_blocks = 1 + sum(blocks_of(length, cache.block_size) for length in lengths)
+    num_slots = 2 * len(lengths) if cache.states.has_layers else 0
+    own = KVCache(arch, num_blocks, cache.block_size, device=keys.device, dtype=keys.dtype, num_slots=num_slots)
+    for state in (state for states in own.states.layers.values() for state in states):
+        state.fill_(torch.nan)  # as of sequences that have left: new ones must not read them
+    return own
 
 
 def steps(
@@ -101,7 +111,7 @@ def steps(
     both: Counts = dict(enumerate((0, length) for length in lengths))
     kinds: list[tuple[str, Counts]] = [("prompts", both)]
     if has_states:
-        first = lengths[0] * 2 // 3
+        first = lengths[0] - 3  # more than a chunk of the kernels
         kinds = [
             ("the first chunk of a prompt", {0: (0, first)}),
             ("prompts", {0: (first, lengths[0] - first - 1), 1: both[1]}),

@@ -164,6 +164,8 @@ class DeltaPart(RecurrentPart):
         betas = Projection(self.second(normal_TE) if second is None else second)
         times = betas if self.times is None else Projection(self.times(normal_TE))
         mixed = self.convolution(x, sequences)
+        if betas.num_parts != times.num_parts:  # their weights are of different types
+            betas, times = (each.whole(mixed.dtype) for each in (betas, times))
         return self.norm(self.update(mixed, betas, times, sequences), gates)
 
     def update(self, mixed: Tensor, betas: Projection, times: Projection, sequences: Sequences) -> Tensor:

@@ -78,6 +78,10 @@ class Projection:
     def num_parts(self) -> int:
         return self.rows.shape[0] if self.rows.dim() == 3 else 1
 
+    def whole(self, dtype: torch.dtype) -> Projection:
+        """The same in one part."""
+        return Projection(self.rows.sum(0).to(dtype)) if self.rows.dim() == 3 else self
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:

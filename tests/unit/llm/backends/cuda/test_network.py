@@ -30,6 +30,7 @@ def interpreted(monkeypatch):
         monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 16)
         monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
     monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions of plain PyTorch
 
 
 def random_network(arch):

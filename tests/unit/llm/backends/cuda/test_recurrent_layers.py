@@ -59,6 +59,12 @@ PROMPTS = [
 DECODES = [(2, 0, 3), (1,), (0, 1, 2, 3)]
 
 
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch):
+    """Those of plain PyTorch on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 class Layer:
     """A layer in two caches: by the kernels, and in plain PyTorch."""
 
@@ -179,6 +185,14 @@ def test_long_prompts(kind):
     layer = Layer(kind)
     layer.compare(inputs_of({0: (0, [0] * 70), 1: (0, [0] * 33)}))
     layer.compare(inputs_of({1: (33, [0] * 65), 0: (70, [0])}))
+
+
+@torch.inference_mode()
+def test_betas_and_time_steps_in_different_parts():
+    layer = Layer("delta nets, each projection apart", num_parts=2)
+    layer.part = replace(layer.part, times=layer.mixer.in_proj_a)
+    layer.compare(inputs_of({0: (0, [0] * 5), 1: (0, [0])}))
+    layer.compare(inputs_of({0: (5, [0]), 1: (1, [0])}, query_len=1))
 
 
 @torch.inference_mode()
