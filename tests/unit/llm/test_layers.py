@@ -30,13 +30,15 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "quantize": {"models"},
     "checkpoints": {"models", "models/families", "quantize"},
     "adapters": {"checkpoints", "models", "quantize"},
-    "executor": {"adapters", "core", "models", "sampling", "speculation"},
+    "executor": {"adapters", "core", "models", "models/families", "sampling", "speculation"},
     "kv_store": {"core", "executor"},
     "images": {"core", "models"},
     "backends": {"adapters", "executor", "models", "sampling"},
     "backends/cpu": {"adapters", "backends", "executor", "models", "quantize", "sampling"},
     "backends/hugging_face": {"backends", "executor", "models"},
-    "backends/cuda": {"adapters", "backends", "core", "executor", "models", "quantize", "sampling"},
+    "backends/cuda": {
+        *("adapters", "backends", "core", "executor", "models", "models/families", "quantize", "sampling")
+    },
 }
 
 
