@@ -111,24 +111,19 @@ ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-val
 FOUR: dict[str, dict[str, Any]] = {
     "bloom": {},
     "olmo-2": {},  # two key-value heads
-    "olmoe": {},
     "minimax-m2": {"num_key_value_heads": 1},
-    # Two groups of heads, or key heads, each on two ranks.
-    "mamba-2": {},
+    "mamba-2": {},  # one group of heads on all ranks
     "mamba": {},
+    # Two groups of heads, or key heads, each on two ranks.
     "lfm-2": ATTENTION,
     "qwen-3-next": {**ATTENTION, "linear_num_value_heads": 8},
-    "qwen-3.5-moe": {**ATTENTION, "linear_num_value_heads": 8},
     "olmo-hybrid-rotated": ATTENTION,
-    "nemotron-h": ATTENTION,
     "nemotron-h-moe": ATTENTION,
-    "granite-4-hybrid": ATTENTION,
-    "falcon-h1": ATTENTION,
     "falcon-h1-norm": ATTENTION,
     "bamba": ATTENTION,
     "jamba": ATTENTION,
 }
-ROUNDED = ("bloom", "olmo-2", "mamba-2", "falcon-mamba", "lfm-2", "qwen-3.5", "falcon-h1", "jamba-dense")
+ROUNDED = ("olmo-2", "mamba-2-biased", "lfm-2", "qwen-3.5")
 ADAPTED: dict[str, dict[str, Any]] = {
     "olmo-2": {"target_modules": ["q_proj", "k_proj", "o_proj"], "modules_to_save": ["q_norm", "k_norm"]},
     "lfm-2": {"target_modules": ["q_proj", "v_proj", "w1", "w2"]},
