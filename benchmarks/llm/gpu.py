@@ -34,10 +34,10 @@ import torch  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
+from flambeau.llm.device_backends import make_backend  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes  # noqa: E402
-from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.meta_device import on_meta_device  # noqa: E402
 from flambeau.llm.models.moe import SparseMLP  # noqa: E402

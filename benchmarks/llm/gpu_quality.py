@@ -35,9 +35,9 @@ import flambeau.examples  # noqa: E402
 from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
 from flambeau.llm.checkpoints.checkpoint import load_model  # noqa: E402
 from flambeau.llm.config import EngineConfig  # noqa: E402
+from flambeau.llm.device_backends import make_backend  # noqa: E402
 from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
-from flambeau.llm.loader import make_backend  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402

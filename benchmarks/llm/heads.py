@@ -32,15 +32,16 @@ import torch  # noqa: E402
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.backends.cpu.bindings import kernels  # noqa: E402
 from flambeau.llm.backends.cpu.packed_linear import pack_layers  # noqa: E402
+from flambeau.llm.device_backends import make_backend  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.head import HeadModel, HeadProposer  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
-from flambeau.llm.loader import make_backend, make_head_model  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.draft_heads import DraftHead, HeadSettings, make_head  # noqa: E402
 from flambeau.llm.models.meta_device import on_meta_device  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
+from flambeau.llm.proposers import make_head_model  # noqa: E402
 from flambeau.llm.quantize.packed_layers import use_fast_layers  # noqa: E402
 from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402

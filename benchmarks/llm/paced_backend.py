@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.llm import loader
+from flambeau.llm import device_backends
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.inputs import StepInputs
@@ -25,7 +25,7 @@ from flambeau.llm.sampling.row_groups import RowSettings
 
 def use_paced_backend(step_s: float) -> None:
     """Engines on a CPU that are loaded from now on have it."""
-    loader.BACKENDS["cpu"] = partial(PacedBackend, step_s=step_s)
+    device_backends.BACKENDS["cpu"] = partial(PacedBackend, step_s=step_s)
 
 
 @dataclass(slots=True)

@@ -13,39 +13,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.adapters.merge import MergeOnLoad, check_merge
-from flambeau.llm.backends.cpu.attention import choose_attention
-from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
-from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.network import (
     has_integer_weights,
 )
-from flambeau.llm.backends.cpu.packed_linear import pack_layers, quantized_for_kernels
-from flambeau.llm.backends.cuda.backend import CudaBackend
-from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
-from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.backends.cpu.packed_linear import quantized_for_kernels
 from flambeau.llm.backends.hugging_face.backend_choice import check_settings, load_pretrained
 from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import (
     load_model,
-    open_files,
     read_architecture,
     read_declared,
     unsupported_reason,
-)
-from flambeau.llm.checkpoints.head_weights import (
-    DECLARED,
-    find_mtp,
-    is_eagle,
-    load_eagle,
-    load_mtp,
-    read_eagle,
-    read_mtp,
 )
 from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
@@ -59,11 +41,12 @@ from flambeau.llm.cpu_weights import (
     packs_on_load,
     use_faster_layers,
 )
+from flambeau.llm.device_backends import eager_backend, make_backend
 from flambeau.llm.engine import Adapters, Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.backend import Backend
-from flambeau.llm.executor.draft import DraftModel, StateRings
-from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
+from flambeau.llm.executor.draft import DraftModel
+from flambeau.llm.executor.head import HeadModel
 from flambeau.llm.executor.kv_cache import (
     KVCache,
     SlotCounts,
@@ -86,18 +69,24 @@ from flambeau.llm.executor.parallel import (
     sum_over_ranks,
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
-from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.processors import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
-from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.draft_heads import DraftHead
-from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.proposers import (
+    check_head,
+    head_digest,
+    head_words,
+    load_draft,
+    load_head,
+    make_draft,
+    make_head_model,
+    wants_head,
+)
 from flambeau.llm.quantize.quantizer import (
     build,
     quantize_on_load,
@@ -110,74 +99,7 @@ MIN_VOCABULARY = 0.9  # of the network's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-# ---- backends ----
-
-
-def cpu_backend(
-    model: Transformer,
-    cache: KVCache,
-    config: EngineConfig,
-    name: str,
-    adapters: AdapterStore | None,
-    states: HiddenStates | None,
-) -> Backend:
-    return CpuBackend(model, cache, name=name, adapters=adapters, states=states)
-
-
-def cuda_backend(
-    model: Transformer,
-    cache: KVCache,
-    config: EngineConfig,
-    name: str,
-    adapters: AdapterStore | None,
-    states: HiddenStates | None,
-) -> Backend:
-    return CudaBackend(
-        model,
-        cache,
-        max_num_seqs=config.max_num_seqs,
-        max_blocks=max_blocks(model, config),
-        name=name,
-        adapters=adapters,
-        states=states,
-    )
-
-
-def max_blocks(model: Transformer, config: EngineConfig) -> int:
-    """Blocks of the longest sequence; padding may go beyond its end."""
-    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
-    return -(-(length + config.speculate_k) // config.block_size)
-
-
 FP8_CAPABILITY = (8, 9)  # of GPUs that convert float8 by themselves
-BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
-    "cpu": cpu_backend,
-    "cuda": cuda_backend,
-}
-
-
-def eager_backend(
-    model: Transformer, cache: KVCache, adapters: AdapterStore | None = None, states: HiddenStates | None = None
-) -> Backend:
-    """Plain PyTorch, with the attention kernel of the CPU if that is loaded."""
-    return EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
-
-
-def make_backend(
-    model: Transformer,
-    cache: KVCache,
-    config: EngineConfig,
-    name: str = "the model",
-    adapters: AdapterStore | None = None,
-    states: HiddenStates | None = None,
-) -> Backend:
-    """The backend for a device; `name` appears in its log lines."""
-    if not config.compile:
-        return eager_backend(model, cache, adapters, states)
-    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters, states)
-
-
-# ---- engines ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,114 +382,6 @@ def size_bytes(model: Transformer) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in (*model.parameters(), *model.buffers()))
 
 
-def load_draft(
-    config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
-) -> Transformer | None:
-    """The draft model, if one is configured and used."""
-    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
-        return None
-    path = Path(config.draft)
-    groups = can_keep_groups(config, device, None)
-    narrow = can_keep_integers(config, device, None, read_declared(path))
-    drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
-    vocab_size = drafting.vocab_size
-    if vocab_size != target.vocab_size:
-        raise LLMError(
-            f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
-            "vocabulary of the model whose tokens it proposes"
-        )
-    arrived = order_codes(dtype) if narrow else None
-    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, keeps_groups=groups, narrow_groups=narrow)
-    join_equal_parts(draft)
-    use_faster_layers(draft, config, device, dtype)
-    return draft
-
-
-# ---- heads that propose tokens ----
-
-
-def wants_head(config: EngineConfig) -> bool:
-    """Whether tokens are proposed by a head instead of a model."""
-    if config.speculate_k < 1 or config.speculation == "lookup":
-        return False
-    return config.speculation == "mtp" or (bool(config.draft) and is_eagle(Path(config.draft)))
-
-
-def head_words(config: EngineConfig) -> str:
-    return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
-
-
-def check_head(config: EngineConfig) -> None:
-    """Raise for settings that a head does not work with."""
-    if config.speculation == "mtp" and config.draft:
-        raise LLMError(
-            f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
-            "them out"
-        )
-
-
-def load_head(
-    path: Path,
-    config: EngineConfig,
-    arch: Architecture,
-    model: Transformer,
-    device: torch.device,
-    dtype: torch.dtype,
-    ranks: TensorParallelGroup | None,
-) -> DraftHead | None:
-    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint.
-
-    Of several ranks, the first has the whole head: it reads hidden states, embeddings and a last layer that all have.
-    """
-    if not wants_head(config):
-        tell_of_mtp(path, arch)
-        return None
-    if config.speculation == "mtp":
-        settings, naming = read_mtp(path, read_declared(path))
-        arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
-        keeps = ranks is not None and can_keep_blocks(config, device, ranks)
-        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
-    else:
-        settings = read_eagle(Path(config.draft), arch)
-        head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
-    use_faster_layers(head, config, device, dtype, is_part=ranks is not None)
-    if device.type == "cpu" and config.compile and kernels.load(builds=False):
-        pack_layers(head, (nn.Linear,))  # most weights need 16 bits
-    return head
-
-
-def tell_of_mtp(path: Path, arch: Architecture) -> None:
-    """Say that a layer of the checkpoint is not used."""
-    is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
-    is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
-    if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
-        logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
-
-
-def make_head_model(
-    head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig, ranks: TensorParallelGroup | None
-) -> HeadModel:
-    """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
-    keys = cache.keys[0]
-    own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
-    cache.of_head = own
-    rounds: HeadRounds | None = None
-    by_kernels: HeadKernels | None = None
-    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
-        blocks = max_blocks(model, config)
-        rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
-    elif config.compile and can_compute_head(head, own):
-        by_kernels = CpuHead(head, own)
-    else:
-        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
-
-
-def head_digest(head: DraftHead | None, config: EngineConfig) -> str:
-    """What tells the content of blocks on disk from that with another head."""
-    return weights_digest(head).hex() if head is not None and config.kv_disk_folder else ""
-
-
 def load_images(
     path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> ImageEncoder | None:
@@ -580,21 +394,6 @@ def load_images(
     processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
     network = load_vision(path, arch.vision, device=device, dtype=dtype)
     return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
-
-
-def make_draft(
-    model: Transformer,
-    num_blocks: int,
-    config: EngineConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    num_rings: int = 0,
-) -> DraftModel:
-    """A draft model with a cache that uses the target's blocks; `num_rings` for recurrent layers."""
-    length = ring_length(config)
-    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_rings * length)
-    rings = StateRings(cache.states, length) if cache.states.has_layers else None
-    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length, rings)
 
 
 def device_for(config: EngineConfig) -> torch.device:

@@ -13,10 +13,12 @@ import torch
 from flambeau.errors import HandlerError
 from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.device_backends import eager_backend
 from flambeau.llm.engine import Engine
 from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted
-from flambeau.llm.loader import eager_backend, load_follower, make_draft
+from flambeau.llm.loader import load_follower
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.proposers import make_draft
 from flambeau.wire.messages import Part, Request
 
 

@@ -1,1 +1,1 @@
-"""Backends: each implements `executor.backend.Backend` for one kind of device. loader.py chooses one."""
+"""Backends: each implements `executor.backend.Backend` for one kind of device. device_backends.py chooses one."""

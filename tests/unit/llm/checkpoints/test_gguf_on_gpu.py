@@ -9,7 +9,7 @@ import gguf
 import pytest
 import torch
 
-from flambeau.llm import loader
+from flambeau.llm import loader, proposers
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, FactoredScales
@@ -272,7 +272,8 @@ def test_the_loader_keeps_files_for_a_gpu(tmp_path, monkeypatch):
     """The loader's own steps, on a CPU."""
     model = reference("qwen-2", **SIZES, tie_word_embeddings=True)
     paths = written_twice(tmp_path, model, "qwen2", values_of(model.config), mixed)
-    monkeypatch.setattr(loader, "can_keep_integers", lambda *_: True)
+    for module in (loader, proposers):
+        monkeypatch.setattr(module, "can_keep_integers", lambda *_: True)
     config = EngineConfig(device="cpu", num_blocks=8, compile=False)
     network = loader.load_network(paths[0], config, torch.device("cpu"), None)
     found = network.backend.model
@@ -281,7 +282,7 @@ def test_the_loader_keeps_files_for_a_gpu(tmp_path, monkeypatch):
     assert read_quantization(network.arch.source) == read_quantization(
         read_architecture(paths[0], narrow_groups=True).source
     )
-    draft = loader.load_draft(
+    draft = proposers.load_draft(
         EngineConfig(draft=str(paths[0]), device="cpu", compile=False), network.arch, torch.device("cpu"), torch.float32
     )
     check_weights(draft, load_model(paths[1], dtype=torch.float32))

@@ -1,0 +1,77 @@
+"""The backend for a device: what computes the steps of a network with a cache."""
+
+from __future__ import annotations
+
+from flambeau.llm.adapters.adapter_store import AdapterStore
+from flambeau.llm.backends.cpu.attention import choose_attention
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cuda.backend import CudaBackend
+from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.executor.backend import Backend
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.transformer import Transformer
+
+
+def cpu_backend(
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str,
+    adapters: AdapterStore | None,
+    states: HiddenStates | None,
+) -> Backend:
+    return CpuBackend(model, cache, name=name, adapters=adapters, states=states)
+
+
+def cuda_backend(
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str,
+    adapters: AdapterStore | None,
+    states: HiddenStates | None,
+) -> Backend:
+    return CudaBackend(
+        model,
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_blocks=max_blocks(model, config),
+        name=name,
+        adapters=adapters,
+        states=states,
+    )
+
+
+def max_blocks(model: Transformer, config: EngineConfig) -> int:
+    """Blocks of the longest sequence; padding may go beyond its end."""
+    length = min(config.max_model_len or model.arch.max_length, model.arch.max_length)
+    return -(-(length + config.speculate_k) // config.block_size)
+
+
+BACKENDS = {  # by type of device; others run as on a CPU without kernels: eagerly, then through Inductor
+    "cpu": cpu_backend,
+    "cuda": cuda_backend,
+}
+
+
+def eager_backend(
+    model: Transformer, cache: KVCache, adapters: AdapterStore | None = None, states: HiddenStates | None = None
+) -> Backend:
+    """Plain PyTorch, with the attention kernel of the CPU if that is loaded."""
+    return EagerBackend(model, cache, choose_attention, adapters=adapters, states=states)
+
+
+def make_backend(
+    model: Transformer,
+    cache: KVCache,
+    config: EngineConfig,
+    name: str = "the model",
+    adapters: AdapterStore | None = None,
+    states: HiddenStates | None = None,
+) -> Backend:
+    """The backend for a device; `name` appears in its log lines."""
+    if not config.compile:
+        return eager_backend(model, cache, adapters, states)
+    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters, states)

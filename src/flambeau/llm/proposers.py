@@ -1,0 +1,166 @@
+"""What proposes tokens beside a model: a draft model, or a head on its hidden states, with caches of their own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flambeau.llm.backends.cpu.attention import choose_attention
+from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
+from flambeau.llm.backends.cpu.packed_linear import pack_layers
+from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
+from flambeau.llm.checkpoints.checkpoint import load_model, open_files, read_architecture, read_declared
+from flambeau.llm.checkpoints.head_weights import (
+    DECLARED,
+    find_mtp,
+    is_eagle,
+    load_eagle,
+    load_mtp,
+    read_eagle,
+    read_mtp,
+)
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.cpu_weights import can_keep_blocks, can_keep_groups, layer_maker, use_faster_layers
+from flambeau.llm.device_backends import make_backend, max_blocks
+from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.draft import DraftModel, StateRings
+from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
+from flambeau.llm.executor.kv_cache import KVCache, ring_length
+from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.gguf_header import gguf_path
+from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
+from flambeau.llm.kv_store.fingerprint import weights_digest
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.draft_heads import DraftHead
+from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.quantizer import quantize_on_load
+
+logger = logging.getLogger(__name__)
+
+
+def load_draft(
+    config: EngineConfig, target: Architecture, device: torch.device, dtype: torch.dtype
+) -> Transformer | None:
+    """The draft model, if one is configured and used."""
+    if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
+        return None
+    path = Path(config.draft)
+    groups = can_keep_groups(config, device, None)
+    narrow = can_keep_integers(config, device, None, read_declared(path))
+    drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
+    vocab_size = drafting.vocab_size
+    if vocab_size != target.vocab_size:
+        raise LLMError(
+            f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
+            "vocabulary of the model whose tokens it proposes"
+        )
+    arrived = order_codes(dtype) if narrow else None
+    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, keeps_groups=groups, narrow_groups=narrow)
+    join_equal_parts(draft)
+    use_faster_layers(draft, config, device, dtype)
+    return draft
+
+
+def make_draft(
+    model: Transformer,
+    num_blocks: int,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_rings: int = 0,
+) -> DraftModel:
+    """A draft model with a cache that uses the target's blocks; `num_rings` for recurrent layers."""
+    length = ring_length(config)
+    cache = KVCache(model.arch, num_blocks, config.block_size, device=device, dtype=dtype, num_slots=num_rings * length)
+    rings = StateRings(cache.states, length) if cache.states.has_layers else None
+    return DraftModel(make_backend(model, cache, config, "the draft"), model.arch.max_length, rings)
+
+
+# ---- heads ----
+
+
+def wants_head(config: EngineConfig) -> bool:
+    """Whether tokens are proposed by a head instead of a model."""
+    if config.speculate_k < 1 or config.speculation == "lookup":
+        return False
+    return config.speculation == "mtp" or (bool(config.draft) and is_eagle(Path(config.draft)))
+
+
+def head_words(config: EngineConfig) -> str:
+    return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
+
+
+def check_head(config: EngineConfig) -> None:
+    """Raise for settings that a head does not work with."""
+    if config.speculation == "mtp" and config.draft:
+        raise LLMError(
+            f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
+            "them out"
+        )
+
+
+def load_head(
+    path: Path,
+    config: EngineConfig,
+    arch: Architecture,
+    model: Transformer,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: TensorParallelGroup | None,
+) -> DraftHead | None:
+    """The head that is configured: the draft's folder, or a layer of the model's own checkpoint.
+
+    Of several ranks, the first has the whole head: it reads hidden states, embeddings and a last layer that all have.
+    """
+    if not wants_head(config):
+        tell_of_mtp(path, arch)
+        return None
+    if config.speculation == "mtp":
+        settings, naming = read_mtp(path, read_declared(path))
+        arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
+        keeps = ranks is not None and can_keep_blocks(config, device, ranks)
+        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
+    else:
+        settings = read_eagle(Path(config.draft), arch)
+        head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
+    use_faster_layers(head, config, device, dtype, is_part=ranks is not None)
+    if device.type == "cpu" and config.compile and kernels.load(builds=False):
+        pack_layers(head, (nn.Linear,))  # most weights need 16 bits
+    return head
+
+
+def tell_of_mtp(path: Path, arch: Architecture) -> None:
+    """Say that a layer of the checkpoint is not used."""
+    is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
+    is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
+    if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
+        logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
+
+
+def make_head_model(
+    head: DraftHead, model: Transformer, cache: KVCache, config: EngineConfig, ranks: TensorParallelGroup | None
+) -> HeadModel:
+    """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
+    keys = cache.keys[0]
+    own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
+    cache.of_head = own
+    rounds: HeadRounds | None = None
+    by_kernels: HeadKernels | None = None
+    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
+        blocks = max_blocks(model, config)
+        rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
+    elif config.compile and can_compute_head(head, own):
+        by_kernels = CpuHead(head, own)
+    else:
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
+
+
+def head_digest(head: DraftHead | None, config: EngineConfig) -> str:
+    """What tells the content of blocks on disk from that with another head."""
+    return weights_digest(head).hex() if head is not None and config.kv_disk_folder else ""
