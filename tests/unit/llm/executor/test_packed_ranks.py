@@ -113,13 +113,17 @@ def test_inputs_that_ranks_cannot_share_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("kind", "network"),
-    [("fp8 blocks", "latent"), ("MXFP4", "gpt-oss"), ("bitsandbytes nf4", "dense"), ("GPTQ int4", "experts")],
+    ("kind", "network", "compile"),
+    [
+        ("fp8 blocks", "latent", False),
+        ("GPTQ int4", "experts", False),  # the CPU kernels round inputs
+        ("MXFP4", "gpt-oss", True),
+        ("bitsandbytes nf4", "dense", True),
+    ],
 )
-@pytest.mark.parametrize("compile", [False, True])
 def test_two_processes_generate_what_one_generates(kind, network, compile, tmp_path):
-    if compile and (kind == "GPTQ int4" or not kernels.load()):
-        pytest.skip("the CPU kernels round inputs, or cannot be built here")
+    if compile and not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     engine = load_engine(folder, **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)

@@ -112,16 +112,12 @@ FOUR: dict[str, dict[str, Any]] = {
     "bloom": {},
     "olmo-2": {},  # two key-value heads
     "minimax-m2": {"num_key_value_heads": 1},
-    "mamba-2": {},  # one group of heads on all ranks
     "mamba": {},
     # Two groups of heads, or key heads, each on two ranks.
     "lfm-2": ATTENTION,
     "qwen-3-next": {**ATTENTION, "linear_num_value_heads": 8},
-    "olmo-hybrid-rotated": ATTENTION,
     "nemotron-h-moe": ATTENTION,
     "falcon-h1-norm": ATTENTION,
-    "bamba": ATTENTION,
-    "jamba": ATTENTION,
 }
 ROUNDED = ("olmo-2", "mamba-2-biased", "lfm-2", "qwen-3.5")
 ADAPTED: dict[str, dict[str, Any]] = {

@@ -32,7 +32,7 @@ def expected_of(folder: Path, **options: Any) -> list[list[int]]:
     return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("kind", ["int8", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16"])
 def test_the_cache_of_two_ranks_has_any_type(kind, folder):
     found = generate_on_ranks(folder, PROMPTS, kv_cache_dtype=kind)
     assert found.tokens == expected_of(folder, kv_cache_dtype=kind)
