@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda import comparison
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear
-from flambeau.llm.backends.cuda.network import CudaNetwork, group_sizes, have_type
+from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute, group_sizes, have_type
 from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_parts, compared_weights, unknown_parts
 from flambeau.llm.backends.cuda.recurrent_layer import RecurrentPart
 
@@ -120,6 +121,23 @@ def packed_network(network: str, kind: str):
     return model.to(DEVICE)
 
 
+def for_kernels(plain: nn.Module) -> nn.Module:
+    """The same weights in the order of the kernels."""
+    model, arrange = copy.deepcopy(plain), order_codes(DTYPE)
+    for name, module in [*model.named_modules()]:
+        if (other := arrange(name, module)) is not None:
+            model.set_submodule(name, other)
+    return model
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", [FP8_BLOCKS, "MXFP4", "Q4_1"])
+def test_the_kernels_know_all_layers(network, kind):
+    model = for_kernels(packed_network(network, kind))
+    cache = SimpleNamespace(keys=[SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=DTYPE)])
+    assert can_compute(model, cache)
+
+
 def cases():
     """All on a GPU. The interpreter takes half a minute for each: one network has all kinds, others have one."""
     known = [kind for kind in KINDS if DEVICE.type == "cuda" or kind != FP8_BLOCKS]
@@ -135,10 +153,7 @@ def test_steps(network, kind, monkeypatch):
         monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
     monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
     plain = packed_network(network, kind)
-    model, arrange = copy.deepcopy(plain), order_codes(DTYPE)
-    for name, module in [*model.named_modules()]:
-        if (other := arrange(name, module)) is not None:
-            model.set_submodule(name, other)
+    model = for_kernels(plain)
     assert not unknown_parts(model.arch)
     assert "recurrence" in compared_parts(model.arch)
     assert compared_weights(model) == [SCALES_OF_GROUPS]
