@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 import torch
 
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm import loader
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.models.hugging_face import from_hugging_face
@@ -43,9 +44,9 @@ NETWORKS = {  # options, values of the header, layers that are packed
 TYPES = {"q_proj": "Q5_0", "v_proj": "Q8_0", "in_proj": "Q5_1", "out_proj": "Q8_0"}
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_gguf_files(tmp_path, kind):
-    changes, more, packed_parts = NETWORKS[kind]
+def written(tmp_path, kind):
+    """A packed file, and one with the same weights as floats."""
+    changes, more, _ = NETWORKS[kind]
     architecture, values = KINDS[kind]
     model = reference(kind, **options_of(kind) | changes)
     tensors = tensors_of(model, tmp_path / "folder", architecture)
@@ -59,12 +60,18 @@ def test_gguf_files(tmp_path, kind):
 
     stored = write_gguf(paths[0], architecture, tensors, header, kind_of)
     write_gguf(paths[1], architecture, stored, header)
+    return paths
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_gguf_files(tmp_path, kind):
+    paths = written(tmp_path, kind)
     found = load_model(paths[0], dtype=torch.float32, narrow_groups=True, arrived=order_codes(torch.float32))
     join_equal_parts(found)
     expected = load_model(paths[1], dtype=torch.float32)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
     mixer = next(layer.mixer for layer in found.model.layers if hasattr(layer, "mixer"))
-    for name in packed_parts:
+    for name in NETWORKS[kind][2]:
         assert isinstance(getattr(mixer, name), CudaGroupedLinear | JoinedLinear), name
     if kind == "qwen-3-next":
         mlp = found.model.layers[0].mlp
@@ -98,3 +105,14 @@ def test_their_weights_stay_packed_on_a_gpu():
         assert not can_keep_on_gpu(EngineConfig(compile=False), GPU, None, arch)
     experts_without_gates = from_hugging_face(config_of("nemotron-h-moe"))
     assert not can_keep_on_gpu(EngineConfig(), GPU, None, experts_without_gates)
+
+
+def test_a_draft_with_recurrent_layers_is_dequantized(tmp_path, monkeypatch):
+    """Its decode steps run as plain PyTorch, which would widen packed weights each time."""
+    path, _ = written(tmp_path, "granite-4-hybrid")
+    target = read_architecture(path)
+    monkeypatch.setattr(loader, "can_keep_integers", lambda *_: True)
+    draft = loader.load_draft(
+        EngineConfig(draft=str(path), device="cpu", compile=False), target, torch.device("cpu"), torch.float32
+    )
+    assert not any(isinstance(module, CudaGroupedLinear | CudaGroupedStack) for module in draft.modules())
