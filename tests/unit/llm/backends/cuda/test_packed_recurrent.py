@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.gpu_weights import order_codes
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.gpu_weights import join_equal_parts, order_codes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout
-from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
+from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import replace_layers
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
 from support.llm_steps import random_model, room
+from unit.llm.checkpoints.test_hybrid_on_gpu_files import written
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
@@ -164,6 +166,25 @@ def test_steps(network, kind, monkeypatch):
     recurrent = [layer for layer in step._layers if layer.beside or isinstance(layer.attention, RecurrentPart)]
     assert recurrent
     assert all(isinstance((layer.beside or layer).out, GroupScaledLinear) for layer in recurrent)
+    reason = comparison.find_difference(
+        model, cache, lambda own: CudaNetwork(model, own), lambda own: EagerBackend(plain, own)
+    )
+    assert reason is None
+
+
+@pytest.mark.parametrize("kind", ["qwen-3-next", "granite-4-hybrid"])
+def test_steps_of_gguf_files(kind, tmp_path, monkeypatch):
+    """Projections of a module have types of their own there, and delta nets a product for each of theirs."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 16)
+        monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
+    monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
+    paths, options = written(tmp_path, kind), {"dtype": DTYPE, "device": DEVICE}
+    model = load_model(paths[0], narrow_groups=True, arrived=order_codes(DTYPE), **options)
+    join_equal_parts(model)
+    plain = load_model(paths[1], **options)
+    assert any(isinstance(module, JoinedLinear) for module in model.modules())
+    cache = room(model, 1, device=DEVICE, dtype=DTYPE)
     reason = comparison.find_difference(
         model, cache, lambda own: CudaNetwork(model, own), lambda own: EagerBackend(plain, own)
     )
