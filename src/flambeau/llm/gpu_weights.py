@@ -48,7 +48,7 @@ def can_use_kernels(
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < capability:
         return False
-    return arch.recurrence is None and not unknown_parts(arch)  # else Inductor would widen weights in each step
+    return not unknown_parts(arch)  # else Inductor would widen weights in each step
 
 
 def order_codes(dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:

@@ -51,7 +51,9 @@ def load_draft(
         return None
     path = Path(config.draft)
     groups = can_keep_groups(config, device, None)
-    narrow = can_keep_integers(config, device, None, read_declared(path))
+    declared = read_declared(path)
+    # A draft with states decodes in plain PyTorch, which would widen packed weights in each step.
+    narrow = declared.recurrence is None and can_keep_integers(config, device, None, declared)
     drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
     vocab_size = drafting.vocab_size
     if vocab_size != target.vocab_size:

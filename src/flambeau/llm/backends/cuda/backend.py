@@ -43,7 +43,7 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.hidden_states import HiddenStates
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import RowEmbedding, Transformer
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
 
@@ -377,6 +377,10 @@ class CudaBackend:
         from flambeau.llm.backends.cuda import one_row_step, persistent_step
 
         if self._states is not None or self.cache.states.has_layers:  # they keep hidden states to themselves
+            return None
+        if isinstance(
+            self.model.model.embed_tokens, RowEmbedding
+        ):  # they would keep a copy in 16 bits of all embeddings
             return None
         kinds: list[tuple[Any, Any]] = [
             (one_row_step.is_faster, one_row_step.OneRowStep),

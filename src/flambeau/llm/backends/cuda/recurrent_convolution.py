@@ -100,7 +100,8 @@ def convolve_tokens(  # type: ignore[no-untyped-def]
         if w < WIDTH - 1:
             is_kept = mask & ((before < 0) & is_old)[:, None]
             x += tl.load(window_at + (before + (WIDTH - 1))[:, None], mask=is_kept, other=0.0)
-        if ONE and w > 0:  # what is at this place was read in the turn before
+        if ONE and w > 0:  # what is at this place was read in the turn before, perhaps by another thread
+            tl.debug_barrier()
             tl.store(window_at + (w - 1), x, mask=mask)
         y += x * weight[None, :]
     if GATED:
@@ -148,6 +149,7 @@ def keep_windows(  # type: ignore[no-untyped-def]
             x = load_inputs(x_ptr, at, scale, is_new, T * OUTPUTS, CHANNELS, PARTS, GATED, SCALED, dtype)
             # A later place of the window than the one that is written: there is at least one token.
             x += tl.load(window_at + (w + length), mask=is_channel & (place < 0) & is_old, other=0.0)
+            tl.debug_barrier()  # another thread may have read what is there, for an earlier place
             tl.store(kept_at + w, x, mask=is_channel)
 
 

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.gpu_weights import order_codes
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
-from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
+from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, replace_layers
 from flambeau.llm.quantize.row_scaled import Fp8Linear
+from flambeau.llm.quantize.settings import QuantizationSettings
 from support.llm_steps import step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
@@ -388,6 +390,39 @@ def test_experts_with_scales_of_groups_compile(kind, launches):
             x = torch.empty(num_rows, model.arch.hidden_size, dtype=torch.bfloat16)
             chosen = torch.empty(num_rows, 4, dtype=torch.int32)
             kernel(x, chosen, torch.empty(num_rows, 4))
+    compile_all(launches)
+
+
+@pytest.mark.parametrize(("network", "kind"), [("Qwen3-Next-80B-A3B", "fp8 blocks"), ("Granite-4-H-Small", "Q4_K")])
+def test_packed_weights_of_recurrent_networks_compile(network, kind, launches):
+    shape, parts = RECURRENT[network]
+    recurrence = Recurrence(**{**shape, "layers": frozenset({0})})
+    model = random_network(**{"num_layers": 2, **parts, "recurrence": recurrence})
+    for mixer in (layer.mixer for layer in model.model.layers if hasattr(layer, "mixer")):
+        for parameter in mixer.parameters(recurse=False):
+            parameter.data = parameter.data.float()  # decays
+    arrange = order_codes(torch.bfloat16)
+    with torch.device("meta"):
+        replace_layers(
+            model,
+            QuantizationSettings(kind="int4"),
+            lambda linear, _: plain_layer(kind, linear.in_features, linear.out_features),
+        )
+        for name, module in [*model.named_modules()]:
+            if (other := arrange(name, module)) is not None:
+                model.set_submodule(name, other)
+    step = CudaNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16, num_slots=8))
+    for case, sequences in STEPS.items():
+        query_len = 0 if case == "prompt" else len(sequences[0][1])
+        inputs = step_inputs(sequences, query_len=query_len, has_states=True)
+        inputs.state_ends_T = torch.zeros_like(inputs.ids_T) if query_len > 1 else None
+        with torch.inference_mode():
+            if case == "prompt":
+                step.prefill(inputs, inputs.query_starts[1:] - 1)
+            else:
+                step.run(inputs.to(torch.device("meta")))
+    names = {kernel.__name__ for kernel, _, _ in launches}
+    assert {"multiply_one_row_of_groups", "multiply_rows_of_groups", "multiply_pairs", "convolve_tokens"} <= names
     compile_all(launches)
 
 

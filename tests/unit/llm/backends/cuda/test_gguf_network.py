@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.gpu_weights import join_equal_parts, order_codes
@@ -114,6 +116,19 @@ def test_the_kernels_for_one_sequence_leave_such_networks_alone(networks):
     assert few_row_kernel.kind_of(joined) is None
     assert one_row_step.weight_kinds(packed) == {None}
     assert persistent_step.weight_kind(packed) is None
+
+
+def test_the_kernels_for_one_sequence_make_no_copy_of_packed_embeddings(networks, monkeypatch):
+    """Also where all other layers are as these kernels read them."""
+    packed, _ = networks("Q4_K_M, tied")
+
+    def fail(*_):
+        raise AssertionError("this would widen all embeddings")
+
+    for kernels in (one_row_step, persistent_step):
+        monkeypatch.setattr(kernels, "is_faster", fail)
+    backend = SimpleNamespace(model=packed, cache=room(packed, 1), _states=None)
+    assert CudaBackend._build_one_row(backend, step_inputs(STEPS["one"], query_len=1), torch.zeros(1, 1)) is None
 
 
 @pytest.mark.parametrize("gates", [False, True])

@@ -179,6 +179,21 @@ def test_the_state_after_each_verified_token_is_kept(kind):
     layer.compare(inputs)
 
 
+@pytest.mark.parametrize("kind", ["Mamba 1", "Mamba 2", "short convolutions", "delta nets"])
+@torch.inference_mode()
+def test_verified_tokens_in_a_captured_step_with_padding(kind):
+    """A replay with fewer sequences than were captured; then one goes on from the slot of its last accepted token."""
+    layer = Layer(kind)
+    layer.compare(inputs_of({0: (0, [0] * 7), 1: (0, [0])}))
+    buffers = InputBuffers(inductor.dummy_inputs(4, 2, 8, DEVICE, has_states=True))
+    for first, slots in (({0: 7, 1: 1}, ([3, 4], [1, 5])), ({1: 3, 0: 8}, ([5, 1], [3, 4]))):
+        inputs = inputs_of({each: (place, [0] * 2) for each, place in first.items()}, query_len=2)
+        inputs.state_slots_S = torch.tensor([ends[0] for ends in slots])
+        inputs.state_ends_T = torch.tensor(slots).flatten()
+        buffers.fill(inputs)
+        layer.compare(inputs, buffers.inputs)
+
+
 @pytest.mark.parametrize("kind", ["Mamba 2", "delta nets"])
 @torch.inference_mode()
 def test_long_prompts(kind):
