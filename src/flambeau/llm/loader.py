@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -249,10 +249,8 @@ def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
 
 def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
     """Load a network of transformers, for checkpoints that the engine's own network does not know."""
-    try:
+    with named_reason(reason):
         limits = read_limits(path, trusts_code=config.trust_remote_code)
-    except CheckpointError as error:
-        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
     if wants_head(config):
         raise LLMError(
             f"{head_words(config)} reads hidden states of the engine's own network, and this model runs through "
@@ -266,9 +264,10 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
             "without, or speculative: true for n-grams"
         )
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
-    loaded = load_pretrained(
-        path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
-    )
+    with named_reason(reason):
+        loaded = load_pretrained(
+            path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
+        )
     drafts = draft is not None and bool(loaded.config.draft)
     return LoadedNetwork(
         arch=loaded.arch,
@@ -278,6 +277,15 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
         config=loaded.config,
         whole_prompts=loaded.whole_prompts,
     )
+
+
+@contextmanager
+def named_reason(reason: str) -> Iterator[None]:
+    """Say why the engine's own network was not used, where that of transformers cannot be loaded either."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
 
 
 def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> None:
