@@ -319,13 +319,25 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
     config = replace(config or EngineConfig(), **options)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
-    loaded = load_network(path, config, device, ranks)
+    with errors_only(logging.getLogger("flambeau.llm.checkpoints")):  # rank 0 reads the same files, and warns of them
+        loaded = load_network(path, config, device, ranks)
     assert loaded.adapters is not None
     following = partial(follow, loaded.backend, ranks, device, loaded.adapters, states=loaded.state_cache)
     if not isinstance(loaded.store, StoreFollower):
         return following
     loaded.store.start()
     return partial(following, loaded.store.join)
+
+
+@contextmanager
+def errors_only(source: logging.Logger) -> Iterator[None]:
+    """Leave out what this logger and those below it have to say but errors."""
+    level = source.level
+    source.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        source.setLevel(level)
 
 
 def load_network(
