@@ -254,14 +254,14 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
     if wants_head(config):
         raise LLMError(
             f"{head_words(config)} reads hidden states of the engine's own network, and this model runs through "
-            "transformers; use a draft model, or speculative: true for n-grams"
+            "transformers; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
     if draft is not None and draft.arch.recurrence is not None:
         raise LLMError(
             f"the draft {config.draft} has recurrent layers, and this model runs through transformers; use a draft "
-            "without, or speculative: true for n-grams"
+            "without, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
     with named_reason(reason):
