@@ -236,6 +236,10 @@ def explain_folder(folder: Path) -> str:
     files = [name for name in names if name.endswith(".py")]
     if files:
         remedy = f"rename the one with the handler to handler.py, or write handler: {files[0]} into a {CONFIG}"
+    elif "params.json" in names:  # Meta's and Mistral's own form of a language model
+        remedy = (
+            f"if it is a language model, use flambeau llm serve {folder}, or write handler: gpt_handler into a {CONFIG}"
+        )
     elif any(name.endswith(MODEL_SUFFIXES) for name in names):
         remedy = f"write handler: base_handler, or another one, into a {CONFIG} beside it"
     shown = ", ".join((files or names)[:MAX_SHOWN]) + (", …" if len(files or names) > MAX_SHOWN else "")

@@ -20,7 +20,8 @@ DRAFT_HELP = "Smaller checkpoint, or EAGLE head, that drafts tokens (speculative
 def llm_serve(
     ctx: typer.Context,
     checkpoint: Annotated[
-        str, typer.Argument(help="Hugging Face folder, model of the hub (org/name), or model.pth of gpt-fast.")
+        str,
+        typer.Argument(help="Hugging Face folder, GGUF file, model of the hub (org/name), or model.pth of gpt-fast."),
     ],
 ) -> None:
     """Serve a checkpoint with the OpenAI API.
@@ -60,7 +61,9 @@ def llm_bench(
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, one row each.")] = "1,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
-    draft: Annotated[Path | None, typer.Option(help=f"For a checkpoint: {DRAFT_HELP.lower()}")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help=f"For a checkpoint: {DRAFT_HELP[:1].lower()}{DRAFT_HELP[1:]}")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second and the time to the first token."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -171,26 +171,25 @@ def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
 
 def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
     """Load a network of transformers, for checkpoints that the engine's own network does not know."""
-    try:
+    with named_reason(reason):
         limits = read_limits(path, trusts_code=config.trust_remote_code)
-    except CheckpointError as error:
-        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
     if wants_head(config):
         raise LLMError(
             f"{head_words(config)} reads hidden states of the engine's own network, and this model runs through "
-            "transformers; use a draft model, or speculative: true for n-grams"
+            "transformers; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
     dtype = dtype_for(config, limits, device)
     draft = load_draft(config, limits, device, dtype)
     if draft is not None and draft.arch.recurrence is not None:
         raise LLMError(
             f"the draft {config.draft} has recurrent layers, and this model runs through transformers; use a draft "
-            "without, or speculative: true for n-grams"
+            "without, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
     draft_bytes = block_bytes(draft.arch, config.block_size, dtype) if draft else 0
-    loaded = load_pretrained(
-        path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
-    )
+    with named_reason(reason):
+        loaded = load_pretrained(
+            path, limits, config, device=device, dtype=dtype, reason=reason, draft_block_bytes=draft_bytes
+        )
     drafts = draft is not None and bool(loaded.config.draft)
     return LoadedNetwork(
         arch=loaded.arch,
@@ -200,6 +199,15 @@ def load_transformers(path: Path, config: EngineConfig, device: torch.device, re
         config=loaded.config,
         whole_prompts=loaded.whole_prompts,
     )
+
+
+@contextmanager
+def named_reason(reason: str) -> Iterator[None]:
+    """Say why the engine's own network was not used, where that of transformers cannot be loaded either."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
 
 
 def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> None:
@@ -233,13 +241,25 @@ def load_follower(path: Path, config: EngineConfig | None = None, **options: Any
     config = replace(config or EngineConfig(), **options)
     device = device_for(config)
     ranks = TensorParallelGroup.join(device)
-    loaded = load_network(path, config, device, ranks)
+    with errors_only(logging.getLogger("flambeau.llm.checkpoints")):  # rank 0 reads the same files, and warns of them
+        loaded = load_network(path, config, device, ranks)
     assert loaded.adapters is not None
     following = partial(follow, loaded.backend, ranks, device, loaded.adapters, states=loaded.state_cache)
     if not isinstance(loaded.store, StoreFollower):
         return following
     loaded.store.start()
     return partial(following, loaded.store.join)
+
+
+@contextmanager
+def errors_only(source: logging.Logger) -> Iterator[None]:
+    """Leave out what this logger and those below it have to say but errors."""
+    level = source.level
+    source.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        source.setLevel(level)
 
 
 def load_network(

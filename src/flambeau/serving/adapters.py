@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ModelNotFound, Unavailable
+from flambeau.logs.line_formats import printable
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
 from flambeau.wire.generation import Adapter, AdapterChange, encode_adapter_change
 
 if TYPE_CHECKING:
     from flambeau.serving.model import Model
     from flambeau.serving.workers.remote_worker import RemoteWorker
+
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterTable:
@@ -74,6 +79,7 @@ async def load_adapter(model: Model, name: str, path: str) -> None:
         await change(model, ready_workers(model), AdapterChange(adapter, False))
         raise
     model.adapters.add(adapter)
+    logger.info("model %s has loaded the adapter %s from %s", *map(printable, (model.name, name, path)))
 
 
 async def unload_adapter(model: Model, name: str) -> None:
@@ -84,6 +90,7 @@ async def unload_adapter(model: Model, name: str) -> None:
         raise ModelNotFound(f"The model {model.name!r} has no adapter {name!r}; it has {known}.")
     model.adapters.remove(name)
     await change(model, [worker for worker in model.pool.workers if worker.is_ready], AdapterChange(adapter, False))
+    logger.info("model %s has unloaded the adapter %s", *map(printable, (model.name, name)))
 
 
 def ready_workers(model: Model) -> list[RemoteWorker]:

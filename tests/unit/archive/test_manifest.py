@@ -196,6 +196,10 @@ def test_manifest_comes_first(tmp_path):
         ([], "is empty; a model folder has a handler.py"),
         (["mine.py", "notes.txt"], "holds mine.py, but no handler.py; rename the one with the handler"),
         (["a.pt", "b.pt"], "holds a.pt, b.pt, but no handler.py; write handler: base_handler"),
+        (
+            ["consolidated.safetensors", "params.json"],
+            "but no handler.py; if it is a language model, use flambeau llm serve",
+        ),
         ([".hidden"], "is empty"),
         ([f"{i}.txt" for i in range(9)], "3.txt, 4.txt, …, but no handler.py"),
     ],

@@ -117,3 +117,14 @@ def test_gguf_file_for_a_cluster_is_linked_alone(tmp_path):
     handler = yaml.safe_load((folder / "model-config.yaml").read_text())["handler"]
     assert handler["model_path"] == "checkpoint.gguf"
     assert (folder / "checkpoint.gguf").read_text() == "weights"
+
+
+def test_help_keeps_the_names_of_what_it_takes():
+    import typer
+
+    from flambeau.cli.llm_commands import llm_app
+
+    commands = typer.main.get_command(llm_app).commands
+    helps = {(name, option.name): option.help or "" for name in commands for option in commands[name].params}
+    assert helps["bench", "draft"].startswith("For a checkpoint: smaller checkpoint, or EAGLE head")
+    assert "GGUF file" in helps["serve", "checkpoint"]

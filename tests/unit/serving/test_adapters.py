@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from flambeau.serving.adapters import AdapterTable
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from flambeau.errors import BadRequest
+from flambeau.serving import adapters
+from flambeau.serving.adapters import AdapterTable, load_adapter, unload_adapter
 from flambeau.wire.generation import Adapter
 
 
@@ -41,3 +49,22 @@ def test_an_adapter_of_the_settings_that_was_unloaded_stays_so_when_a_worker_sta
     assert table.names == []
     table.add(table.new("a", "/new"))
     assert table.find("a").path == "/new"
+
+
+def test_the_log_has_a_line_for_each_change(monkeypatch, caplog):
+    async def change(model, workers, what):
+        if what.adapter.path == "/bad":
+            raise BadRequest("no adapter")
+
+    monkeypatch.setattr(adapters, "change", change)
+    worker = SimpleNamespace(is_ready=True, is_retiring=False)
+    model = SimpleNamespace(name="base", adapters=AdapterTable(), pool=SimpleNamespace(workers=[worker]))
+    with caplog.at_level(logging.INFO, logger="flambeau.serving.adapters"):
+        asyncio.run(load_adapter(model, "sql", "/sql"))
+        with pytest.raises(BadRequest):
+            asyncio.run(load_adapter(model, "other", "/bad"))
+        asyncio.run(unload_adapter(model, "sql"))
+    assert caplog.messages == [
+        "model base has loaded the adapter sql from /sql",
+        "model base has unloaded the adapter sql",
+    ]

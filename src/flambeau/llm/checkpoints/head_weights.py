@@ -293,7 +293,7 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
         raise LLMError(
             f"speculative: mtp needs a layer of multi-token prediction, and {path} has none that is known (of DeepSeek "
             f"V3, GLM, MiMo, Ernie 4.5 or Qwen){why_unknown(files, arch)}; use a draft model, an EAGLE head, or "
-            "speculative: true for n-grams"
+            "n-grams of the text (speculative: true, or --speculative lookup)"
         )
     own = [stored.name for file in files for stored in file if re.search(naming.selects, stored.name)]
     is_sparse = any(map(ROUTED.search, own))  # Ernie's has no experts, though the layers before it have

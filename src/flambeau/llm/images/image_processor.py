@@ -161,7 +161,10 @@ def checked_settings(
     own = {key: value for key, value in read_settings(folder).items() if value is not None}
     known = (*defaults, *others, *WITHOUT_EFFECT)
     if unknown := [key for key in own if key not in known]:
-        raise CheckpointError(f"{folder / SETTINGS} has {', '.join(unknown)}, which are not known here")
+        raise CheckpointError(
+            f"{folder / SETTINGS} has settings that are not supported: {', '.join(unknown)}; remove "
+            "them if the model was trained without them"
+        )
     given = {**defaults, **own}
     for key, value in supported.items():
         if given[key] != value:

@@ -200,7 +200,7 @@ def check_supported(config: Config, family: Family) -> None:
         )
     if quantization and quantization.get("quant_method") not in (*QUANTIZATION_METHODS, *family.dequantizes):
         raise CheckpointError(
-            f"weights quantized by {quantization.get('quant_method')!r} are not supported; "
+            f"weights quantized by {quantization.get('quant_method')!r} are not supported: "
             "use the original checkpoint and quantize it with `flambeau llm quantize`"
         )
 

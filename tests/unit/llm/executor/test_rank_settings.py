@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from flambeau.llm import loader
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import parallel
@@ -94,3 +97,18 @@ def test_a_sum_that_a_rank_takes_no_part_in_raises_on_all_of_them(others, monkey
 
     for found in run_as_threads(monkeypatch, take_part):
         assert "could not be read on all ranks" in found
+
+
+def test_rank_0_alone_says_what_the_files_have(monkeypatch, caplog):
+    def load_network(*_: object) -> SimpleNamespace:
+        logging.getLogger("flambeau.llm.checkpoints.checkpoint").warning("of the files")
+        logging.getLogger("flambeau.llm.checkpoints.checkpoint").error("an error")
+        logging.getLogger("flambeau.llm.loader").warning("of the rank")
+        return SimpleNamespace(backend=None, adapters=(), state_cache=None, store=None)
+
+    monkeypatch.setattr(loader, "load_network", load_network)
+    monkeypatch.setattr(TensorParallelGroup, "join", lambda _: None)
+    with caplog.at_level(logging.INFO):
+        loader.load_follower(Path("a"), device="cpu")
+    assert caplog.messages == ["an error", "of the rank"]
+    assert logging.getLogger("flambeau.llm.checkpoints").level == logging.NOTSET

@@ -149,7 +149,7 @@ def test_tokens_are_counted_without_decoding(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ({"do_pan_and_scan": True}, "not supported: do_pan_and_scan; remove"),
         ({"do_center_crop": True}, "do_center_crop"),
         ({"fps": 2}, "fps"),
         ({"do_resize": False}, "do_resize"),

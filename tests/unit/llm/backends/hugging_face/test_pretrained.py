@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.backends.hugging_face.pretrained import UNLIMITED, model_class, read_limits, read_pretrained
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.loader import load_transformers
+from flambeau.llm.loader import load_engine, load_transformers
+from support.checkpoints import reference
 from support.other_networks import VOCAB_SIZE, load_other, write_other
+from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "trusts_code": False}
 
@@ -94,6 +96,29 @@ def test_without_the_package_the_error_names_both_ways(arcee, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"Arcee is too new; .*flambeau\[transformers\]"):
         load_transformers(arcee, EngineConfig(), torch.device("cpu"), "Arcee is too new; supported are others")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "unheard_of"}}, "'unheard_of' are not supported: use the original"),
+        (
+            {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "sparse_config": {"a": 1}},
+            "sparse_config",
+        ),
+    ],
+)
+def test_the_reason_is_named_where_transformers_cannot_help(tmp_path, changes, words):
+    """Neither network can be loaded: what the engine's own does not support is the more useful half of the message."""
+    reference("mistral").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_json_tokenizer(tmp_path, byte_level_json())
+    with pytest.raises(CheckpointError, match=words):
+        load_engine(tmp_path)
 
 
 OWN_CODE = """
