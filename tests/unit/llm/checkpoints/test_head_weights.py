@@ -192,7 +192,9 @@ def test_what_a_head_does_not_work_with_is_refused(target, model, tmp_path):
         load(target, draft=str(folder), speculation="mtp")
     with pytest.raises(LLMError, match=r"this model runs through transformers; use a draft model"):
         load_engine(STORYTELLER / "target", draft=str(folder), model_impl="transformers", device="cpu")
-    with pytest.raises(LLMError, match=r"needs a layer of multi-token prediction, and .* has none.*--speculative lookup"):
+    with pytest.raises(
+        LLMError, match=r"needs a layer of multi-token prediction, and .* has none.*--speculative lookup"
+    ):
         load(target, speculation="mtp")
 
 

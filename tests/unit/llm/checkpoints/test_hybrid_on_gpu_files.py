@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from flambeau.llm import loader
+from flambeau.llm import proposers
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
@@ -111,8 +111,8 @@ def test_a_draft_with_recurrent_layers_is_dequantized(tmp_path, monkeypatch):
     """Its decode steps run as plain PyTorch, which would widen packed weights each time."""
     path, _ = written(tmp_path, "granite-4-hybrid")
     target = read_architecture(path)
-    monkeypatch.setattr(loader, "can_keep_integers", lambda *_: True)
-    draft = loader.load_draft(
+    monkeypatch.setattr(proposers, "can_keep_integers", lambda *_: True)
+    draft = proposers.load_draft(
         EngineConfig(draft=str(path), device="cpu", compile=False), target, torch.device("cpu"), torch.float32
     )
     assert not any(isinstance(module, CudaGroupedLinear | CudaGroupedStack) for module in draft.modules())
