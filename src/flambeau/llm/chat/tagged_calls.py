@@ -172,7 +172,7 @@ class GemmaParser(TaggedCallParser):
         self._put_arguments("[")
         is_first = True
         while (character := (yield from self._peek())) != "]":
-            if not character:
+            if character in ("", "}"):  # no value begins with a brace that closes: nothing would be read, for ever
                 return False
             if character == ",":
                 self._at += 1

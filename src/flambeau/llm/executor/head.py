@@ -109,11 +109,12 @@ class HeadProposer:
         self._inputs, self._sampler = inputs, sampler
         self._device = model.cache.keys[0].device
         self._num_depths = model.head.settings.num_depths
+        self._dtype = model.head.embed(torch.zeros(1, dtype=torch.int64, device=self._device)).dtype
         self._waiting: dict[Sequence, WaitingEntries] = {}
 
     def observe(self, spans: Many[TokenSpan]) -> None:
         """Keep the hidden states of these tokens; a block of entries is computed at once."""
-        states_TX = self._model.states.take()
+        states_TX = self._model.states.take().to(self._dtype)  # the kernels of the CPU write float32
         due = []
         for span in spans:
             waiting = self._waiting.get(span.sequence)

@@ -170,7 +170,7 @@ def aligned(tensor: Tensor) -> Tensor:
 
 def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
     """The outputs [tokens, O] with the type and leading dimensions of the inputs, plus the bias."""
-    y = y.to(x.dtype).view(*x.shape[:-1], -1)
+    y = y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])  # also of no tokens
     return y if bias is None else y + bias
 
 

@@ -297,6 +297,16 @@ def test_thought_that_the_prompt_opened_begins_at_once():
     assert parse("hermes", "No end", starts_in_thought=True) == ("No end", "", [])
 
 
+@pytest.mark.parametrize("name", ["functiongemma", "gemma4"])
+@pytest.mark.parametrize("text", ["call:weather{more:{a:[1,2}}", "call:weather{days:[}", "call:weather{days:[[1}]}"])
+def test_a_list_that_a_brace_closes_ends_the_call(name, text):
+    open_, close = TOOL_FORMATS[name].parser.open, TOOL_FORMATS[name].parser.close
+    for cuts in ((), range(1, len(open_ + text))):
+        _, _, [(called, arguments)] = parse(name, f"{open_}{text}{close}", cuts)
+        assert called == "weather"
+        assert len(arguments) < 40
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss"])
 def test_other_marks_of_reasoning(name):
     marks = REASONING_FORMATS[name].markers

@@ -117,13 +117,26 @@ def test_a_layer_computes_what_that_of_transformers_does(kind, tmp_path):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_texts_are_those_without_it(kind, compiles, tmp_path, monkeypatch):
     """Also where the other layers are recurrent, and this one attends."""
+    check_texts(kind, tmp_path, monkeypatch, compile=compiles)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("kind", ["deepseek-v3", "qwen-3.5-moe"])
+def test_a_layer_in_bfloat16_reads_hidden_states_that_the_kernels_write_in_float32(
+    kind, quantization, tmp_path, monkeypatch
+):
+    check_texts(kind, tmp_path, monkeypatch, dtype="bfloat16", quantization=quantization)
+
+
+def check_texts(kind, folder, monkeypatch, **options):
+    """With proposals and without."""
     monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
-    write(tmp_path, kind)
+    write(folder, kind)
     prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
-    config = EngineConfig(device="cpu", compile=compiles, num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
+    config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3, **options)
     texts = []
     for speculation in (None, "mtp"):
-        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
+        loaded = load_network(folder, replace(config, speculation=speculation), CPU, None)
         loaded.backend.wait_until_compiled(timeout_s=250)
         engine = Engine(
             *(loaded.arch, loaded.backend),

@@ -48,6 +48,13 @@ class TestFasterLayers:
         use_fast_layers(model, torch.float32)
         assert (model.layer(x) - expected).abs().max() <= 0.01 * expected.abs().max()
 
+    @pytest.mark.parametrize("kind", ["int8", "int4"])
+    def test_no_tokens_give_no_outputs(self, linear, kind):
+        """The last layer has none in a step of a prompt that goes on."""
+        model = nn.ModuleDict({"layer": layer_of(kind, linear)})
+        use_fast_layers(model, torch.float32)
+        assert model.layer(torch.ones(0, 128)).shape == (0, 48)
+
     def test_rows_that_pytorch_cannot_read_stay_as_they_are(self):
         model = nn.ModuleDict({"layer": layer_of("int8", nn.Linear(56, 8).requires_grad_(False))})
         use_fast_layers(model, torch.float32)
