@@ -220,7 +220,7 @@ def test_node_is_lost_under_load_and_streams(server, ray):
     print(f"\nnode killed, longest gap of a stream: {max(gaps_s):.2f} s", flush=True)
     assert max(gaps_s) < MAX_GAP_S
     lost = [w for w in server.describe("bard")["workers"] if "was lost" in w.get("lastFailure", {}).get("reason", "")]
-    assert len(lost) == 1
+    assert len(lost) == sum(worker["model"] == "bard" for worker in doomed)  # Ray may have put both on this node
     assert {worker["nodeIds"][0] for worker in settled(server)}.isdisjoint({node})
     assert server.manage("DELETE", "/models/bard").status == 200
 
