@@ -194,11 +194,11 @@ def tell(server, seed):
 
 def test_node_is_lost_under_load_and_streams(server, ray):
     register(server, "bard", 2)
-    settled(server, 2, "bard")
+    bards = settled(server, 2, "bard")
     alone = [text.result() for text in server.at_once(lambda i: read_all(tell(server, i)), [*range(NUM_TEXTS)])]
     time.sleep(3)  # Ray prepares processes for the next agents
-    [victim, _] = settled(server)
-    node = victim["nodeIds"][0]
+    node = bards[0]["nodeIds"][0]
+    [victim] = [worker for worker in settled(server) if worker["nodeIds"] == [node]]
     doomed = [w for w in cluster(server)["workers"] if w.get("nodeIds") == [node]]
     assert {worker["model"] for worker in doomed} == {"napper", "bard"}
     pids = [ray.raylets[node], *(pid for w in doomed for pid in (*w["agents"], *w["pids"]))]
