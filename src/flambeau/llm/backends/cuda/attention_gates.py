@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
-from flambeau.llm.backends.cuda.recurrent_numbers import Projection, load_sum
+from flambeau.llm.backends.cuda.projection import Projection, load_sum
 
 BLOCK = 1024
 

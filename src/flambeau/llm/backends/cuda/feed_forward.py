@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
-from flambeau.llm.backends.cuda.gates import gate_scaled
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, group_scaled_experts, is_group_scaled
 from flambeau.llm.backends.cuda.linear import MAX_ROWS, KernelLinear, one_row
 from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.router import can_route, route
+from flambeau.llm.backends.cuda.scaled_gates import gate_scaled
 from flambeau.llm.models.architecture import Activation
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.quantize.quantizer import ExpertStack

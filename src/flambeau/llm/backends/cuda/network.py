@@ -47,7 +47,7 @@ from flambeau.llm.backends.cuda.recurrent_layer import (
     first_projection,
     recurrent_part,
 )
-from flambeau.llm.backends.cuda.recurrent_numbers import Sequences, sequences_of
+from flambeau.llm.backends.cuda.recurrent_sequences import Sequences, sequences_of
 from flambeau.llm.backends.cuda.rope import HeadParts, rope
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.inputs import StepInputs

@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
-from flambeau.llm.backends.cuda.recurrent_numbers import Projection, Sequences, load_sum, silu, span_of
+from flambeau.llm.backends.cuda.projection import Projection, load_sum
+from flambeau.llm.backends.cuda.recurrent_sequences import Sequences, silu, span_of
 
 BLOCK = 256  # channels of a program
 TOKENS = 8  # of a program, in prompts

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from flambeau.llm.backends.cuda import recurrent_scans
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.projection import Projection
 from flambeau.llm.backends.cuda.recurrent_convolution import KernelConvolution
-from flambeau.llm.backends.cuda.recurrent_numbers import CHUNK, Projection, Sequences
 from flambeau.llm.backends.cuda.recurrent_outputs import KernelGatedNorm, split
+from flambeau.llm.backends.cuda.recurrent_sequences import CHUNK, Sequences
 from flambeau.llm.backends.cuda.recurrent_updates import (
     launch_options,
     new_outputs,

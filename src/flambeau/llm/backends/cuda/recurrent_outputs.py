@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
-from flambeau.llm.backends.cuda.recurrent_numbers import Projection, load_sum, silu
+from flambeau.llm.backends.cuda.projection import Projection, load_sum
+from flambeau.llm.backends.cuda.recurrent_sequences import silu
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]

@@ -16,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flambeau.llm.backends.cuda.recurrent_numbers import load_sum, silu, softplus, span_of
+from flambeau.llm.backends.cuda.projection import load_sum
+from flambeau.llm.backends.cuda.recurrent_sequences import silu, softplus, span_of
 
 NUMBERS = 4096  # of a state that a program has
 CHUNK_NUMBERS = 8192  # of a chunk's B: 64 tokens of 128
@@ -43,6 +44,7 @@ def scan_heads(  # type: ignore[no-untyped-def]
     at = states_ptr + ((slot * HEADS + head) * SIZE + p)[:, None] * STATE + n[None, :]
     mask = is_row[:, None] & is_number[None, :]
     state = tl.load(at, mask=mask & is_old, other=0.0)
+    tl.debug_barrier()  # another thread may write to these places in the end
     for first in range(0, end - start, CHUNK):
         # Offsets inside of a chunk have 32 bits, which takes fewer registers.
         projected = projected_ptr + (start + first) * OUTPUTS
@@ -148,6 +150,7 @@ def scan_keys(  # type: ignore[no-untyped-def]
     at = states_ptr + ((slot * HEADS + head) * KEY + n)[:, None] * SIZE + v[None, :]
     mask = is_number[:, None] & is_column[None, :]
     state = tl.load(at, mask=mask & is_old, other=0.0)
+    tl.debug_barrier()  # another thread may write to these places in the end
     for place in range(0, end - start, CHUNK):
         first = start + place
         is_token = each < end - first

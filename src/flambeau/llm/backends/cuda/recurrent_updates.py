@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
-from flambeau.llm.backends.cuda.recurrent_numbers import Sequences, load_sum, silu, softplus, span_of
+from flambeau.llm.backends.cuda.projection import load_sum
+from flambeau.llm.backends.cuda.recurrent_sequences import Sequences, silu, softplus, span_of
 
 NUMBERS = 4096  # of a state that a program has
 NUM_WARPS = 4
@@ -49,6 +50,7 @@ def update_heads(  # type: ignore[no-untyped-def]
     is_any = start < end
     wait_for_previous(OVERLAPS)
     state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    tl.debug_barrier()  # another thread may write to these places in the end
     for number in range(end - start):
         t = start + number
         if ENDS:
@@ -97,6 +99,7 @@ def update_channels(  # type: ignore[no-untyped-def]
     is_any = start < end
     wait_for_previous(OVERLAPS)
     state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    tl.debug_barrier()  # another thread may write to these places in the end
     for number in range(end - start):
         t = start + number
         if ENDS:
@@ -143,6 +146,7 @@ def update_keys(  # type: ignore[no-untyped-def]
     is_any = start < end
     wait_for_previous(OVERLAPS)
     state = tl.load(states_ptr + slot * size + place, mask=mask & is_old, other=0.0)
+    tl.debug_barrier()  # another thread may write to these places in the end
     for number in range(end - start):
         t = start + number
         if ENDS:

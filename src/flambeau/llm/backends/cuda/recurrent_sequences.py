@@ -1,6 +1,6 @@
-"""What the kernels of recurrent layers share: the sequences of a step, sums of parts, and functions of float32 numbers.
+"""The sequences of a step as the kernels of recurrent layers read them, and functions of float32 numbers.
 
-Shapes: T tokens of the step · S sequences · M chunks of their tokens · N outputs of a projection · P parts of its sums
+Shapes: T tokens of the step · S sequences · M chunks of their tokens
 """
 
 from __future__ import annotations
@@ -15,15 +15,6 @@ from torch import Tensor
 from flambeau.llm.executor.inputs import StepInputs
 
 CHUNK = 32  # tokens of a delta net whose system is solved at once
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def load_sum(ptr, at, mask, stride, PARTS: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Outputs of a projection, whose parts are `stride` apart, in float32 but rounded as the network's numbers are."""
-    x = tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(ptr + part * stride + at, mask=mask, other=0.0).to(tl.float32)
-    return x.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -62,25 +53,6 @@ def span_of(sequence, starts_ptr, slots_ptr, positions_ptr, ONE: tl.constexpr): 
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
     is_old = tl.load(positions_ptr + start, mask=start < end, other=0) > 0
     return start, end, slot, is_old
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """Outputs [T, N] of a linear layer, or parts [P, T, N] of their sums."""
-
-    rows: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.rows.shape[-1]
-
-    @property
-    def num_parts(self) -> int:
-        return self.rows.shape[0] if self.rows.dim() == 3 else 1
-
-    def whole(self, dtype: torch.dtype) -> Projection:
-        """The same in one part."""
-        return Projection(self.rows.sum(0).to(dtype)) if self.rows.dim() == 3 else self
 
 
 @dataclass(frozen=True, slots=True)
