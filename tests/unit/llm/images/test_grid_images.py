@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.core.outputs import Completion
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
@@ -24,6 +23,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 # Seeds, widths and heights of images.
 WIDE, TALL, SMALL, OTHER = (1, 120, 40), (2, 50, 75), (3, 20, 20), (4, 120, 40)
 TEXT = [*range(30, 60)]
+
+
+RECURRENT = ("qwen_3.5", "qwen_3.5_moe")
+ATTENDING = tuple(kind for kind in KINDS if kind not in RECURRENT)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -151,10 +154,9 @@ def test_requests_with_and_without_images_run_together_in_chunks(made, step_toke
         check(made[1], engine, prompt, tuple(part for part in CHATS[name] if isinstance(part, tuple)), completion)
 
 
+@pytest.mark.parametrize("made", ATTENDING, indirect=True)  # states of such short prompts are not kept
 def test_an_image_in_the_second_turn(made):
     """It changes the positions of what comes before, whose blocks are then not shared."""
-    if read_architecture(made[0]).recurrence is not None:
-        pytest.skip("states of such short prompts are not kept")
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4)
     first = ([20, 30, 40, 50, 60, 70, 80, 90], WIDE, [50, 60])
     prompt, images = prompt_of(engine, *first)
@@ -176,9 +178,8 @@ def test_an_image_in_the_second_turn(made):
     check(made[1], engine, longer, (WIDE, TALL), third)
 
 
+@pytest.mark.parametrize("made", RECURRENT, indirect=True)
 def test_states_of_recurrent_layers_are_kept_behind_images(made):
-    if read_architecture(made[0]).recurrence is None:
-        pytest.skip("it has none")
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4, max_step_tokens=100)
     chats = {"image": ([*range(20, 320)], WIDE, [50, 60]), "other": ([*range(20, 320)], TALL, [50, 60])}
     for name, cached in (("image", 0), ("image", 376), ("other", 0), ("image", 376), ("other", 356)):
@@ -219,9 +220,8 @@ def test_a_preempted_request_reads_its_image_again(made):
         check(made[1], small, prompt, (chat[1],), completion)
 
 
+@pytest.mark.parametrize("made", ATTENDING, indirect=True)  # states are not kept there
 def test_prefixes_in_host_memory_are_those_of_text_alone(made, engine):
-    if engine.arch.recurrence is not None:
-        pytest.skip("states are not kept there")
     small = Engine.from_pretrained(
         made[0], compile=False, device="cpu", block_size=4, num_blocks=32, kv_host_memory_mb=16
     )

@@ -25,6 +25,7 @@ from support.checkpoints import KINDS_OF_ALL, config_of
 from support.llm_steps import BLOCK_SIZE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+UNKNOWN = ("nemotron-h-moe",)  # experts without gates
 REPEATS = 9  # of steps of few rows, with other tokens
 MAX_RATIO, SMALL_ERROR = 1.5, 0.002
 LARGE_RATIO = 2.5  # of the medians of few rows
@@ -128,12 +129,11 @@ def kernels(model, cache):
     return CudaNetwork(fast, cache)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs_gpu) for kind in KINDS_OF_ALL])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs_gpu) for kind in KINDS_OF_ALL if kind not in UNKNOWN])
 @torch.inference_mode()
 def test_families(kind):
     arch = from_hugging_face(config_of(kind))
-    if unknown_parts(arch):
-        pytest.skip("the kernels do not know experts without gates")
+    assert not unknown_parts(arch)
     assert Networks(random_network(arch), kernels).find_error() is None
 
 

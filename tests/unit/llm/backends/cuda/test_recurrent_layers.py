@@ -22,7 +22,7 @@ from support.tiny_models import tiny_hybrid
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda.recurrent_layer import first_projection, recurrent_part
-from flambeau.llm.backends.cuda.recurrent_numbers import sequences_of
+from flambeau.llm.backends.cuda.recurrent_sequences import sequences_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
