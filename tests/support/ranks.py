@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +22,8 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
 from flambeau.llm.quantize.quantizer import build
+
+T = TypeVar("T")
 
 
 def free_ports(number: int) -> list[int]:
@@ -53,14 +57,12 @@ def run_ranks(folder: Path, size: int, script: str, given: object, timeout_s: fl
     return [json.loads(line) for line in outputs[0].splitlines()]
 
 
-def logits_in_threads(path: Path, size: int, ids: list[int], monkeypatch: Any) -> list[Tensor]:
-    """The logits that each rank of a checkpoint's plain network finds, where ranks are threads of this process."""
-    arch = read_architecture(path)
+def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], T], size: int = 2) -> list[T]:
+    """What each rank computes, where ranks are threads of this process; sums over ranks are sums over threads."""
     meeting = threading.Barrier(size, timeout=60)
-    own, found = threading.local(), {}
-    parts: dict[int, Tensor] = {}
+    own, parts, found = threading.local(), {}, {}
 
-    def all_reduce(y: Tensor) -> None:
+    def all_reduce(y: Tensor, group: object = None) -> None:
         parts[own.rank] = y.clone()
         meeting.wait()
         y.copy_(sum(parts[rank] for rank in range(size)))
@@ -69,15 +71,9 @@ def logits_in_threads(path: Path, size: int, ids: list[int], monkeypatch: Any) -
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
 
     def run(rank: int) -> None:
-        own.rank, shard = rank, Shard(arch, rank, size)
+        own.rank = rank
         try:
-            model = load_model(
-                path, dtype=torch.float32, build=lambda _: build(local_architecture(arch, size)), shard=shard
-            )
-            add_all_reduce(model, shard)
-            with torch.inference_mode():
-                hidden = model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention())
-                found[rank] = model.logits(hidden)
+            found[rank] = compute(rank)
         finally:
             if rank not in found:
                 meeting.abort()
@@ -88,3 +84,19 @@ def logits_in_threads(path: Path, size: int, ids: list[int], monkeypatch: Any) -
     for thread in threads:
         thread.join()
     return [found[rank] for rank in range(size)]
+
+
+def logits_in_threads(path: Path, size: int, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The logits that each rank of a checkpoint's plain network finds."""
+    arch = read_architecture(path)
+
+    def compute(rank: int) -> Tensor:
+        shard = Shard(arch, rank, size)
+        model = load_model(
+            path, dtype=torch.float32, build=lambda _: build(local_architecture(arch, size)), shard=shard
+        )
+        add_all_reduce(model, shard)
+        with torch.inference_mode():
+            return model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
+
+    return run_as_threads(monkeypatch, compute, size)

@@ -1,25 +1,18 @@
-"""Two ranks of a network: as threads of this process that compute logits, or as processes that generate tokens."""
+"""Parts of a network for some ranks, and processes that generate tokens with them."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
 
 from flambeau.llm.checkpoints.checkpoint import Arrived, load_model, read_architecture
-from flambeau.llm.executor import parallel
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build
 from support.ranks import run_ranks
-
-T = TypeVar("T")
 
 GENERATE = """
 import json, os, sys
@@ -65,31 +58,6 @@ def load_part(folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None
     )
     add_all_reduce(part, shard)
     return part
-
-
-def run_as_threads(monkeypatch: pytest.MonkeyPatch, compute: Callable[[int], T]) -> list[T]:
-    """What two ranks compute; sums over ranks are sums over threads."""
-    meeting = threading.Barrier(2, timeout=60)
-    sums: dict[str, Tensor] = {}
-
-    def all_reduce(y: Tensor, group: object = None) -> None:
-        sums[threading.current_thread().name] = y.clone()
-        meeting.wait()
-        y.copy_(sums["rank 0"] + sums["rank 1"])
-        meeting.wait()
-
-    monkeypatch.setattr(parallel.dist, "all_reduce", all_reduce)
-    found: dict[int, T] = {}
-
-    def run(rank: int) -> None:
-        found[rank] = compute(rank)
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(2)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_arc
 from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs
-from support.sharded import load_part, run_as_threads
+from support.ranks import run_as_threads
+from support.sharded import load_part
 
 pytest.importorskip("peft")
 

@@ -23,7 +23,8 @@ from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.sharded import OPTIONS, generate_on_ranks, load_part, run_as_threads
+from support.ranks import run_as_threads
+from support.sharded import OPTIONS, generate_on_ranks, load_part
 from support.tiny_models import ARCH
 from support.weights import logits_of
 

@@ -19,7 +19,8 @@ from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.sharded import OPTIONS, generate_on_ranks, run_as_threads
+from support.ranks import run_as_threads
+from support.sharded import OPTIONS, generate_on_ranks
 
 PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
 
