@@ -21,6 +21,7 @@ from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.core.state_slots import StateSlots
+from flambeau.llm.core.step_limits import StepLimits
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
@@ -113,15 +114,17 @@ class Engine:
         kind = "cuda" if device.startswith("cuda") else "cpu"
         self._scheduler = Scheduler(
             self._pool,
-            max_num_seqs=config.max_num_seqs,
-            max_step_tokens=config.max_step_tokens,
-            prompt_step_tokens=config.max_step_tokens * PROMPT_STEPS[kind],
-            short_step_tokens=SHORT_STEP_TOKENS[kind],
-            min_late_chunk=MIN_LATE_CHUNK[kind],
-            attention_span=arch.attention_span,
+            StepLimits(
+                max_num_seqs=config.max_num_seqs,
+                max_step_tokens=config.max_step_tokens,
+                prompt_step_tokens=config.max_step_tokens * PROMPT_STEPS[kind],
+                short_step_tokens=SHORT_STEP_TOKENS[kind],
+                min_late_chunk=MIN_LATE_CHUNK[kind],
+                attention_span=arch.attention_span,
+                whole_prompts=whole_prompts,
+            ),
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
-            whole_prompts=whole_prompts,
             state_slots=slots,
             restores=self._restores,
             switch_length=arch.switch_length,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.core.outputs import SampledTokens, StepOutput
-from flambeau.llm.core.scheduler import Chunk, StepPlan
 from flambeau.llm.core.sequence import Sequence
+from flambeau.llm.core.step_plan import Chunk, StepPlan
 from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens, run_prefill
 from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
 from flambeau.llm.executor.state_cache import StateCache

@@ -1,24 +1,18 @@
-"""The scheduler decides without tensors: who runs, how many tokens, and who has to give way."""
+"""The scheduler decides without tensors: which sequences run, how many tokens of each, and which are preempted."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
-from flambeau.llm.core.scheduler import (
-    Scheduler,
-    StepPlan,
-    affordable_length,
-    append_tokens,
-    chunk_cost,
-    cut_at_end,
-    with_whole_images,
-)
+from flambeau.llm.core.scheduler import Scheduler, ignore_removal
 from flambeau.llm.core.sequence import EncodedImage, NoDetokenizer, PromptImage, Sequence
+from flambeau.llm.core.step_limits import StepLimits, chunk_cost
+from flambeau.llm.core.step_plan import StepPlan
 from flambeau.llm.sampling_params import SamplingParams
 
 
@@ -35,9 +29,16 @@ def new(name: str, num_tokens: int, max_length: int = 64) -> Sequence:
     )
 
 
-def scheduler(num_blocks: int = 33, **options: object) -> Scheduler:
+def scheduler(
+    num_blocks: int = 33,
+    *,
+    eos_ids: Collection[int] = (),
+    on_remove: Callable[[Sequence], None] = ignore_removal,
+    **limits: int,
+) -> Scheduler:
     pool = BlockPool(num_blocks, 4, prefix_cache=False)
-    return Scheduler(pool, **{"max_num_seqs": 4, "max_step_tokens": 16, **options})
+    step_limits = StepLimits(**{"max_num_seqs": 4, "max_step_tokens": 16, **limits})
+    return Scheduler(pool, step_limits, eos_ids=eos_ids, on_remove=on_remove)
 
 
 def run(scheduler: Scheduler, lookahead: int = 0) -> StepPlan:
@@ -45,9 +46,9 @@ def run(scheduler: Scheduler, lookahead: int = 0) -> StepPlan:
     plan = scheduler.plan(lookahead)
     finished = plan.finished_prompts
     for chunk in plan.chunks:
-        scheduler._set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
+        scheduler._cache.set_computed(chunk.sequence, chunk.sequence.num_computed + chunk.length)
     for sequence in [*plan.decodes, *finished]:
-        scheduler._set_computed(sequence, len(sequence.tokens))
+        scheduler._cache.set_computed(sequence, len(sequence.tokens))
         sequence.tokens.append(0)
     return plan
 
@@ -110,7 +111,7 @@ def test_prompts_that_wait_for_the_end_of_a_sequence_make_no_step_longer():
     assert sum(length for _, length in chunks(run(plans))) <= 7
 
 
-def test_whoever_has_a_token_to_add_comes_before_prompts():
+def test_decodes_come_before_prompts():
     plans = scheduler(max_step_tokens=8)
     plans.add([new("first", 4)])
     run(plans)
@@ -120,7 +121,7 @@ def test_whoever_has_a_token_to_add_comes_before_prompts():
     assert chunks(plan) == [("second", 7)]
 
 
-def test_prompts_are_begun_in_the_order_they_came():
+def test_prompts_start_in_order_of_arrival():
     plans = scheduler(max_step_tokens=10)
     for name in "abc":
         plans.add([new(name, 6)])
@@ -138,7 +139,7 @@ def test_a_long_prompt_leaves_room_to_those_behind_it():
     assert chunks(plan) == [("long", 7)]
 
 
-def test_prompts_go_on_however_many_decode():
+def test_prompts_advance_however_many_sequences_decode():
     plans = scheduler(max_step_tokens=4)
     for name in "abc":
         plans.add([new(name, 1)])
@@ -149,7 +150,7 @@ def test_prompts_go_on_however_many_decode():
     assert chunks(plan) == [("d", 1)]
 
 
-def test_no_more_run_than_may():
+def test_no_more_than_max_num_seqs_run():
     plans = scheduler(max_num_seqs=2)
     for name in "abc":
         plans.add([new(name, 2)])
@@ -158,7 +159,7 @@ def test_no_more_run_than_may():
     assert names([*plans.waiting]) == ["c"]
 
 
-def test_a_prompt_for_which_there_are_no_blocks_waits_and_nobody_overtakes_it():
+def test_a_prompt_without_blocks_waits_and_none_passes_it():
     plans = scheduler(num_blocks=9)
     plans.add([new("small", 12)])
     run(plans)
@@ -169,7 +170,7 @@ def test_a_prompt_for_which_there_are_no_blocks_waits_and_nobody_overtakes_it():
     assert chunks(run(plans)) == [("large", 8), ("tiny", 2)]
 
 
-def test_while_no_block_is_free_nobody_looks_which_are_kept_for_a_prompt_that_waits(monkeypatch):
+def test_no_prefix_is_looked_up_while_no_block_is_free(monkeypatch):
     plans = scheduler(num_blocks=5)
     plans.add([new("first", 14)])
     run(plans)
@@ -179,7 +180,7 @@ def test_while_no_block_is_free_nobody_looks_which_are_kept_for_a_prompt_that_wa
     assert names([*plans.waiting]) == ["second"]
 
 
-def test_whoever_came_last_gives_way_when_blocks_run_out():
+def test_the_last_arrival_is_preempted_when_blocks_run_out():
     plans = scheduler(num_blocks=9, max_step_tokens=64)
     for name in "ab":
         plans.add([new(name, 14)])
@@ -194,7 +195,8 @@ def test_whoever_came_last_gives_way_when_blocks_run_out():
 @pytest.mark.parametrize(("number", "computed"), [(0, 2), (1, 6), (2, 10), (9, 14)])
 def test_the_end_of_a_cached_prefix_may_be_computed_again(number, computed):
     """14 tokens begin with three full blocks of four, which are cached."""
-    plans = Scheduler(BlockPool(33, 4), max_num_seqs=4, max_step_tokens=16, num_recomputed_blocks=number)
+    limits = StepLimits(max_num_seqs=4, max_step_tokens=16)
+    plans = Scheduler(BlockPool(33, 4), limits, num_recomputed_blocks=number)
     plans.add([new("first", 14)])
     run(plans)
     plans.add([new("second", 14)])
@@ -239,7 +241,7 @@ def test_no_step_is_planned_ahead_while_prompts_wait_or_blocks_are_missing():
     assert plans.plan_next(plans.plan()) is None
 
 
-def test_a_full_house_goes_ahead_whoever_waits():
+def test_a_full_batch_is_planned_ahead_although_prompts_wait():
     plans = scheduler(max_num_seqs=1)
     plan = started(plans, new("one", 7))
     plans.add([new("other", 3)])
@@ -253,7 +255,7 @@ def test_tokens_of_a_sequence_that_left_meanwhile_are_dropped():
     assert [output.request_id for output in plans.update(plan, sample(plan))] == ["other"]
 
 
-def test_nobody_gives_way_for_drafted_tokens():
+def test_nothing_is_preempted_for_drafted_tokens():
     plans = scheduler(num_blocks=9, max_step_tokens=64)
     for name in "ab":
         plans.add([new(name, 13)])
@@ -324,51 +326,6 @@ def test_logits_that_are_not_finite_end_the_sequence_with_an_error():
     plan = plans.plan()
     (output,) = plans.update(plan, sample(plan, NO_TOKEN))
     assert (output.finish_reason, output.token_ids, "logit_bias" in output.error) == ("error", [], True)
-
-
-EOS = 9
-
-
-def sequence(max_length: int = 64, **params: object) -> Sequence:
-    return Sequence(
-        request_id="a",
-        index=0,
-        tokens=[1, 2, 3],
-        num_prompt=3,
-        params=SamplingParams(**params),
-        seed=0,
-        max_length=max_length,
-        detokenizer=NoDetokenizer(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "new", "kept", "reason"),
-    [
-        ({}, [5, 6], [5, 6], None),
-        ({}, [5, EOS, 6], [5, EOS], "stop"),
-        ({"ignore_eos": True}, [5, EOS, 6], [5, EOS, 6], None),
-        ({"stop_token_ids": [6]}, [5, 6, 7], [5, 6], "stop"),
-        ({"min_tokens": 2}, [EOS, 5, EOS], [EOS, 5, EOS], "stop"),
-        ({"max_length": 5}, [5, 6, 7], [5, 6], "length"),
-        ({"max_length": 5}, [5, EOS, 7], [5, EOS], "stop"),
-    ],
-)
-def test_tokens_after_the_end_are_dropped(settings, new, kept, reason):
-    assert cut_at_end(sequence(**settings), new, {EOS}) == (kept, reason)
-
-
-class StopsAfterOne(NoDetokenizer):
-    def push(self, token_ids):
-        self.stopped_after = 1
-        return "text"
-
-
-def test_a_stop_string_ends_the_sequence_where_it_is_complete():
-    one = sequence()
-    one.detokenizer = StopsAfterOne()
-    assert append_tokens(one, [5, 6], {EOS}) == "text"
-    assert (one.tokens, one.finish_reason) == ([1, 2, 3, 5], "stop")
 
 
 # ---- tenants ----
@@ -561,42 +518,12 @@ def test_chunks_become_shorter_with_the_context_so_that_steps_take_the_same_time
     assert min(lengths[:-1]) >= 50
 
 
-@pytest.mark.parametrize(("start", "length"), [(0, 512), (1000, 256), (9000, 51), (100_000, 5)])
-def test_affordable_chunk_costs_no_more_than_the_room(start, length):
-    assert affordable_length(512, start, 1000) == length
-    assert chunk_cost(length, start, 1000) <= 512 < chunk_cost(length + 1, start, 1000)
-    assert (affordable_length(512, start, None), chunk_cost(7, start, None)) == (512, 7)
-
-
 # ---- images ----
 
 
 def with_images(sequence: Sequence, *places: tuple[int, int], digest: bytes = b"a") -> Sequence:
     sequence.images = tuple(PromptImage(start, end, EncodedImage(digest, None)) for start, end in places)
     return sequence
-
-
-@pytest.mark.parametrize(
-    ("num_computed", "length", "expected"),
-    [
-        (0, 4, 4),  # ends before the first image
-        (0, 5, 5),
-        (0, 6, 5),  # would end in the image: ends before it
-        (0, 14, 5),
-        (0, 15, 15),  # ends with the image
-        (0, 17, 17),
-        (5, 1, 10),  # begins with the image: takes all of it
-        (5, 9, 10),
-        (9, 2, 6),  # its first part is cached
-        (5, 16, 15),  # takes the first image and the text, and ends before the second
-        (20, 3, 10),
-        (30, 4, 4),
-    ],
-)
-def test_a_chunk_never_ends_within_an_image(num_computed, length, expected):
-    sequence = with_images(new("a", 40), (5, 15), (20, 30))
-    sequence.num_computed = num_computed
-    assert with_whole_images(sequence, length) == expected
 
 
 def test_a_prompt_with_images_takes_whole_images_however_small_the_steps():
