@@ -21,7 +21,7 @@ from flambeau.frontend.http.openapi import Operation
 from flambeau.frontend.http.pages import PagesApi
 from flambeau.frontend.http.router import Endpoint, GuardedEndpoint
 from flambeau.frontend.http.traced_routes import traced
-from flambeau.frontend.http.websocket import WebSocketApi
+from flambeau.frontend.http.websocket_sessions import WebSocketApi
 from flambeau.frontend.key_file import Kind
 from flambeau.frontend.openai.api import OPERATIONS as OPENAI_OPERATIONS
 from flambeau.frontend.openai.api import OpenAiApi

@@ -23,8 +23,9 @@ from flambeau.errors import BadRequest, InvalidKey, Unavailable
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
 from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
-from flambeau.frontend.http.websocket import SocketSession, UpgradeExchange, WebSocketConnection, is_websocket
-from flambeau.logs.writer import remote_of
+from flambeau.frontend.http.websocket_connection import SocketSession, WebSocketConnection
+from flambeau.frontend.http.websocket_upgrade import UpgradeExchange, is_websocket
+from flambeau.logs.access_log import remote_of
 from flambeau.serving.job import RequestBody
 from flambeau.serving.reply_budget import resume_below_bytes
 from flambeau.wire.shared_memory import Segment

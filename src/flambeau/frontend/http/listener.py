@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flambeau.frontend.http.exchange import COMMON, Exchange
-from flambeau.logs.writer import AccessLog
+from flambeau.logs.access_log import AccessLog
 from flambeau.metrics.traffic import HostTraffic
 from flambeau.serving.reply_budget import ReplyBudget
 from flambeau.serving.workers.host_resources import return_free_memory

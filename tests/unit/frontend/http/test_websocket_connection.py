@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from flambeau import websocket_frames as frames
 from flambeau.frontend.http.listener import HttpLimits, Listener
-from flambeau.frontend.http.websocket import (
+from flambeau.frontend.http.websocket_connection import (
     MAX_CONTROL_FRAMES,
     MAX_DROPPED_BYTES,
     PING_S,
@@ -16,7 +14,6 @@ from flambeau.frontend.http.websocket import (
     PROGRESS_BYTES,
     TURN_FRAMES,
     WebSocketConnection,
-    type_of,
 )
 from flambeau.serving.reply_budget import ReplyBudget
 
@@ -257,16 +254,3 @@ async def test_server_that_stops_says_so_and_sends_nothing_more():
     assert (transport.ended, session.calls) == ("closed", ["closed"])
     connection.send(b"late", is_text=False)
     assert transport.sent == b""
-
-
-@pytest.mark.parametrize(
-    ("payload", "is_text", "expected"),
-    [
-        (b' {"a": 1}', True, "application/json"),
-        (b"[1]", True, "application/json"),
-        (b"12", True, "text/plain; charset=utf-8"),
-        (b"{}", False, "application/octet-stream"),
-    ],
-)
-def test_content_type_of_a_message(payload, is_text, expected):
-    assert type_of(payload, is_text=is_text) == expected
