@@ -1,4 +1,4 @@
-"""Opens a server's logs: files and stdout with a log folder, stderr without."""
+"""Opens a server's logs: files and stdout with a log folder, stderr without. Python's logging goes there too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flambeau.config.server import ServerConfig
-from flambeau.logs.line_formats import ACCESS, MODEL, MODEL_METRICS, SERVER, TS_METRICS
+from flambeau.logs.json_lines import record_format
+from flambeau.logs.line_formats import (
+    ACCESS,
+    MODEL,
+    MODEL_METRICS,
+    SERVER,
+    TS_METRICS,
+    message_format,
+    printable,
+    tidy,
+)
 from flambeau.logs.log_process import LogProcess, LogTargets
 from flambeau.logs.rolling_file import MAX_BYTES
-from flambeau.logs.writer import Logs, QueueHandler
+from flambeau.logs.writer import Logs
+from flambeau.wire.log_records import fields_of_record
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +86,36 @@ def open_logs(
         text = "the log folder %s cannot be written: %s; until it can, what belongs there goes to the console only"
         logger.warning(text, failed.path.parent, failed.problem)
     return logs
+
+
+class QueueHandler(logging.Handler):
+    """Passes records of Python's logging to Logs; a record's `worker` is shown as its thread.
+
+    JSON lines show the `extra` values `worker`, `model`, `request_id` and `trace_id` as fields.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__()
+        self._logs = logs
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_json = self._logs.is_json
+        try:
+            message = record.getMessage() if is_json else self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        worker = getattr(record, "worker", None) or ""
+        thread = worker or record.threadName or "main"
+        thread = "main" if thread == "MainThread" else thread
+        channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
+        if is_json:
+            line = record_format(channel, record.levelno, thread, record.name, worker, getattr(record, "model", ""))
+            self._logs.add_now(line, (message, fields_of_record(record)), len(message))
+            return
+        line = message_format(channel, record.levelno, printable(thread), record.name)
+        self._logs.add_now(line, tidy(message), len(message))
 
 
 def redirect_logging(logs: Logs, level: int) -> None:

@@ -12,24 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from flambeau.logs.console import PIPE_BYTES, Console
-from flambeau.logs.json_lines import json_lines, record_format
+from flambeau.logs.json_lines import json_lines
 from flambeau.logs.line_formats import (
-    ACCESS,
     MODEL,
-    MODEL_METRICS,
     SERVER,
-    TS_METRICS,
     LineFormat,
     LineGroup,
     local_time,
-    masked,
     message_format,
-    printable,
     terminal_line,
-    tidy,
 )
 from flambeau.logs.rolling_file import RollingFile
-from flambeau.wire.log_records import fields_of_record
 
 MAX_WAITING_BYTES = 32 << 20  # further entries are dropped and counted
 ENTRY_BYTES = 400  # of an entry without its text, roughly
@@ -369,184 +362,5 @@ def dropped_text(number: int) -> str:
     return f"{number} log lines were dropped: they could not be written in time"
 
 
-class QueueHandler(logging.Handler):
-    """Passes records of Python's logging to Logs; a record's `worker` is shown as its thread.
-
-    JSON lines show the `extra` values `worker`, `model`, `request_id` and `trace_id` as fields.
-    """
-
-    def __init__(self, logs: Logs) -> None:
-        super().__init__()
-        self._logs = logs
-        self.setFormatter(logging.Formatter("%(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        is_json = self._logs.is_json
-        try:
-            message = record.getMessage() if is_json else self.format(record)
-        except Exception:
-            self.handleError(record)
-            return
-        worker = getattr(record, "worker", None) or ""
-        thread = worker or record.threadName or "main"
-        thread = "main" if thread == "MainThread" else thread
-        channel = record.name if record.name in (ACCESS, MODEL, TS_METRICS, MODEL_METRICS) else SERVER
-        if is_json:
-            line = record_format(channel, record.levelno, thread, record.name, worker, getattr(record, "model", ""))
-            self._logs.add_now(line, (message, fields_of_record(record)), len(message))
-            return
-        line = message_format(channel, record.levelno, printable(thread), record.name)
-        self._logs.add_now(line, tidy(message), len(message))
-
-
 def encode(lines: list[str]) -> bytes:
     return "".join(lines).encode("utf-8", "backslashreplace")
-
-
-def http_line(
-    remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
-) -> str:
-    target = printable(f"{path}?{masked(query)}" if query else path or "-")
-    return f'{remote} "{method or "-"} {target} HTTP/{version}" {status} {max(0.0, seconds * 1000):.0f}'
-
-
-def full_http_line(
-    remote: str,
-    request: tuple[str, ...],
-    status: int,
-    seconds: float,
-    sizes: tuple[int, int],
-    end: str,
-    model: str = "",
-    trace_id: str = "",
-    _: int = 0,
-) -> str:
-    method, path, query, version, request_id = request
-    received, sent = sizes
-    line = http_line(remote, method, path, query, version, status, seconds)
-    return f"{line} id={printable(request_id)} in={received} out={sent}{end}"
-
-
-def grpc_line(
-    peer: str,
-    method: str,
-    code: int,
-    seconds: float,
-    request_id: str = "",
-    model: str = "",
-    trace_id: str = "",
-    _: int = 0,
-) -> str:
-    return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0.0, seconds * 1000):.0f}'
-
-
-def http_fields(
-    remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float, _: int = 0
-) -> dict[str, Any]:
-    return {
-        "message": http_line(remote, method, path, query, version, status, seconds),
-        "client": remote.removeprefix("/"),
-        "method": method,
-        "path": path,
-        "status": status,
-        "duration_ms": round(max(0.0, seconds * 1000), 3),
-    }
-
-
-def full_http_fields(
-    remote: str,
-    request: tuple[str, ...],
-    status: int,
-    seconds: float,
-    sizes: tuple[int, int],
-    end: str,
-    model: str,
-    trace_id: str,
-    _: int = 0,
-) -> dict[str, Any]:
-    method, path, query, version, request_id = request
-    return {
-        **http_fields(remote, method, path, query, version, status, seconds),
-        "request_id": request_id,
-        "model": model,
-        "trace_id": trace_id,
-        "request_bytes": sizes[0],
-        "response_bytes": sizes[1],
-        "aborted": bool(end),
-    }
-
-
-def grpc_fields(
-    peer: str, method: str, code: int, seconds: float, request_id: str, model: str, trace_id: str, _: int = 0
-) -> dict[str, Any]:
-    return {
-        "message": grpc_line(peer, method, code, seconds, request_id, model, trace_id),
-        "client": remote_of(peer).removeprefix("/"),
-        "method": "gRPC",
-        "path": method.lstrip("/"),
-        "status": code,
-        "duration_ms": round(max(0.0, seconds * 1000), 3),
-        "request_id": request_id,
-        "model": model,
-        "trace_id": trace_id,
-    }
-
-
-class AccessLog:
-    """Logs each call: client, request, status and duration; a full log has request ids and sizes too."""
-
-    _HTTP = LineFormat(ACCESS, to_text=http_line, to_fields=http_fields)
-    _FULL_HTTP = LineFormat(ACCESS, to_text=full_http_line, to_fields=full_http_fields)
-    _GRPC = LineFormat(ACCESS, to_text=grpc_line, to_fields=grpc_fields)
-
-    def __init__(self, logs: Logs, *, is_full: bool = False) -> None:
-        self.is_full = is_full
-        self.is_json = logs.is_json
-        self._add = logs.add
-
-    def http(self, remote: str, method: str, path: str, query: str, version: str, status: int, seconds: float) -> None:
-        """Log an HTTP exchange; the logs' thread formats the line."""
-        values = (remote, method, path, query, version, status, seconds)
-        self._add(self._HTTP, values, len(path) + len(query))
-
-    def http_ended(
-        self,
-        remote: str,
-        request: tuple[str, ...],
-        status: int,
-        seconds: float,
-        sizes: tuple[int, int],
-        end: str,
-        model: str = "",
-        trace_id: str = "",
-    ) -> None:
-        """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id.
-
-        Only JSON lines have the model and the trace id.
-        """
-        values = (remote, request, status, seconds, sizes, end, model, trace_id)
-        self._add(self._FULL_HTTP, values, sum(map(len, request)))
-
-    def grpc(
-        self,
-        peer: str,
-        method: str,
-        code: int,
-        seconds: float,
-        request_id: str = "",
-        model: str = "",
-        trace_id: str = "",
-    ) -> None:
-        """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number. JSON lines have all of it."""
-        self._add(self._GRPC, (peer, method, code, seconds, request_id, model, trace_id))
-
-
-def remote_of(peer: object) -> str:
-    """`/host:port` of a socket's peer name or of grpc's `ipv4:host:port`; `/local` for a unix socket."""
-    if isinstance(peer, tuple) and len(peer) >= 2:
-        return f"/{peer[0]}:{peer[1]}"
-    if isinstance(peer, str):
-        scheme, _, rest = peer.partition(":")
-        if scheme in ("ipv4", "ipv6"):
-            return "/" + rest.replace("%5B", "").replace("%5D", "").replace("[", "").replace("]", "")
-    return "/local"

@@ -16,7 +16,8 @@ from typing import Any, Self
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig, check_cluster
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
-from flambeau.logs.writer import AccessLog, Logs
+from flambeau.logs.access_log import AccessLog
+from flambeau.logs.writer import Logs
 from flambeau.metrics.system import process_metrics
 from flambeau.serving.cluster.cluster import Cluster
 from flambeau.serving.crash_bundles import CrashBundles, default_folder

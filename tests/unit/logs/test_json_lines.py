@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flambeau.logs.access_log import AccessLog
 from flambeau.logs.json_lines import json_lines, record_format
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat
 from flambeau.logs.rolling_file import RollingFile
-from flambeau.logs.writer import AccessLog, Logs, QueueHandler
+from flambeau.logs.setup import QueueHandler
+from flambeau.logs.writer import Logs
 
 REQUIRED = {"timestamp", "level", "logger", "message"}
 # Any text that a str can hold: control characters, line separators and lone surrogates.

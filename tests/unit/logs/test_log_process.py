@@ -13,6 +13,7 @@ import time
 import pytest
 
 from flambeau.logs import log_process
+from flambeau.logs.access_log import AccessLog
 from flambeau.logs.line_formats import ACCESS, MODEL, SERVER, LineFormat, message_format
 from flambeau.logs.log_process import (
     AT_ONCE,
@@ -29,7 +30,6 @@ from flambeau.logs.log_process import (
     take_frames,
     yields,
 )
-from flambeau.logs.writer import AccessLog
 
 LINE = message_format(SERVER, logging.INFO, "main", "test")
 

@@ -8,7 +8,7 @@ import shutil
 import stat
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -63,24 +63,26 @@ def at_once(monkeypatch):
     monkeypatch.setattr(rolling_file, "CHECK_S", 0.0)
 
 
-@pytest.fixture
-def size_limit():
-    """Limits the size of files of this process, which fails as a full disk does."""
+@contextmanager
+def size_limit(size):
+    """Limits the size of files of this process, which fails as a full disk does; pytest may write to a longer one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_full_disk_loses_whole_lines_and_the_file_is_continued(tmp_path, open_file, at_once, size_limit):
+def test_full_disk_loses_whole_lines_and_the_file_is_continued(tmp_path, open_file, at_once):
     path = tmp_path / "ts_log.log"
     file = open_file(path)
     file.write(b"first\n")
-    size_limit(10)
-    file.write(b"cut here\nlost\n")
-    file.write(b"lost\n")
+    with size_limit(10):
+        file.write(b"cut here\nlost\n")
+        file.write(b"lost\n")
     assert file.problem == "File too large"
     assert file.num_lost == 3
-    size_limit(1000)
     file.write(b"again\n")
     assert not file.problem
     assert path.read_bytes() == b"first\ncut \nagain\n"

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from flambeau.config.server import MetricsConfig
+from flambeau.logs.access_log import AccessLog
 from flambeau.logs.log_process import LogTargets
 from flambeau.logs.setup import default_files
-from flambeau.logs.writer import AccessLog
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.telemetry import Telemetry
 from flambeau.torchserve.log_messages import TorchServeEvents
