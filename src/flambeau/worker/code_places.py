@@ -113,3 +113,9 @@ def lines_of(error: BaseException) -> Iterator[tuple[FrameType, str]]:
     for trace in traces_of(error):
         frame = trace.tb_frame
         yield frame, linecache.getline(frame.f_code.co_filename, trace.tb_lineno)
+
+
+def describe_value(value: Any) -> str:
+    from flambeau.worker.stage_timings import describe  # loaded for mistakes only
+
+    return describe(value)

@@ -14,8 +14,9 @@ from flambeau.errors import BadRequest, InvalidField, PredictionException
 from flambeau.wire.messages import Failed
 from flambeau.worker.code_mistakes import locate
 from flambeau.worker.code_places import is_own, shorten, source_line, with_place, with_text
-from flambeau.worker.handler_mistakes import explain_exception, explain_exit, lacking_key, lacks_gpu
+from flambeau.worker.handler_mistakes import explain_exception, explain_exit, lacks_gpu
 from flambeau.worker.load_mistakes import explain_import
+from flambeau.worker.request_mistakes import lacking_key
 from flambeau.worker.results import BadResult
 
 HOME = Path(__file__).parents[1]  # the folder of this package

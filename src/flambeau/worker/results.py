@@ -14,7 +14,7 @@ import msgspec
 
 from flambeau.wire.messages import Part
 from flambeau.worker.context import Context, RequestProcessor
-from flambeau.worker.handler_mistakes import (
+from flambeau.worker.result_mistakes import (
     NO_CHUNK,
     explain_count,
     explain_oddity,

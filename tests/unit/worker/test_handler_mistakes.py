@@ -11,19 +11,15 @@ import pytest
 from flambeau.handlers.envelopes.base import BodyEnvelope
 from flambeau.worker.code_places import place_of, source_line
 from flambeau.worker.handler_mistakes import (
-    explain_count,
     explain_exception,
     explain_split,
     explain_training,
-    explain_type,
-    explain_value,
-    fields_named,
     find_training_layer,
-    lacking_key,
     lacks_gpu,
-    to_plain,
 )
 from flambeau.worker.inputs import Form
+from flambeau.worker.request_mistakes import fields_named, lacking_key
+from flambeau.worker.result_mistakes import explain_count, explain_type, explain_value, to_plain
 
 
 def failure(call, *arguments):

@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 
 from flambeau.file_import import import_file
-from flambeau.worker.handler_mistakes import explain_exception, explain_oddity
+from flambeau.worker.handler_mistakes import explain_exception
 from flambeau.worker.load_mistakes import explain_hooks, explain_missing_method, explain_shadowing
+from flambeau.worker.result_mistakes import explain_oddity
 
 
 @pytest.fixture
