@@ -22,8 +22,9 @@ from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
-from flambeau.handlers.generation.generation_jobs import GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.generation_jobs import GptGeneration
 from flambeau.handlers.generation.gpt_fast import CachedModel, PieceTokenizer, to_cached
+from flambeau.handlers.generation.job_progress import GenerationMetrics
 from flambeau.handlers.generation.reply_formats import numbers_of
 from flambeau.handlers.generation.request_reader import Prompted, RequestReader, ResumeState
 from flambeau.handlers.generation.settings import GptSettings, compile_words, read_settings, shortened

@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from flambeau.errors import BadRequest, InvalidField, PredictionException
-from flambeau.handlers.generation.generation_jobs import LONG_BYTES, GenerationMetrics, GptGeneration
+from flambeau.handlers.generation.background_reads import LONG_BYTES
+from flambeau.handlers.generation.generation_jobs import GptGeneration
+from flambeau.handlers.generation.job_progress import GenerationMetrics
 from flambeau.handlers.generation.reply_formats import TextFormat
 from flambeau.handlers.generation.request_reader import Prompted, encode_step, read_state
 from flambeau.llm.core.outputs import Output, SequenceCounts
