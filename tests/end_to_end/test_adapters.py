@@ -10,29 +10,17 @@ import sys
 
 import pytest
 
-from flambeau.archive.pack import Recipe, pack
 from flambeau.config.server import Address, KeysConfig
 from support.configured import ConfiguredServer
-from support.running import RunningServer, free_ports
+from support.running import free_ports
 
 pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
 pytest.importorskip("safetensors")
 
 from support.adapters import layer_shapes, write_adapter
-from support.language_models import ONE_THREAD, write_language_model
-
-SETTINGS = """
-minWorkers: 1
-maxWorkers: 1
-handler:
-  model_path: {folder}
-  compile: false
-  max_num_seqs: 8
-  num_blocks: 256
-  lora_adapters:
-    pirate: {folder}/../pirate
-"""
+from support.language_models import write_language_model
+from support.network_server import serving_networks
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +35,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    store = folder / "store"
-    store.mkdir()
-    settings = folder / "model-config.yaml"
-    settings.write_text(SETTINGS.format(folder=folder / "model"))
-    pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env=ONE_THREAD).wait_listening()
-    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
-    yield running
-    running.stop()
+    adapters = {"pirate": str(folder / "pirate")}
+    with serving_networks(folder, {"tiny": folder / "model"}, lora_adapters=adapters) as running:
+        yield running
 
 
 def post(server, path, document):

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.archive.pack import Recipe, pack
-from support.running import RunningServer
-
 pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
 pytest.importorskip("safetensors")
 pytest.importorskip("llguidance")
 
 from support.language_models import write_language_model
+from support.network_server import serving_networks
 
 PROGRAMS = Path(__file__).parents[1] / "support/clients"
 PYTHONS = [*filter(None, os.environ.get("FLAMBEAU_CLIENT_PYTHONS", "").split(os.pathsep)), sys.executable]
@@ -33,15 +31,6 @@ MODULES = {
     "agents_program.py": "agents",
 }
 HAS_MODULE = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-SETTINGS = """
-minWorkers: 1
-maxWorkers: 1
-handler:
-  model_path: {folder}
-  compile: false
-  max_num_seqs: 16
-  num_blocks: 2000
-"""
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool.function.name }} {% endfor -%}
 {%- for message in messages %}{{ message.role }}: {{ message.content or "" }}
@@ -63,21 +52,12 @@ def python_with(module: str) -> str:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clients")
-    store = folder / "store"
-    store.mkdir()
     model = write_language_model(folder / "model", context=4096)
     # A network that was never trained would rarely end its texts: half of the bytes do.
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, *BYTES[0x80:]]}))
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    settings = folder / "model-config.yaml"
-    settings.write_text(SETTINGS.format(folder=model))
-    pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
-    try:
-        running.until(lambda: running.is_ready, timeout=120)  # it loads torch
-        yield running.url
-    finally:
-        running.stop()
+    with serving_networks(folder, {"tiny": model}, max_num_seqs=16, num_blocks=2000) as server:
+        yield server.url
 
 
 @pytest.mark.parametrize("program", MODULES)

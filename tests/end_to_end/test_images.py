@@ -10,29 +10,19 @@ import pytest
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from flambeau.archive.pack import Recipe, pack
 from flambeau.http_client import fetch
 from support.browser import Browser, needs_browser
 from support.pictures import claimed_png, encode, jpeg, picture
-from support.running import RunningServer
 from support.snippets import run, snippets
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
-from support.language_models import ONE_THREAD, write_language_model  # noqa: E402
+from support.language_models import write_language_model  # noqa: E402
+from support.network_server import serving_networks  # noqa: E402
 from support.vision_models import IMAGE, TOKENS, write_vision_model  # noqa: E402
 
-SETTINGS = """
-minWorkers: 1
-maxWorkers: 1
-handler:
-  model_path: {folder}
-  compile: false
-  max_num_seqs: 8
-  num_blocks: 256
-"""
 GREEDY = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 MODEL = {"model": "gemma", **GREEDY}
 
@@ -40,18 +30,10 @@ MODEL = {"model": "gemma", **GREEDY}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    store = folder / "store"
-    store.mkdir()
     write_vision_model(folder / "gemma")
     write_language_model(folder / "blind")
-    for name in ("gemma", "blind"):
-        settings = folder / f"{name}.yaml"
-        settings.write_text(SETTINGS.format(folder=folder / name))
-        pack(Recipe(model_name=name, handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env=ONE_THREAD).wait_listening()
-    running.until(lambda: running.is_ready, timeout=120)  # it loads torch
-    yield running
-    running.stop()
+    with serving_networks(folder, {name: folder / name for name in ("gemma", "blind")}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -8,25 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from flambeau.archive.pack import Recipe, pack
-from support.running import RunningServer
-
 openai = pytest.importorskip("openai")
 pytest.importorskip("torch")
 pytest.importorskip("sentencepiece")
 pytest.importorskip("safetensors")
 
 from support.language_models import CONTEXT, write_language_model  # noqa: E402
+from support.network_server import serving_networks  # noqa: E402
 
-SETTINGS = """
-minWorkers: 1
-maxWorkers: 1
-handler:
-  model_path: {folder}
-  compile: false
-  max_num_seqs: 8
-  num_blocks: 256
-"""
 MARKERS = "\u2581<PRE>,\u2581<SUF>,\u2581<MID>,\u2581<EOT>"  # of CodeLlama, which fills in
 NUM_TOKENS = 12
 PROMPT = "To be, or not to be"
@@ -36,16 +25,12 @@ GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": NUM_TOKENS, "extra_bo
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("generation")
-    store = folder / "store"
-    store.mkdir()
-    settings = folder / "model-config.yaml"
-    settings.write_text(SETTINGS.format(folder=write_language_model(folder / "model", user_defined_symbols=MARKERS)))
-    pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
-    running.until(lambda: running.is_ready, timeout=60)  # it loads torch
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    model = write_language_model(folder / "model", user_defined_symbols=MARKERS)
+    with (
+        serving_networks(folder, {"tiny": model}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made,
+    ):
         yield made
-    running.stop()
 
 
 def complete(client, prompt=PROMPT, **options):

@@ -6,9 +6,6 @@ import json
 
 import pytest
 
-from flambeau.archive.pack import Recipe, pack
-from support.running import RunningServer
-
 openai = pytest.importorskip("openai")
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("torch")
@@ -17,18 +14,8 @@ pytest.importorskip("safetensors")
 pytest.importorskip("llguidance")
 
 from support.language_models import write_language_model  # noqa: E402
+from support.network_server import serving_networks  # noqa: E402
 
-SETTINGS = """
-minWorkers: 1
-maxWorkers: 1
-handler:
-  model_path: {folder}
-  compile: false
-  max_num_seqs: 16
-  num_blocks: 2000
-  speculative: true
-  speculate_k: 3
-"""
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool.function.name }} {% endfor -%}
 {%- for message in messages %}{{ message.role }}: {{ message.content or "" }}
@@ -59,18 +46,14 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
-    store = folder / "store"
-    store.mkdir()
-    settings = folder / "model-config.yaml"
     model = write_language_model(folder / "model", context=1024)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    settings.write_text(SETTINGS.format(folder=model))
-    pack(Recipe(model_name="tiny", handler="gpt_handler", config_file=settings), store, format="no-archive")
-    running = RunningServer(folder / "log", str(store), env={"OMP_NUM_THREADS": "1"}).wait_listening()
-    running.until(lambda: running.is_ready, timeout=120)  # it loads torch
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    options = {"max_num_seqs": 16, "num_blocks": 2000, "speculative": True, "speculate_k": 3}
+    with (
+        serving_networks(folder, {"tiny": model}, **options) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made,
+    ):
         yield made
-    running.stop()
 
 
 def ask(client, **options):
