@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from flambeau.config.server import KeysConfig
 from flambeau.errors import ApiError, CallTimedOut, ClientError, ConfigError, NoConnection, ServerNotStarted
 from support.archives import pack_handler
 from support.configured import ConfiguredServer
-from support.file_server import serving_files
+from support.file_server import serving, serving_files
 from support.running import HANDLERS, is_running
 
 ECHOED = '{\n  "row": {\n    "body": "a"\n  },\n  "batch": 1\n}'  # without a content type, as the contract has it
@@ -227,14 +226,12 @@ class BusyOnce(http.server.BaseHTTPRequestHandler):
 
 
 def test_busy_server_is_asked_again_only_on_request():
-    with http.server.HTTPServer(("127.0.0.1", 0), BusyOnce) as busy:
-        threading.Thread(target=busy.serve_forever, daemon=True).start()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), BusyOnce)) as busy:
         url = f"http://127.0.0.1:{busy.server_port}"
         with pytest.raises(ApiError, match="HTTP 503"):
             flambeau.Client(url).predict("m", 1)
         BusyOnce.num_calls = 0
         assert flambeau.Client(url, retries=1).predict("m", 1) == "ok"
-        busy.shutdown()
 
 
 class OneEach(BusyOnce):
@@ -249,13 +246,13 @@ class OneEach(BusyOnce):
 
 
 def test_connection_that_the_server_has_closed_is_replaced():
-    with http.server.HTTPServer(("127.0.0.1", 0), OneEach) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with flambeau.Client(f"http://127.0.0.1:{server.server_port}") as client:
-            for _ in range(3):
-                assert client.predict("m", 1) == "ok"
-                time.sleep(0.05)  # for the end of the connection to arrive
-        server.shutdown()
+    with (
+        serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneEach)) as server,
+        flambeau.Client(f"http://127.0.0.1:{server.server_port}") as client,
+    ):
+        for _ in range(3):
+            assert client.predict("m", 1) == "ok"
+            time.sleep(0.05)  # for the end of the connection to arrive
 
 
 # ---- the server ----

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 Answer = bytes | Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -58,10 +60,13 @@ def redirect(location: str, status: int = 302) -> Answer:
     return answer
 
 
+def serving_files() -> AbstractContextManager[FileServer]:
+    return serving(FileServer())
+
+
 @contextmanager
-def serving_files() -> Iterator[FileServer]:
-    """A file server for as long as the block lasts."""
-    server = FileServer()
+def serving(server: Server) -> Iterator[Server]:
+    """Answer requests in a thread for as long as the block lasts."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from support.file_server import serving
 
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(/(?P<what>revision|tree)/(?P<revision>[^/]+)(/.*)?)?")
 FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
@@ -108,15 +108,5 @@ class HubHandler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving_hub() -> Iterator[HubServer]:
-    """A hub for as long as the block lasts."""
-    server = HubServer()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def serving_hub() -> AbstractContextManager[HubServer]:
+    return serving(HubServer())

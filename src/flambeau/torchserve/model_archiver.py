@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flambeau.archive.manifest import BUILT_IN, RUNTIMES, UNSUPPORTED, Manifest
 from flambeau.archive.pack import (
@@ -109,8 +109,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class ModelExportUtils:
+class ExportUtils:
+    """What packing a model and packing a workflow have in common."""
+
+    _suffix: ClassVar[str]  # of archives, which do not belong in others
+
+    @staticmethod
+    def clean_temp_files(temp_files: Iterable[str]) -> None:
+        for file in temp_files:
+            os.remove(file)
+
+    @staticmethod
+    def make_dir(d: str) -> None:
+        os.makedirs(d, exist_ok=True)
+
+    @staticmethod
+    def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
+        """Whether a folder belongs in an archive."""
+        return directory not in unwanted_dirs and not is_skipped(directory)
+
+    @classmethod
+    def file_filter(cls, current_file: str, files_to_exclude: Iterable[str]) -> bool:
+        """Whether a file belongs in an archive."""
+        unwanted = {*files_to_exclude, "MANIFEST.json"}
+        return current_file not in unwanted and not current_file.endswith((".pyc", ".DS_Store", cls._suffix))
+
+
+class ModelExportUtils(ExportUtils):
     """The steps of packing a model."""
+
+    _suffix = ".mar"
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, model_name: str, archive_format: ArchiveFormat) -> str:
@@ -169,26 +197,6 @@ class ModelExportUtils:
         """Write the files of a folder and a manifest as an archive."""
         target = path_of(model_name, Path(export_file), archive_format)
         write(target, model_name, files_below(Path(model_path), target), manifest.encode(), archive_format)
-
-    @staticmethod
-    def clean_temp_files(temp_files: Iterable[str]) -> None:
-        for file in temp_files:
-            os.remove(file)
-
-    @staticmethod
-    def make_dir(d: str) -> None:
-        os.makedirs(d, exist_ok=True)
-
-    @staticmethod
-    def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
-        """Whether a folder belongs in an archive."""
-        return directory not in unwanted_dirs and not is_skipped(directory)
-
-    @staticmethod
-    def file_filter(current_file: str, files_to_exclude: Iterable[str]) -> bool:
-        """Whether a file belongs in an archive."""
-        unwanted = {*files_to_exclude, "MANIFEST.json"}
-        return current_file not in unwanted and not current_file.endswith((".pyc", ".DS_Store", ".mar"))
 
     @staticmethod
     def check_model_name_regex_or_exit(model_name: str) -> None:

@@ -10,12 +10,13 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.archive.pack import check_name, files_below, is_skipped
+from flambeau.archive.pack import check_name, files_below
 from flambeau.errors import ArchiveError, MissingFile
+from flambeau.torchserve.model_archiver import ExportUtils
 from flambeau.torchserve.workflows.source import WorkflowManifest, write_workflow
 
 
@@ -61,8 +62,10 @@ class WorkflowArchiverArgParser:
         return parser
 
 
-class WorkflowExportUtils:
+class WorkflowExportUtils(ExportUtils):
     """The steps of packing a workflow."""
+
+    _suffix = ".war"
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, workflow_name: str) -> str:
@@ -109,26 +112,6 @@ class WorkflowExportUtils:
         write_workflow(target, files_below(Path(workflow_path), target), manifest.encode())
 
     @staticmethod
-    def clean_temp_files(temp_files: Iterable[str]) -> None:
-        for file in temp_files:
-            os.remove(file)
-
-    @staticmethod
-    def make_dir(d: str) -> None:
-        os.makedirs(d, exist_ok=True)
-
-    @staticmethod
-    def directory_filter(directory: str, unwanted_dirs: Iterable[str]) -> bool:
-        """Whether a folder belongs in an archive."""
-        return directory not in unwanted_dirs and not is_skipped(directory)
-
-    @staticmethod
-    def file_filter(current_file: str, files_to_exclude: Iterable[str]) -> bool:
-        """Whether a file belongs in an archive."""
-        unwanted = {*files_to_exclude, "MANIFEST.json"}
-        return current_file not in unwanted and not current_file.endswith((".pyc", ".DS_Store", ".war"))
-
-    @staticmethod
     def check_workflow_name_regex_or_exit(workflow_name: str) -> None:
         """Raise for a name with invalid characters."""
         try:
@@ -163,8 +146,6 @@ def package_workflow(args: Namespace, manifest: str) -> None:
     except ArchiveError as error:
         logging.error(error)
         sys.exit(1)
-    finally:
-        WorkflowExportUtils.clean_temp_files([])
 
 
 def generate_workflow_archive() -> None:
