@@ -217,17 +217,20 @@ class Server:
         logger.info("registered %s from %s", model, shown(url))
         if self.config.watch and source.is_temporary:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
-        if model.config.min_workers > 0:
-            try:
-                await model.scale(model.config.min_workers, model.config.max_workers, wait=wait)
-            except WorkersFailed:
-                if not at_startup:
-                    await self._forget(model)
-                raise
-        else:
-            model.report_loaded()
+        await self._start_workers(model, wait=wait, at_startup=at_startup)
         self.on_change()
         return model
+
+    async def _start_workers(self, model: Model, *, wait: bool, at_startup: bool) -> None:
+        if model.config.min_workers == 0:
+            model.report_loaded()
+            return
+        try:
+            await model.scale(model.config.min_workers, model.config.max_workers, wait=wait)
+        except WorkersFailed:
+            if not at_startup:  # a startup model stays, and the server is not ready without it
+                await self._forget(model)
+            raise
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Remove a model after its accepted jobs are answered; or accept that a startup model is missing."""

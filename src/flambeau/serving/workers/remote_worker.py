@@ -383,18 +383,8 @@ class RemoteWorker:
             batch.work = last.work if self.placement is None else in_own_time(last.work, self._now())
         if job is not None:
             if last.last or not job.started:
-                job.times = JobTimes(
-                    job.arrived,
-                    batch.sent,
-                    batch.started,
-                    self._now(),
-                    self._name,
-                    batch.size,
-                    batch.work,
-                    batch.held_since,
-                    job.times.received if job.started and job.times is not None else 0.0,
-                    job.retried,
-                )
+                first_part = job.times.received if job.started and job.times is not None else 0.0
+                job.times = self._times(job, batch, batch.work, first_part)
             if self.places and not last.last:
                 job.keep_state(parts)
                 self.has_answered = True
@@ -416,6 +406,20 @@ class RemoteWorker:
             batch.progress = self._now()
             if is_first_part and self.is_continuous:  # the next job of its session may join
                 self._on_free()
+
+    def _times(self, job: Job, batch: Batch, work: Work | None = None, first_part: float = 0.0) -> JobTimes:
+        return JobTimes(
+            job.arrived,
+            batch.sent,
+            batch.started,
+            self._now(),
+            self._name,
+            batch.size,
+            work,
+            batch.held_since,
+            first_part,
+            job.retried,
+        )
 
     def explain(self, job: Job, status: int) -> Explanation | None:
         """Where the time of a job went; None if it is not known."""
@@ -458,18 +462,7 @@ class RemoteWorker:
             job, batch = entry
             is_waited_for = job is not None and not job.is_over
             if job is not None:
-                job.times = JobTimes(
-                    job.arrived,
-                    batch.sent,
-                    batch.started,
-                    self._now(),
-                    self._name,
-                    batch.size,
-                    None,
-                    batch.held_since,
-                    0.0,
-                    job.retried,
-                )
+                job.times = self._times(job, batch)
                 job.fail(to_error(failed))
             self._finish(job_id, job, batch, failed.status if is_waited_for else 0)
 
