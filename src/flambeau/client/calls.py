@@ -220,10 +220,6 @@ def status_of(document: Any) -> str:
     return str(document["status"])
 
 
-def unchanged(document: Any) -> Any:
-    return document
-
-
 def page_of(document: Any) -> tuple[list[dict[str, Any]], str | None]:
     """The models on one page, and the token of the next page."""
     token = document.get("nextPageToken")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -20,7 +19,6 @@ from flambeau.errors import BadRequest
 logger = logging.getLogger(__name__)
 
 MAX_TOTAL_BYTES = 4 << 30
-FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 DESCRIPTION, CONTENT = ".json", ".data"
 
 

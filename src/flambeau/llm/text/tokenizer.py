@@ -98,11 +98,6 @@ class Tokenizer:
         """Whether each token has bytes of its own, which follow each other in a text."""
         return self._vocabulary.has_bytes
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model has a chat template; otherwise messages are joined as plain text."""
-        return self.template is not None
-
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of a prompt, by default with the tokens that begin every sequence (such as Llama's BOS)."""
         return self._vocabulary.encode(text, add_special=add_special)

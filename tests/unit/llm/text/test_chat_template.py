@@ -248,7 +248,7 @@ class TestWithoutATemplate:
     def test_what_was_said_is_joined_as_lines_to_be_continued(self, tmp_path):
         tokenizer = load_tokenizer(write_sentencepiece(tmp_path))
         chat = [{"role": "user", "content": "ROMEO:"}, {"role": "assistant", "content": [text("But soft")]}]
-        assert not tokenizer.has_chat_template
+        assert tokenizer.template is None
         assert tokenizer.render_chat(chat) == "ROMEO:\nBut soft"
         assert tokenizer.encode_chat(chat) == tokenizer.encode("ROMEO:\nBut soft")
 

@@ -316,7 +316,7 @@ class TestFiles:
     def test_chat_template_without_a_name_is_none(self, tmp_path):
         write_sentencepiece(tmp_path)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"template": "x"}]}))
-        assert not load_tokenizer(tmp_path).has_chat_template
+        assert load_tokenizer(tmp_path).template is None
 
     def test_empty_folder_is_refused(self, tmp_path):
         with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor tokenizer\.model"):
