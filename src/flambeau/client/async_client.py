@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau.client import calls
-from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
+from flambeau.client.calls import Call, Health, Message
+from flambeau.client.client_settings import ClientSettings
+from flambeau.client.event_streams import EVENTS, StreamReader
+from flambeau.client.replies import Result, as_whole, error_of, read_as, retry_delay_s
 from flambeau.client.sessions import AsyncClientSession, upgrade
 from flambeau.client.transport import MAX_RESPONSE_BYTES, AsyncPool
 from flambeau.errors import ClientError
@@ -76,7 +79,7 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> AsyncIterator[str | bytes]:
         """The parts of a model's answer as they arrive; `timeout_s` is for each of them."""
-        call = calls.prediction(model, data, version, content_type, {"accept": calls.EVENTS, **(headers or {})})
+        call = calls.prediction(model, data, version, content_type, {"accept": EVENTS, **(headers or {})})
         async with aclosing(self._stream(call, timeout_s)) as received:
             async for reader, chunk in received:
                 for part in reader.parts(chunk):
@@ -144,7 +147,7 @@ class AsyncClient:
 
     async def health(self, *, timeout_s: float | None = None) -> Health:
         """Whether every model can answer."""
-        return calls.read_as(calls.health_of, await self._send(calls.health(), timeout_s))
+        return read_as(calls.health_of, await self._send(calls.health(), timeout_s))
 
     async def wait_ready(self, timeout_s: float = 60) -> None:
         """Wait until every model can answer; raises CallTimedOut with the reason if it takes longer."""
@@ -175,7 +178,7 @@ class AsyncClient:
     ) -> HttpReply:
         """Send any request to the inference API and return its response, whatever its status."""
         return await self._send(
-            Call(method=method, path=path, read=calls.as_whole, body=body, headers=headers or {}), timeout_s
+            Call(method=method, path=path, read=as_whole, body=body, headers=headers or {}), timeout_s
         )
 
     async def close(self) -> None:
@@ -205,7 +208,7 @@ class AsyncClient:
                 connection.close()
                 raise
             pool.give_back(connection)
-            delay_s = calls.retry_delay_s(reply, attempt, self._settings.retries)
+            delay_s = retry_delay_s(reply, attempt, self._settings.retries)
             if delay_s is None or (deadline is not None and time.monotonic() + delay_s >= deadline):
                 break
             await asyncio.sleep(delay_s)
@@ -221,7 +224,7 @@ class AsyncClient:
             await connection.send(call.request(self._settings.keys), deadline)
             head = await connection.read_head(deadline)
             if not 200 <= head.status < 300:
-                raise calls.error_of(await connection.read_whole(deadline))
+                raise error_of(await connection.read_whole(deadline))
             reader = StreamReader(head, self._settings.max_response_bytes)
             while data := await connection.read(self._deadline(timeout_s)):
                 yield reader, data

@@ -11,7 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau.client import calls
-from flambeau.client.calls import Call, ClientSettings, Health, Message, Result, StreamReader
+from flambeau.client.calls import Call, Health, Message
+from flambeau.client.client_settings import ClientSettings
+from flambeau.client.event_streams import EVENTS, StreamReader
+from flambeau.client.replies import Result, as_whole, error_of, read_as, retry_delay_s
 from flambeau.client.sessions import ClientSession, upgrade
 from flambeau.client.transport import MAX_RESPONSE_BYTES, SocketPool
 from flambeau.errors import ClientError
@@ -80,7 +83,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> Iterator[str | bytes]:
         """The parts of a model's answer as they arrive; `timeout_s` is for each of them."""
-        call = calls.prediction(model, data, version, content_type, {"accept": calls.EVENTS, **(headers or {})})
+        call = calls.prediction(model, data, version, content_type, {"accept": EVENTS, **(headers or {})})
         with closing(self._stream(call, timeout_s)) as received:
             for reader, chunk in received:
                 yield from reader.parts(chunk)
@@ -139,7 +142,7 @@ class Client:
 
     def health(self, *, timeout_s: float | None = None) -> Health:
         """Whether every model can answer."""
-        return calls.read_as(calls.health_of, self._send(calls.health(), timeout_s))
+        return read_as(calls.health_of, self._send(calls.health(), timeout_s))
 
     def wait_ready(self, timeout_s: float = 60) -> None:
         """Wait until every model can answer; raises CallTimedOut with the reason if it takes longer."""
@@ -169,9 +172,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> HttpReply:
         """Send any request to the inference API and return its response, whatever its status."""
-        return self._send(
-            Call(method=method, path=path, read=calls.as_whole, body=body, headers=headers or {}), timeout_s
-        )
+        return self._send(Call(method=method, path=path, read=as_whole, body=body, headers=headers or {}), timeout_s)
 
     def close(self) -> None:
         self._inference.close()
@@ -200,7 +201,7 @@ class Client:
                 connection.close()
                 raise
             pool.give_back(connection)
-            delay_s = calls.retry_delay_s(reply, attempt, self._settings.retries)
+            delay_s = retry_delay_s(reply, attempt, self._settings.retries)
             if delay_s is None or (deadline is not None and time.monotonic() + delay_s >= deadline):
                 break
             time.sleep(delay_s)
@@ -214,7 +215,7 @@ class Client:
             connection.send(call.request(self._settings.keys), deadline)
             head = connection.read_head(deadline)
             if not 200 <= head.status < 300:
-                raise calls.error_of(connection.read_whole(deadline))
+                raise error_of(connection.read_whole(deadline))
             reader = StreamReader(head, self._settings.max_response_bytes)
             while data := connection.read(self._deadline(timeout_s)):
                 yield reader, data

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau import websocket_frames as frames
-from flambeau.client.calls import Call, as_whole, error_of, path_of
+from flambeau.client.calls import Call, path_of
+from flambeau.client.replies import as_whole, error_of
 from flambeau.client.transport import MAX_RESPONSE_BYTES, SWITCHING, AsyncConnection, SocketConnection
 from flambeau.errors import ApiError, ClientError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply

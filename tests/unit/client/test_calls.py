@@ -8,7 +8,9 @@ from itertools import chain
 import pytest
 
 from flambeau.client import calls
-from flambeau.client.calls import ClientSettings, EventReader, StreamReader
+from flambeau.client.client_settings import ClientSettings
+from flambeau.client.event_streams import EventReader, StreamReader
+from flambeau.client.replies import error_of, retry_delay_s, value_of
 from flambeau.client.transport import ResponseParser, ServerAddress
 from flambeau.errors import ApiError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply
@@ -62,31 +64,31 @@ def test_bodies_are_sent_by_their_type():
 
 
 def test_replies_are_read_by_their_type():
-    assert calls.value_of(HttpReply(200, {"content-type": "application/json"}, b"[1]")) == [1]
-    assert calls.value_of(HttpReply(200, {}, b"[1]")) == "[1]"
-    assert calls.value_of(HttpReply(200, {}, b"\xff")) == b"\xff"
-    assert calls.value_of(HttpReply(200, {"content-type": "image/png"}, b"a")) == b"a"
+    assert value_of(HttpReply(200, {"content-type": "application/json"}, b"[1]")) == [1]
+    assert value_of(HttpReply(200, {}, b"[1]")) == "[1]"
+    assert value_of(HttpReply(200, {}, b"\xff")) == b"\xff"
+    assert value_of(HttpReply(200, {"content-type": "image/png"}, b"a")) == b"a"
 
 
 def test_error_carries_status_message_cause_and_request_id():
     body = json.dumps({"code": 503, "type": "T", "message": "no", "cause": ["Traceback (most", "  x", "KeyError: 'a'"]})
-    error = calls.error_of(HttpReply(503, {"x-request-id": "r", "retry-after": "2"}, body.encode()))
+    error = error_of(HttpReply(503, {"x-request-id": "r", "retry-after": "2"}, body.encode()))
     assert isinstance(error, ApiError)
     assert (error.status, error.message, error.kind, error.request_id) == (503, "no", "T", "r")
     assert error.cause.endswith("KeyError: 'a'")
     assert error.retry_after_s == 2
     assert str(error) == "no (HTTP 503): KeyError: 'a'"
-    openai = calls.error_of(HttpReply(404, {}, b'{"error": {"message": "gone", "type": "t"}}'))
+    openai = error_of(HttpReply(404, {}, b'{"error": {"message": "gone", "type": "t"}}'))
     assert (openai.message, openai.status) == ("gone", 404)
-    assert calls.error_of(HttpReply(502, {}, b"<html>")).message == "<html>"
+    assert error_of(HttpReply(502, {}, b"<html>")).message == "<html>"
 
 
 def test_only_a_server_that_names_a_time_is_asked_again():
     busy = HttpReply(503, {"retry-after": "3"}, b"")
-    assert calls.retry_delay_s(busy, attempt=0, retries=1) == 3
-    assert calls.retry_delay_s(busy, attempt=1, retries=1) is None
-    assert calls.retry_delay_s(HttpReply(503, {}, b""), attempt=0, retries=1) is None  # the handler may have run
-    assert calls.retry_delay_s(HttpReply(500, {"retry-after": "3"}, b""), attempt=0, retries=1) is None
+    assert retry_delay_s(busy, attempt=0, retries=1) == 3
+    assert retry_delay_s(busy, attempt=1, retries=1) is None
+    assert retry_delay_s(HttpReply(503, {}, b""), attempt=0, retries=1) is None  # the handler may have run
+    assert retry_delay_s(HttpReply(500, {"retry-after": "3"}, b""), attempt=0, retries=1) is None
 
 
 def test_management_address_is_the_one_that_the_server_names():
@@ -177,7 +179,7 @@ def test_unexpected_answer_is_an_error_of_the_client_with_status_and_beginning(b
         assert repr(body[:5].decode("utf-8", "replace"))[1:-1] in caught.value.message
         assert len(caught.value.message) < 1000
     for status in (500, 503):
-        assert calls.error_of(HttpReply(status, {}, body)).status == status
+        assert error_of(HttpReply(status, {}, body)).status == status
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.client.calls import EventReader
+from flambeau.client.event_streams import EventReader
 from flambeau.config.server import Address
 from flambeau.frontend.http.inference import accepts_events, to_event
 from flambeau.frontend.http.pages import other_address, prefers_html
