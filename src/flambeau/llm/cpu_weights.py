@@ -68,9 +68,13 @@ def can_keep_codes(config: EngineConfig, device: torch.device, ranks: TensorPara
 
 
 def can_keep_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
-    is_plain = config.quantization is None and not config.merge_lora and ranks is None
-    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
+    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast.
+
+    Ranks need not be fast; on a GPU they keep them as `can_keep_integers` says.
+    """
+    if device.type != "cpu" or config.quantization is not None or config.merge_lora:
+        return False
+    return ranks is not None or (config.compile and kernels.can_load())
 
 
 def packs_on_load(

@@ -294,7 +294,7 @@ def load_network(
         is_whole = ranks is None and has_whole_step(arch)
         keeps_types = is_whole or not arch.tied_embeddings  # narrow ones are slow without the kernels
     if on_gpu or narrow:
-        arrived = order_codes(dtype)
+        arrived = order_codes(dtype, is_part=ranks is not None)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
