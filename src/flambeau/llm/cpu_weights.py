@@ -31,6 +31,7 @@ from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import Experts
+from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -145,6 +146,16 @@ def packer(
         return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
 
     return arrived
+
+
+def pack_tied_head(model: Transformer) -> None:
+    """Give a rank's part a last layer for the kernels, if its embeddings are tied and in 16 bits.
+
+    PyTorch would widen them in each step. They stay mapped from their file, for the inputs.
+    """
+    embeddings = model.model.embed_tokens
+    if model.lm_head is None and isinstance(embeddings, NarrowEmbedding):
+        model.lm_head = pack_floats(embeddings.weight, dtype=embeddings.dtype)
 
 
 def weight_file_bytes(path: Path) -> int:

@@ -92,7 +92,7 @@ def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, m
 
 
 def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
-    layer = Int4Linear(64, 32, group_size=16)
+    layer = Int4Linear(64, 32, group_size=8)
     assert packed(layer) is None
     assert not is_known(ExpertStack(layer, num_experts=1, dtype=torch.float32))
     model = nn.Sequential(layer)

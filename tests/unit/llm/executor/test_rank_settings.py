@@ -13,6 +13,8 @@ import torch
 
 from flambeau.llm import loader
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import parallel
 from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
@@ -21,6 +23,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
 from support.sharded import OPTIONS, generate_on_ranks
+from support.weights import logits_of
 
 PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
 
@@ -62,12 +65,31 @@ def test_n_grams_propose_beside_two_ranks(folder):
     assert found.num_drafted > 0
 
 
-@pytest.mark.parametrize("network", ["dense", "experts", "latent"])
+@pytest.mark.parametrize("network", ["dense", "tied", "experts", "latent"])
 def test_the_cpu_kernels_compute_the_layers_of_two_ranks(network, tmp_path):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     folder = write_kind(tmp_path / "model", "bfloat16", network)
     assert generate_on_ranks(folder, PROMPTS, compile=True).tokens == expected_of(folder)
+
+
+def test_tied_embeddings_of_a_rank_stay_in_16_bits(tmp_path, monkeypatch):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder = write_kind(tmp_path / "model", "bfloat16", "tied")
+    expected = logits_of(load_model(folder, dtype=torch.float32))
+    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    config = EngineConfig(device="cpu", num_blocks=8, block_size=4, max_num_seqs=2)
+    parts: list[Any] = [
+        loader.load_network(folder, config, torch.device("cpu"), TensorParallelGroup(rank, 2, None)).backend.model  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for part in parts:
+        assert part.model.embed_tokens.weight.dtype == torch.bfloat16
+        assert part.lm_head.kind == "bfloat16"
+        assert not any(one.dtype == torch.float32 and one.dim() > 1 for one in part.parameters())
 
 
 @pytest.mark.parametrize("others", ["fails", "has less", "has nothing to add"])
