@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm import loader
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS
-from flambeau.llm.cpu_weights import packer
-from flambeau.llm.gpu_weights import join_equal_parts, order_codes
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.cpu_weights import can_keep_groups, packer
+from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
+from flambeau.llm.loader import load_engine
 from flambeau.llm.models.transformer import RowEmbedding, Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import reference
 from support.gguf_files import tensors_of, values_of, write_gguf
 from support.packed_checkpoints import write_packed
+from support.packed_files import write_kind
 from support.ranks import run_as_threads
-from support.sharded import load_part
+from support.sharded import OPTIONS, generate_on_ranks, load_part
 from support.weights import IDS, logits_of
 from unit.llm.checkpoints import test_bytes_in_groups, test_compressed_tensors
 
@@ -37,6 +44,7 @@ EXPERT_SIZES = {"num_experts": 4, "moe_intermediate_size": 256, "hidden_size": 2
 FOUR_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 CPU: dict[str, Any] = {"keeps_groups": True}
 GPU: dict[str, Any] = {"narrow_groups": True, "arrived": order_codes(torch.float32, is_part=True)}
+PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 CODED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 PAIRS = ("Q4_0", "Q4_1", "Q4_K")
 
@@ -232,3 +240,33 @@ def check_sums(whole: Any, parts: list[Any], *, rounds_alike: bool = True) -> No
     x = torch.randn(7, whole.in_features, generator=torch.Generator().manual_seed(1))
     found = sum(part(some) for part, some in zip(parts, x.chunk(len(parts), dim=1), strict=True))
     torch.testing.assert_close(found, whole(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("network", "size"), [("dense", 2), ("experts", 4)])
+def test_processes_generate_what_one_generates(network, size, tmp_path):
+    folder = write_kind(tmp_path / "checkpoint", "GGUF Q8_0", network)
+    engine = load_engine(folder, **OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+    assert generate_on_ranks(folder, PROMPTS, size=size).tokens == expected
+
+
+def test_the_loader_keeps_them_on_every_rank(tmp_path, monkeypatch):
+    folder = write_kind(tmp_path / "checkpoint", "GGUF Q4_K_M", "experts", moe_intermediate_size=512)
+    cpu, gpu, ranks = torch.device("cpu"), torch.device("cuda"), TensorParallelGroup(1, 2, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    config = EngineConfig(device="cpu", num_blocks=8, max_num_seqs=2, tensor_parallel_size=2)
+    arch = read_architecture(folder)
+    assert can_keep_groups(replace(config, compile=False), cpu, ranks)
+    assert not can_keep_groups(config, gpu, ranks)
+    assert can_keep_integers(config, gpu, ranks, arch)  # in plain PyTorch: any GPU
+    assert not can_keep_integers(config, cpu, ranks, arch)
+    for changes in ({"quantization": "int8"}, {"merge_lora": True}):
+        assert not can_keep_groups(replace(config, **changes), cpu, ranks)
+        assert not can_keep_integers(replace(config, **changes), gpu, ranks, arch)
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    part: Any = loader.load_network(folder, config, cpu, ranks).backend.model
+    assert [type(one) for one in part.model.layers[0].self_attn.qkv_proj.parts] == [PackedLinear] * 3
+    assert isinstance(part.model.layers[1].mlp.inner.experts.down_proj, PackedStack)
+    assert isinstance(part.model.embed_tokens.rows, PackedLinear)

@@ -1,8 +1,13 @@
-"""What works with one rank works with two: types of the cache, drafts, n-grams, and the CPU kernels of layers."""
+"""What works with one rank works with two: types of the cache, drafts, n-grams, grammars, the CPU kernels of layers."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +26,46 @@ from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.ranks import run_as_threads
+from support.ranks import run_as_threads, run_ranks
 from support.sharded import OPTIONS, generate_on_ranks
 from support.weights import logits_of
 
 PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
+
+
+SETTINGS: list[dict[str, Any]] = [  # of a request each, in one batch
+    {"structured_outputs": {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}},
+    {"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2,4}"}, "temperature": 0.9, "seed": 7},
+    {"structured_outputs": {"choice": ["yes please", "no thanks"]}},
+    {"logit_bias": {33: 5.0, 40: -100.0}, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 9},
+    {"temperature": 0.8, "seed": 11, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.3},
+]
+CHOOSE = """
+import json, os, sys
+import torch
+from pathlib import Path
+from flambeau.llm.loader import load_engine, load_follower
+from flambeau.llm.sampling_params import SamplingParams
+
+torch.set_num_threads(1)
+folder, size, (settings, options) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options["tensor_parallel_size"] = size
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    for number, given in enumerate(settings):
+        bias = {int(token): value for token, value in given.pop("logit_bias", {}).items()}
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "logit_bias": bias, **given})
+        engine.add(str(number), [*range(40 + number, 56)], params)
+    found = {str(number): [[], ""] for number in range(len(settings))}
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id][0] += output.token_ids
+            found[output.request_id][1] += output.text
+    print(json.dumps([*found.values()]))
+    engine.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +103,17 @@ def test_n_grams_propose_beside_two_ranks(folder):
     found = generate_on_ranks(folder, PROMPTS, max_tokens=60, speculation="lookup", speculate_k=4)
     assert [tokens[:30] for tokens in found.tokens] == expected_of(folder)
     assert found.num_drafted > 0
+
+
+def test_grammars_and_logit_processors_choose_from_what_ranks_compute(folder):
+    given = [SETTINGS, {**OPTIONS, "speculation": "lookup", "speculate_k": 4}]
+    command = [sys.executable, "-W", "ignore", "-c", CHOOSE, str(folder), "1", json.dumps(given)]
+    alone = subprocess.run(command, env={**os.environ, "RANK": "0"}, stdout=subprocess.PIPE, check=True).stdout
+    [found] = run_ranks(folder, 2, CHOOSE, given)
+    assert found == json.loads(alone.splitlines()[-1])
+    assert isinstance(found, list)
+    assert re.fullmatch("[a-c]{3}-[0-9]{2,4}", found[1][1])
+    assert found[2][1] in ("yes please", "no thanks")
 
 
 @pytest.mark.parametrize("network", ["dense", "tied", "experts", "latent"])
