@@ -193,7 +193,7 @@ class Subject:
 
 def measure(folder: Path, options: dict[str, Any], num_ranks: int = 1) -> list[dict[str, Any]]:
     """Load a checkpoint in a new process, or in several, and generate."""
-    sizes = [file.stat().st_size for suffix in ("*.safetensors", "*.bin") for file in folder.glob(suffix)]
+    sizes = [file.stat().st_size for suffix in ("*.safetensors", "*.bin", "*.gguf") for file in folder.glob(suffix)]
     environment = {}
     if num_ranks > 1:
         with socket.create_server(("127.0.0.1", 0)) as probe:

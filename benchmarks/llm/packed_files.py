@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -329,6 +331,13 @@ def torchao_fp8(rows: int, columns: int) -> Parts:
     return {"_weight_qdata": some_fp8(rows, columns), "_weight_scale": scales(rows, 1)}
 
 
+def compressed_groups(rows: int, columns: int) -> Parts:
+    return {
+        "weight": some_bytes(rows, columns).view(torch.int8),
+        "weight_scale": scales(rows, columns // GROUP, dtype=torch.bfloat16),
+    }
+
+
 def own_int8(rows: int, columns: int) -> Parts:
     return {"weight": some_bytes(rows, columns).view(torch.int8), "scale": scales(rows, dtype=torch.bfloat16)}
 
@@ -361,6 +370,7 @@ class Kind:
     """What the files of a checkpoint are like, and how it is loaded."""
 
     dtype: torch.dtype = torch.bfloat16  # of what is not quantized
+    gguf: Mapping[str, str] = field(default_factory=dict)  # types of a GGUF file, by parts of names; "": of all others
     pack: Pack | None = None
     quantization: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ".safetensors"
@@ -391,6 +401,11 @@ KINDS = {
     ),
     "compressed-tensors int8": Kind(
         pack=compressed_int8, quantization=compressed("int-quantized", num_bits=8, type="int", strategy="channel")
+    ),
+    "compressed-tensors int8 groups": Kind(
+        pack=compressed_groups,
+        quantization=compressed("int-quantized", num_bits=8, type="int", strategy="group", group_size=GROUP),
+        networks=("dense",),
     ),
     "compressed-tensors fp8": Kind(
         pack=fp8_rows, quantization=compressed("float-quantized", num_bits=8, type="float", strategy="channel")
@@ -424,6 +439,8 @@ KINDS = {
     "own int8": Kind(pack=own_int8, quantization=own("int8")),
     "own int4": Kind(pack=own_int4, quantization=own("int4")),
     "own fp8": Kind(pack=own_fp8, quantization=own("fp8")),
+    "GGUF Q8_0": Kind(gguf={"": "Q8_0"}),
+    "GGUF Q4_K_M": Kind(gguf={"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"}),
     "bfloat16, quantization: int8": Kind(engine={"quantization": "int8"}),
     "bfloat16, quantization: int4": Kind(engine={"quantization": "int4"}),
     "bfloat16, quantization: fp8": Kind(engine={"quantization": "fp8"}),
@@ -456,6 +473,9 @@ def tensors_of(kind: Kind, network: Mapping[str, Any]) -> Iterator[tuple[str, Te
 def write_checkpoint(folder: Path, kind: Kind, network: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True)
     torch.manual_seed(0)
+    if kind.gguf:
+        write_gguf(folder / "model.gguf", kind, {**COMMON, **network})
+        return
     config = {**COMMON, "tie_word_embeddings": False, **network}
     if kind.quantization:
         config["quantization_config"] = dict(kind.quantization)
@@ -486,6 +506,78 @@ def write_file(folder: Path, file: str, tensors: dict[str, Tensor], kind: Kind) 
         headers = {f"{name.removesuffix(end)}weight": described for name in tensors if name.endswith(end)}
         save_file(tensors, folder / file, metadata={"format": "pt", **headers})
     return dict.fromkeys(tensors, file)
+
+
+GGUF_NAMES = {"llama": "llama", "qwen3_moe": "qwen3moe"}
+FACTOR_PLACES = {"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}  # of float16 numbers in a block
+
+
+def write_gguf(path: Path, kind: Kind, network: Mapping[str, Any]) -> None:
+    """A file of random blocks with small factors; experts are stacked."""
+    architecture = GGUF_NAMES[network["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture)
+    heads = network["num_attention_heads"]
+    values = {
+        "vocab_size": network["vocab_size"],
+        "embedding_length": network["hidden_size"],
+        "block_count": network["num_hidden_layers"],
+        "feed_forward_length": network["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": network["num_key_value_heads"],
+        "attention.key_length": network.get("head_dim", network["hidden_size"] // heads),
+        "attention.value_length": network.get("head_dim", network["hidden_size"] // heads),
+        "context_length": network["max_position_embeddings"],
+    }
+    if "num_experts" in network:
+        values |= {"expert_count": network["num_experts"], "expert_used_count": network["num_experts_per_tok"]}
+        values["expert_feed_forward_length"] = network["moe_intermediate_size"]
+    for key, value in values.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", network["rms_norm_eps"])
+    writer.add_float32(f"{architecture}.rope.freq_base", 10000.0)
+    alphabet, merged = sorted(pre_tokenizers.ByteLevel.alphabet()), ["th"]
+    unused = [f"<unused{i}>" for i in range(network["vocab_size"] - len(alphabet) - len(merged))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*alphabet, *merged, *unused])
+    writer.add_token_types([gguf.TokenType.NORMAL] * network["vocab_size"])
+    writer.add_token_merges(["t h"])
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, network["num_hidden_layers"])
+    for name, shape in gguf_shapes(network).items():
+        theirs = names.get_name(name, try_suffixes=(".weight",))
+        assert theirs is not None, name
+        if len(shape) == 1 or name.endswith(".gate.weight"):
+            floats = torch.ones(shape) if len(shape) == 1 else some_floats(*shape, dtype=torch.float32)
+            writer.add_tensor(theirs, floats.numpy())
+        else:
+            named = next(each for part, each in kind.gguf.items() if part in name)
+            writer.add_tensor(theirs, some_blocks(named, shape), raw_dtype=gguf.GGMLQuantizationType[named])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_shapes(network: Mapping[str, Any]) -> Shapes:
+    found: Shapes = {}
+    for name, shape in shapes_of(network).items():
+        start, _, rest = name.partition(".experts.")
+        if rest:
+            found[f"{start}.experts.{rest.partition('.')[2]}"] = (network["num_experts"], *shape)
+        else:
+            found[name] = shape
+    return found
+
+
+def some_blocks(kind: str, shape: tuple[int, ...]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Random bytes of rows of blocks, with small factors."""
+    weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = some_bytes(*shape[:-1], shape[-1] // weights, size).clone()
+    for at in FACTOR_PLACES[kind]:
+        factors = scales(*blocks.shape[:-1], 1, dtype=torch.float16)
+        blocks[..., at : at + 2] = factors.view(torch.uint8)
+    return blocks.flatten(-2).numpy()
 
 
 def write_tokenizer(folder: Path) -> None:

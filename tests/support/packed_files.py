@@ -12,6 +12,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "llm" / "packed_files.py"
 COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES: dict[str, dict[str, Any]] = {  # the border between two ranks cuts a block of 128 in the middle of 384 numbers
     "dense": {**COMMON, "hidden_size": 256, "intermediate_size": 384},
+    "tied": {**COMMON, "hidden_size": 256, "intermediate_size": 384},
     "experts": {
         **COMMON,
         "hidden_size": 256,

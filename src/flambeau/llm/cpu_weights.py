@@ -31,6 +31,7 @@ from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import Experts
+from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -68,9 +69,13 @@ def can_keep_codes(config: EngineConfig, device: torch.device, ranks: TensorPara
 
 
 def can_keep_groups(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
-    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast."""
-    is_plain = config.quantization is None and not config.merge_lora and ranks is None
-    return device.type == "cpu" and config.compile and is_plain and kernels.can_load()
+    """Whether integers in groups stay as files have them: only the CPU kernels multiply such weights fast.
+
+    Ranks need not be fast; on a GPU they keep them as `can_keep_integers` says.
+    """
+    if device.type != "cpu" or config.quantization is not None or config.merge_lora:
+        return False
+    return ranks is not None or (config.compile and kernels.can_load())
 
 
 def packs_on_load(
@@ -141,6 +146,16 @@ def packer(
         return pack_floats(module.weight, module.bias, packs_float32=packs_float32, dtype=dtype)
 
     return arrived
+
+
+def pack_tied_head(model: Transformer) -> None:
+    """Give a rank's part a last layer for the kernels, if its embeddings are tied and in 16 bits.
+
+    PyTorch would widen them in each step. They stay mapped from their file, for the inputs.
+    """
+    embeddings = model.model.embed_tokens
+    if model.lm_head is None and isinstance(embeddings, NarrowEmbedding):
+        model.lm_head = pack_floats(embeddings.weight, dtype=embeddings.dtype)
 
 
 def weight_file_bytes(path: Path) -> int:

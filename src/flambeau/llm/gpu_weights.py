@@ -13,7 +13,12 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout, CudaCodedLinear
-from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack, join_neighbors
+from flambeau.llm.quantize.cuda_groups import (
+    CudaGroupedLinear,
+    CudaGroupedStack,
+    has_whole_octets,
+    join_neighbors,
+)
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack
 
@@ -31,7 +36,9 @@ def can_keep_on_gpu(
 def can_keep_integers(
     config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None, arch: Architecture
 ) -> bool:
-    """Whether integers in groups stay, and the codes of GGUF files."""
+    """Whether integers in groups stay, and the codes of GGUF files; with several ranks, in plain PyTorch."""
+    if ranks is not None:
+        return device.type != "cpu" and config.quantization is None and not config.merge_lora
     return can_use_kernels(config, device, ranks, arch, BFLOAT16_CAPABILITY)
 
 
@@ -51,18 +58,21 @@ def can_use_kernels(
     return not unknown_parts(arch)  # else Inductor would widen weights in each step
 
 
-def order_codes(dtype: torch.dtype) -> Callable[[str, nn.Module], nn.Module | None]:
-    """For `load_model(arrived=…)`: puts codes and levels into the order of the kernels as soon as a layer is loaded."""
+def order_codes(dtype: torch.dtype, *, is_part: bool = False) -> Callable[[str, nn.Module], nn.Module | None]:
+    """For `load_model(arrived=…)`: puts codes and levels into the order of the kernels as soon as a layer is loaded.
+
+    Of a rank's part, which has no kernels, only levels: in that order they take no more bits than they need.
+    """
 
     def arrived(_: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, CodedLinear):
+        if isinstance(module, CodedLinear) and not is_part:
             return CudaCodedLinear(module, dtype)
-        if isinstance(module, GroupedLinear):
+        if isinstance(module, GroupedLinear) and has_whole_octets(module.layout):
             return CudaGroupedLinear(module)
-        if isinstance(module, ExpertStack) and isinstance(module.layout, CodeLayout):
+        if isinstance(module, ExpertStack) and isinstance(module.layout, CodeLayout) and not is_part:
             return CudaCodedStack(module)
         if isinstance(module, ExpertStack) and isinstance(module.layout, GroupLayout):
-            return CudaGroupedStack(module)
+            return CudaGroupedStack(module) if has_whole_octets(module.layout) else None
         return None
 
     return arrived

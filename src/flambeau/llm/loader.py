@@ -37,6 +37,7 @@ from flambeau.llm.cpu_weights import (
     can_keep_groups,
     has_whole_step,
     layer_maker,
+    pack_tied_head,
     packer,
     packs_on_load,
     use_faster_layers,
@@ -291,10 +292,10 @@ def load_network(
     keeps_types = make_layer is quantized_for_kernels
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype, is_part=ranks is not None)
-        is_whole = ranks is None and has_whole_step(arch)
-        keeps_types = is_whole or not arch.tied_embeddings  # narrow ones are slow without the kernels
+        has_head = ranks is not None or has_whole_step(arch) or not arch.tied_embeddings
+        keeps_types = has_head  # else narrow embeddings would be widened in each step
     if on_gpu or narrow:
-        arrived = order_codes(dtype)
+        arrived = order_codes(dtype, is_part=ranks is not None)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
         check_merge(config.lora_adapters)
@@ -314,6 +315,8 @@ def load_network(
         narrow_groups=narrow,
     )
     join_equal_parts(model)
+    if ranks is not None and device.type == "cpu":
+        pack_tied_head(model)
     if merge is not None:
         merge.finish(model)
     if arrived is not None and device.type == "cpu":

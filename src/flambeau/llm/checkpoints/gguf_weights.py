@@ -400,9 +400,9 @@ def narrow_layer(whole: LazyTensor, form: BlockFormat, read: ReadBlocks) -> Pack
             factors.append(scales.factor)
         levels[leaf] = LazyTensor(grouped, dtype, partial(read_as, read, decode, dtype))
     if factors:
-        count = torch.Size((*shape[:-1], shape[-1] // FACTOR_SIZE * len(factors)))
-        in_turns = partial(factors_in_turns, factors)
-        levels["factors"] = LazyTensor(count, torch.float16, partial(read_as, read, in_turns, torch.float16))
+        of_factors = torch.Size((*shape[:-1], shape[-1] // FACTOR_SIZE, len(factors)))
+        decode = partial(factors_of, factors)
+        levels["factors"] = LazyTensor(of_factors, torch.float16, partial(read_as, read, decode, torch.float16))
     return PackedLayer(weight=whole, groups=replace(layout, scale_bits=8 if factored else 16), levels=levels)
 
 
@@ -431,9 +431,9 @@ def integers_of(scales: FactoredScales, blocks: Tensor) -> Tensor:
     return scales.integers(blocks).flatten(1)
 
 
-def factors_in_turns(factors: list[Decode], blocks: Tensor) -> Tensor:
-    """The factors [R, F] of scales, and those of minimums if there are any, of one block after the other."""
-    return torch.stack([factor(blocks) for factor in factors], dim=2).flatten(1)
+def factors_of(factors: list[Decode], blocks: Tensor) -> Tensor:
+    """The factors of each block [R, F, K]: of scales, and of minimums if there are any."""
+    return torch.stack([factor(blocks) for factor in factors], dim=2)
 
 
 def read_as(read: ReadBlocks, decode: Decode, dtype: torch.dtype) -> Tensor:
@@ -449,6 +449,6 @@ def decoded(rows: np.ndarray[Any, np.dtype[Any]], form: BlockFormat, decode: Dec
         some = flat[start : start + at_once]
         value = decode(some.view(len(some), -1, form.num_bytes))
         if not start:
-            found = torch.empty(len(flat), value.shape[1], dtype=value.dtype)
+            found = torch.empty(len(flat), *value.shape[1:], dtype=value.dtype)
         found[start : start + at_once] = value
-    return (found if order is None else found[order]).view(*rows.shape[:-2], -1, found.shape[1])
+    return (found if order is None else found[order]).view(*rows.shape[:-2], -1, *found.shape[1:])

@@ -22,6 +22,7 @@ from flambeau.llm.models.tensor_names import (
     GATES,
     IGNORED,
     ONE_HEAD_NORM,
+    STACKED,
     ParameterSlice,
     Region,
     canonical_name,
@@ -190,7 +191,7 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
         if int(found[3]) in own:
             yield f"{name[: found.end(1)]}.norms.{own.index(int(found[3]))}.weight", arrange
         return
-    if EXPERTS.search(name):  # in one piece: a stack may be computed from others each time that it is read
+    if EXPERTS.search(name) or STACKED.search(name):  # whole: a stack may be computed each time that it is read
         yield name, lambda tensor: cut_stack(arch, name, arrange(tensor), shard)
         return
     for part, region in parts_of(arch, name, arrange(torch.empty(stored.shape, device="meta"))).items():

@@ -40,6 +40,7 @@ from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LatentAttention
+from flambeau.llm.models.tensor_names import apart_name
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
@@ -47,7 +48,7 @@ IDLE = timedelta(days=365)  # followers wait as long as there are no requests; t
 _ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
-_SCALES = ("scale", "scales", "minimums")
+_SCALES = ("scale", "scales", "minimums", "factors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Shard:
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
         """The rank's part of a tensor; all of it if every rank needs it."""
+        name = apart_name(name)
         module, _, kind = name.rpartition(".")
         leaf = module.rpartition(".")[2]
         if self.arch.recurrence is not None and ".mixer." in name and leaf not in MIXER_COLUMNS:
@@ -131,7 +133,7 @@ class Shard:
         return tensor
 
     def _whole_groups(self, scales: Tensor) -> Tensor:
-        """The scales [O, N] of smaller groups, if a border between ranks cuts a group; see `block_size_for`."""
+        """The scales [O, N, …] of smaller groups, if a border between ranks cuts a group; see `block_size_for`."""
         times = 1 if scales.dim() == 1 else self.size // math.gcd(self.size, scales.shape[1])
         return scales if times == 1 else scales.repeat_interleave(times, dim=1)
 

@@ -202,6 +202,7 @@ class BlockStore:
                 restore.num_restored += number
                 self.num_restored += number
                 if number < len(group):
+                    self._forget_lost(keys[start + number + 1 :])
                     break
         except Exception:  # the tokens are computed instead
             logger.exception("blocks of the KV cache could not be restored")
@@ -224,6 +225,12 @@ class BlockStore:
                 self._host.unpin(key)
         return len(places)
 
+    def _forget_lost(self, keys: Sequence[bytes]) -> None:
+        """Of blocks after one that was not found, forget those that another rank has lost, too."""
+        for key in keys if self._ranks is not None else ():
+            if self._find(key) is not None:
+                self._host.unpin(key)
+
     def _find(self, key: bytes) -> int | None:
         """The pinned place of a block in host memory, where it is read from disk if needed."""
         place = self._host.pin(key)
@@ -233,7 +240,10 @@ class BlockStore:
         if empty is None:
             return None
         is_read = self._disk.read_into(key, self._transfer.places[empty])
-        if not is_read or (self._ranks is not None and not self._ranks.read(key, empty)):
+        if is_read and self._ranks is not None and not self._ranks.read(key, empty):
+            self._disk.delete(key)  # so that it is saved again on all ranks
+            is_read = False
+        if not is_read:
             self._host.give_back(empty)
             return None
         self._host.add(key, empty)

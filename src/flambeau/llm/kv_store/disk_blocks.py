@@ -97,7 +97,7 @@ class DiskBlocks:
             is_whole = False
         if not is_whole:
             logger.warning("%s is damaged, or not of this model; it is deleted and its tokens are computed", path)
-            self._delete(key)
+            self.delete(key)
             return False
         with self._mutex:
             if key in self._sizes:
@@ -105,6 +105,11 @@ class DiskBlocks:
         with contextlib.suppress(OSError):  # deleted meanwhile
             os.utime(path)  # the order of use, for the next start
         return True
+
+    def delete(self, key: bytes) -> None:
+        with self._mutex:
+            self._total -= self._sizes.pop(key, 0)
+        remove(self._path(key))
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -115,12 +120,7 @@ class DiskBlocks:
 
     def _make_room(self, size: int) -> None:
         while self._total + size > self._limit_bytes and self._sizes:
-            self._delete(next(iter(self._sizes)))
-
-    def _delete(self, key: bytes) -> None:
-        with self._mutex:
-            self._total -= self._sizes.pop(key, 0)
-        remove(self._path(key))
+            self.delete(next(iter(self._sizes)))
 
     def _scan(self) -> None:
         """Find the files of earlier runs, of this model and of others."""

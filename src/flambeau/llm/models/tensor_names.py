@@ -38,8 +38,13 @@ CONVOLUTION_PART = re.compile(r"\.mixer\.([qkv])_conv1d\.weight$")
 HEAD_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
 ONE_HEAD_NORM = re.compile(r"(\.self_attn\.([qk])_norm)\.norms\.(\d+)\.weight$")
 GATES = re.compile(r"\.experts\.gate_up_proj(_bias)?$")
-JOINED = re.compile(r"_proj\.parts\.\d+\.")  # a projection of a fused layer, stored apart
-STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)$")
+JOINED = re.compile(r"\b(qkv_proj|gate_up_proj|in_proj_qkv)\.parts\.(\d+)\.")  # a projection in a form of its own
+JOINED_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v"),
+}
+STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)(?:[._](\w+))?$")
 
 Region = tuple[slice | int, ...]
 Renames = tuple[tuple[str, str], ...]  # patterns and what replaces them
@@ -95,6 +100,11 @@ def part_name(name: str, part: str) -> str:
     return re.sub(r"\b((qkv|gate_up)_proj(?=\b|_bias)|in_proj_qkv\b|conv1d\b)", part, name)
 
 
+def apart_name(name: str) -> str:
+    """The name of a projection of a fused layer, also if it is a part of a JoinedLinear."""
+    return JOINED.sub(lambda found: f"{JOINED_PARTS[found[1]][int(found[2])]}.", name)
+
+
 def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, ParameterSlice]]:
     """The sets of tensors that can fill a parameter; Hugging Face's comes first."""
     whole = {name: ParameterSlice(name)}
@@ -126,7 +136,8 @@ def expert_slices(
 def parts_of(arch: Architecture, name: str, tensor: Tensor) -> dict[str, Region]:
     """The Hugging Face tensors that a tensor of any naming scheme contains, and where."""
     if found := STACKED.search(name):
-        return {f"{name[: found.start(1)]}{expert}.{found[1]}.weight": (expert,) for expert in range(len(tensor))}
+        start, leaf = name[: found.start(1)], found[2] or "weight"
+        return {f"{start}{expert}.{found[1]}.{leaf}": (expert,) for expert in range(len(tensor))}
     return {part: piece.region for part, piece in layouts(arch, name, tensor)[0].items()}
 
 

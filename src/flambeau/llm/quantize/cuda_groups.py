@@ -29,6 +29,11 @@ def pair_bits(layout: GroupLayout) -> int:
     return layout.bits if layout.bits < 8 else 0
 
 
+def has_whole_octets(layout: GroupLayout) -> bool:
+    """Whether the bits of a group fill the bytes of its planes; a border between ranks may leave too few weights."""
+    return layout.bits == 8 or layout.size % 8 == 0
+
+
 def in_groups(values: Tensor, size: int) -> Tensor:
     """[…, I] to […, N, size]."""
     return values.reshape(*values.shape[:-1], -1, size)
@@ -87,8 +92,10 @@ def register_planes(module: nn.Module, plain: nn.Module, layout: GroupLayout) ->
     module.register_buffer("weight", some_rows_at_a_time(main_plane, levels, layout))
     has_more = layout.bits in (5, 6)
     module.register_buffer("more", some_rows_at_a_time(more_plane, levels, layout) if has_more else None)
-    for name in ("scales", "minimums", "factors"):
+    for name in ("scales", "minimums"):
         module.register_buffer(name, given.get(name))
+    factors = given.get("factors")  # those of scales and of minimums follow each other in turns
+    module.register_buffer("factors", None if factors is None else factors.flatten(-2))
 
 
 def dequantize_planes(buffers: dict[str, Tensor], layout: GroupLayout) -> Tensor:

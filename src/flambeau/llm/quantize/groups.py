@@ -3,11 +3,13 @@
 A weight is `scale · level + minimum`. Without minimums the middle level stands for zero. These are the plain versions:
 the CPU kernels pack and multiply them; cuda_groups.py puts them into the order of the GPU's kernels.
 
-Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row · F factors of a row
+Shapes: … any leading dimensions · I inputs · O outputs · N groups of a row · F blocks of a row with factors
+· K their factors: of scales, and of minimums if there are any
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,12 +50,13 @@ class GroupedLinear(nn.Module):
         self.in_features, self.out_features, self.layout = in_features, out_features, layout
         self.dtype = torch.get_default_dtype()  # of what is read from it
         shape, dtype = (out_features, in_features // layout.size), SCALE_DTYPES[layout.scale_bits]
-        num_factors = in_features // FACTOR_SIZE * (1 + layout.has_minimums)
-        factors = torch.empty(out_features, num_factors, dtype=torch.float16) if layout.scale_bits == 8 else None
+        # Blocks are smaller only in a rank's part of a layer, whose border cuts a block.
+        of_factors = out_features, in_features // math.gcd(FACTOR_SIZE, in_features), 1 + layout.has_minimums
+        factors = torch.empty(of_factors, dtype=torch.float16) if layout.scale_bits == 8 else None
         self.weight: Tensor
         self.scales: Tensor
         self.minimums: Tensor | None
-        self.factors: Tensor | None  # of scales; with minimums, one of scales and one of minimums in turns
+        self.factors: Tensor | None  # [O, F, K]
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.uint8))
         self.register_buffer("scales", torch.empty(shape, dtype=dtype))
         self.register_buffer("minimums", torch.empty(shape, dtype=dtype) if layout.has_minimums else None)
@@ -77,11 +80,11 @@ class GroupedLinear(nn.Module):
 
 
 def wide_scales(scales: Tensor | None, minimums: Tensor | None, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Scales and minimums […, N] times their factors […, F], in float32."""
+    """Scales and minimums […, N] times their factors […, F, K], which may be flat, in float32."""
     assert scales is not None
     if factors is None:
         return scales.float(), None if minimums is None else minimums.float()
-    each = factors.float().view(*factors.shape[:-1], -1, 1 if minimums is None else 2)
+    each = factors.float().view(*scales.shape[:-1], -1, 1 if minimums is None else 2)
     shape = (*each.shape[:-1], -1)
     wide, *others = (
         (values.float().view(shape) * each[..., i : i + 1]).flatten(-2)

@@ -5,6 +5,7 @@ Shapes: N experts · O outputs · I inputs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,7 +70,7 @@ def build(arch: Architecture, *, whole: Architecture | None = None) -> Transform
     """
     model = Transformer(arch)
     settings = read_quantization(arch.source)
-    if settings is not None and whole is not None and settings.layers is None:
+    if settings is not None and whole is not None and settings.layers is None and not settings.groups:
         settings = replace(settings, layers=quantized_modules(Transformer(whole), settings))
     if settings is not None and settings.groups:
         for name, parts in settings.groups.items():
@@ -116,10 +117,15 @@ def empty_part(in_features: int, out_features: int, layout: PartLayout | None) -
 def empty_groups(
     in_features: int, out_features: int, layout: PartLayout, *, bias: bool = False
 ) -> Int4Linear | GroupedLinear | CodedLinear:
-    """An empty layer; two weights of 4 bits share a byte, where PyTorch has a layer for them too."""
+    """An empty layer; two weights of 4 bits share a byte, where PyTorch has a layer for them too.
+
+    Groups are smaller only in a rank's part of a layer, whose border cuts a group.
+    """
+    has_pairs = not isinstance(layout, CodeLayout) and layout.has_pairs
+    layout = replace(layout, size=math.gcd(layout.size, in_features))
     if isinstance(layout, CodeLayout):
         return CodedLinear(in_features, out_features, layout, bias=bias)
-    if layout.has_pairs:
+    if has_pairs:
         return Int4Linear(in_features, out_features, group_size=layout.size, bias=bias, scale_dtype=torch.float32)
     return GroupedLinear(in_features, out_features, layout, bias=bias)
 

@@ -56,18 +56,19 @@ CASES = {
 
 
 @pytest.mark.parametrize(("kind", "network"), CASES)
-def test_two_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, network, tmp_path, monkeypatch):
+def test_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, network, tmp_path, monkeypatch):
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     expected = logits_of(load_model(folder, dtype=torch.float32))
-    parts = [load_part(folder, rank, **KEEPS) for rank in range(2)]
-    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    layer: Any = parts[1].model.layers[1]
-    assert type(layer.self_attn.o_proj.inner) is CASES[kind, network]
-    mlp = layer.mlp.inner
-    if network != "dense":
-        assert isinstance(mlp.experts.gate_up_proj, ExpertStack)
-        assert isinstance(mlp.experts.down_proj, ExpertStack)
+    for size in (2, 4):
+        parts = [load_part(folder, rank, size, **KEEPS) for rank in range(size)]
+        for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        layer: Any = parts[1].model.layers[1]
+        assert type(layer.self_attn.o_proj.inner) is CASES[kind, network]
+        mlp = layer.mlp.inner
+        if network != "dense":
+            assert isinstance(mlp.experts.gate_up_proj, ExpertStack)
+            assert isinstance(mlp.experts.down_proj, ExpertStack)
 
 
 EXACT = [case for case, layer in CASES.items() if layer not in (Int4Linear, Int8Linear)]  # with these kernels
@@ -80,19 +81,19 @@ def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, m
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     arch = read_architecture(folder, **KEEPS)
     expected = logits_of(load_model(folder, dtype=torch.float32))
-    parts = [
-        load_part(folder, rank, arrived=packer(folder, arch, torch.float32, is_part=True), **KEEPS) for rank in range(2)
-    ]
-    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    layer: Any = parts[1].model.layers[1]
-    assert isinstance(layer.self_attn.o_proj.inner, PackedLinear)
-    if network != "dense":
-        assert isinstance(layer.mlp.inner.experts.down_proj, PackedStack)
+    for size in (2, 4):
+        arrived = packer(folder, arch, torch.float32, is_part=True)
+        parts = [load_part(folder, rank, size, arrived=arrived, **KEEPS) for rank in range(size)]
+        for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        layer: Any = parts[1].model.layers[1]
+        assert isinstance(layer.self_attn.o_proj.inner, PackedLinear)
+        if network != "dense":
+            assert isinstance(layer.mlp.inner.experts.down_proj, PackedStack)
 
 
 def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
-    layer = Int4Linear(64, 32, group_size=16)
+    layer = Int4Linear(64, 32, group_size=8)
     assert packed(layer) is None
     assert not is_known(ExpertStack(layer, num_experts=1, dtype=torch.float32))
     model = nn.Sequential(layer)

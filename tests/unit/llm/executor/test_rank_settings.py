@@ -1,8 +1,13 @@
-"""What works with one rank works with two: types of the cache, drafts, n-grams, and the CPU kernels of layers."""
+"""What works with one rank works with two: types of the cache, drafts, n-grams, grammars, the CPU kernels of layers."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +18,54 @@ import torch
 
 from flambeau.llm import loader
 from flambeau.llm.backends.cpu.bindings import kernels
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import parallel
 from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.packed_files import write_kind
-from support.ranks import run_as_threads
+from support.ranks import run_as_threads, run_ranks
 from support.sharded import OPTIONS, generate_on_ranks
+from support.weights import logits_of
 
 PROMPTS = [[*range(40, 56)], [9] * 20, [77], [*range(40, 54), 3, 4]]
+
+
+SETTINGS: list[dict[str, Any]] = [  # of a request each, in one batch
+    {"structured_outputs": {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}},
+    {"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2,4}"}, "temperature": 0.9, "seed": 7},
+    {"structured_outputs": {"choice": ["yes please", "no thanks"]}},
+    {"logit_bias": {33: 5.0, 40: -100.0}, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 9},
+    {"temperature": 0.8, "seed": 11, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.3},
+]
+CHOOSE = """
+import json, os, sys
+import torch
+from pathlib import Path
+from flambeau.llm.loader import load_engine, load_follower
+from flambeau.llm.sampling_params import SamplingParams
+
+torch.set_num_threads(1)
+folder, size, (settings, options) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options["tensor_parallel_size"] = size
+if os.environ["RANK"] != "0":
+    load_follower(folder, **options)()
+else:
+    engine = load_engine(folder, **options)
+    for number, given in enumerate(settings):
+        bias = {int(token): value for token, value in given.pop("logit_bias", {}).items()}
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "logit_bias": bias, **given})
+        engine.add(str(number), [*range(40 + number, 56)], params)
+    found = {str(number): [[], ""] for number in range(len(settings))}
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id][0] += output.token_ids
+            found[output.request_id][1] += output.text
+    print(json.dumps([*found.values()]))
+    engine.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +105,42 @@ def test_n_grams_propose_beside_two_ranks(folder):
     assert found.num_drafted > 0
 
 
-@pytest.mark.parametrize("network", ["dense", "experts", "latent"])
+def test_grammars_and_logit_processors_choose_from_what_ranks_compute(folder):
+    given = [SETTINGS, {**OPTIONS, "speculation": "lookup", "speculate_k": 4}]
+    command = [sys.executable, "-W", "ignore", "-c", CHOOSE, str(folder), "1", json.dumps(given)]
+    alone = subprocess.run(command, env={**os.environ, "RANK": "0"}, stdout=subprocess.PIPE, check=True).stdout
+    [found] = run_ranks(folder, 2, CHOOSE, given)
+    assert found == json.loads(alone.splitlines()[-1])
+    assert isinstance(found, list)
+    assert re.fullmatch("[a-c]{3}-[0-9]{2,4}", found[1][1])
+    assert found[2][1] in ("yes please", "no thanks")
+
+
+@pytest.mark.parametrize("network", ["dense", "tied", "experts", "latent"])
 def test_the_cpu_kernels_compute_the_layers_of_two_ranks(network, tmp_path):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     folder = write_kind(tmp_path / "model", "bfloat16", network)
     assert generate_on_ranks(folder, PROMPTS, compile=True).tokens == expected_of(folder)
+
+
+def test_tied_embeddings_of_a_rank_stay_in_16_bits(tmp_path, monkeypatch):
+    if not kernels.load():
+        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    folder = write_kind(tmp_path / "model", "bfloat16", "tied")
+    expected = logits_of(load_model(folder, dtype=torch.float32))
+    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    config = EngineConfig(device="cpu", num_blocks=8, block_size=4, max_num_seqs=2)
+    parts: list[Any] = [
+        loader.load_network(folder, config, torch.device("cpu"), TensorParallelGroup(rank, 2, None)).backend.model  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for part in parts:
+        assert part.model.embed_tokens.weight.dtype == torch.bfloat16
+        assert part.lm_head.kind == "bfloat16"
+        assert not any(one.dtype == torch.float32 and one.dim() > 1 for one in part.parameters())
 
 
 @pytest.mark.parametrize("others", ["fails", "has less", "has nothing to add"])

@@ -171,13 +171,15 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made):
         small.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 18, "kv_host_memory_mb": 16, "num_blocks": 40}])
-def test_two_ranks_read_images(made, engine, options):
+@pytest.mark.parametrize(
+    ("size", "options"), [(4, {}), (2, {"max_step_tokens": 18, "kv_host_memory_mb": 16, "num_blocks": 40})]
+)
+def test_ranks_read_images(made, engine, size, options):
     prompts, seeds = [ONE, TEXT, TWO], [(1,), (), (1, 2)]
     images = [encoded(engine, *own) for own in seeds]
     expected = [found.token_ids for found in engine.generate(prompts, GREEDY, images=images)]
     files = [[base64.b64encode(jpeg(seed)).decode() for seed in own] for own in seeds]
-    lines = run_ranks(made[0], 2, RANK, [prompts, files, {"block_size": 4, **options}])
+    lines = run_ranks(made[0], size, RANK, [prompts, files, {"block_size": 4, **options}])
     for line in lines:
         assert [tokens for tokens, _ in line] == expected
     assert all(num_cached > 0 for _, num_cached in lines[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,20 @@ def test_what_was_just_computed_is_written_when_the_engine_closes(model, expecte
     completion = engine.generate([PROMPTS[0]], GREEDY)[0]
     engine.close()
     assert (completion.token_ids, completion.counts.num_cached) == (expected[0], 56)
+
+
+def test_what_another_rank_has_lost_is_saved_again(model, expected, tmp_path):
+    written: list[bytes] = []
+    others = SimpleNamespace(close=lambda: None, write=lambda key, place: written.append(key))
+    for is_found, num_cached, num_written in ((True, 0, 16), (False, 0, 14), (True, 56, 0)):  # 14 are the prompt
+        engine = tiny_engine(model, kv_disk_folder=str(tmp_path))
+        others.read = lambda key, place, is_found=is_found: is_found
+        engine._store._ranks = others
+        completion = engine.generate([PROMPTS[0]], GREEDY)[0]
+        engine.close()
+        assert (completion.token_ids, completion.counts.num_cached) == (expected[0], num_cached)
+        assert len(written) == num_written
+        written.clear()
 
 
 @pytest.mark.parametrize("other", ["weights", "block_size", "architecture"])

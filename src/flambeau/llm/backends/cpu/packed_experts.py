@@ -15,6 +15,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
     FLOATS,
     PANEL,
     PackedLinear,
+    has_whole_vectors,
     multiply,
     pack_codes,
     pack_floats,
@@ -27,7 +28,8 @@ from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import ExpertLayers, Experts
 from flambeau.llm.quantize.coded import CodeLayout
-from flambeau.llm.quantize.int4 import GROUP_SIZES, Int4Linear
+from flambeau.llm.quantize.groups import GroupLayout
+from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import FP8
 
@@ -121,8 +123,10 @@ def is_known(weights: Any) -> bool:
     if not isinstance(weights, ExpertStack):
         return weights.dtype in FLOATS and weights.shape[1] % PANEL == 0
     buffers = dict(weights.named_buffers())
+    if isinstance(weights.layout, GroupLayout) and not has_whole_vectors(weights.layout.size):
+        return False
     if weights.layout is None and "minimums" in buffers:
         group_size = 2 * buffers["weight"].shape[2] // buffers["scales"].shape[2]
-        if group_size not in GROUP_SIZES:  # but a smaller one, of a rank's part
+        if not has_whole_vectors(group_size):
             return False
     return buffers["weight"].dtype in (torch.int8, torch.uint8, FP8) and buffers["weight"].shape[1] % PANEL == 0

@@ -23,7 +23,7 @@ from flambeau.llm.executor.huge_pages import zeros_in_huge_pages
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear
-from flambeau.llm.quantize.int4 import GROUP_SIZES, Int4Linear, unpack_int4
+from flambeau.llm.quantize.int4 import Int4Linear, unpack_int4
 from flambeau.llm.quantize.packed_layers import CpuInt4Linear, CpuInt8Linear
 from flambeau.llm.quantize.quantizer import quantized_layer
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -31,6 +31,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 
 LANES = 16  # of csrc/vectors.h
 PANEL = 2 * LANES
+MAX_GROUP = 128  # integers with a scale in common, as csrc/integer_panels.h has room for them
 INT8_GROUP = 32  # weights, and inputs, that have a scale in common; also where files have one scale for an output
 TRIM_BYTES = 64 << 20  # of replaced layers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -163,7 +164,7 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
     if type(layer) is PackedLinear:
         return layer
     if type(layer) is Int4Linear:
-        return pack_int4_layer(layer) if layer.group_size in GROUP_SIZES else None
+        return pack_int4_layer(layer) if has_whole_vectors(layer.group_size) else None
     if type(layer) is CpuInt4Linear:
         return None if layer.plain is None else pack_int4_layer(layer.plain)
     if type(layer) in (Int8Linear, CpuInt8Linear):
@@ -174,12 +175,19 @@ def packed(layer: Any, *, packs_float32: bool = True) -> PackedLinear | None:
         return pack_codes(layer.weight, layer.scales, layer.layout, layer.bias)
     if type(layer) is GroupedLinear:
         layout = layer.layout
+        if not has_whole_vectors(layout.size) or layout.scale_bits != 32:
+            return None
         return pack_levels(
             lambda rows: layer.weight[rows], layer.scales, layer.minimums, layout.bits, layout.size, layer.bias
         )
     if type(layer) is nn.Linear and layer.weight.dtype in FLOATS:
         return pack_floats(layer.weight, layer.bias, packs_float32=packs_float32)
     return None
+
+
+def has_whole_vectors(group_size: int) -> bool:
+    """Whether the kernels know integers in groups of this size: a border between ranks may leave smaller ones."""
+    return group_size % LANES == 0 and group_size <= MAX_GROUP
 
 
 @torch.inference_mode()
