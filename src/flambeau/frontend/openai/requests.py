@@ -304,6 +304,7 @@ class RerankRequest(PoolingRequest):
     documents: list[Any] = required(array(either(TEXT, OBJECT), min_length=1))
     top_n: int | None = optional(integer(0).described("How many of the best documents; 0: all."))
     return_documents: bool | None = optional(FLAG.described("Whether the results have the texts; true by default."))
+    instruction: str | None = optional(text(1).described("What the query asks for, in the model's prompt."))
     max_tokens_per_doc: Any = unsupported("send truncate_prompt_tokens: -1 to cut long texts at the model's limit")
 
 
@@ -313,6 +314,7 @@ class ScoreRequest(PoolingRequest):
 
     text_1: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     text_2: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+    instruction: str | None = optional(text(1).described("What the query asks for, in the model's prompt."))
     encoding_format: str | None = optional(one_of("float"), is_listed=False)
 
 

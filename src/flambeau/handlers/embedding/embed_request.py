@@ -60,6 +60,8 @@ def read_pairs(value: Mapping[str, Any]) -> EmbedRequest:
     """A request from a front end for the similarity of pairs of texts."""
     pairs = value["pairs"]
     is_valid = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if "instruction" in value:
+        raise BadRequest("the model embeds, so it takes no instruction; leave it out")
     if not is_valid or value.keys() - {"pairs", "truncation"}:
         raise BadRequest("pairs must be a list of lists of two texts, and nothing else may be beside it")
     return EmbedRequest(texts=[text for pair in pairs for text in pair], is_one=False, usage=True, has_pairs=True)
