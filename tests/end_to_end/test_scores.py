@@ -124,3 +124,13 @@ def test_a_model_without_the_ability_is_named(server):
     assert (long.status, "tokens" in long.json["error"]["message"]) == (400, True)
     cut = post(server, "rerank", model="ranker", query=QUERY, documents=["cat " * 500], truncate_prompt_tokens=-1)
     assert cut.status == 200
+
+
+def test_an_error_of_embeddings_names_its_field(server):
+    for field, value in (("dimensions", 7), ("dimensions", 4000), ("prompt_name", "query")):
+        reply = post(server, "embeddings", model="minilm", input="a cat", **{field: value})
+        assert (reply.status, reply.json["error"]["param"]) == (400, field)
+    plain, typed = (
+        post(server, "embeddings", model="minilm", input="a cat", **more).json for more in ({}, {"input_type": "query"})
+    )
+    assert plain["data"] == typed["data"]  # a model without prompts: the same for queries

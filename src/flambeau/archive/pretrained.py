@@ -114,7 +114,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {  # a request for each task that takes
     "text-ranking": {"query": "What is a cat?", "texts": ["A cat is an animal", "The sea is deep"]},
 }
 GENERATED_TASKS = ("summarization", "translation", "text2text-generation")
-WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx/*.onnx", "0_Transformer/*.safetensors", "0_Transformer/*.bin")
+WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx/*.onnx", "0_*/*.safetensors", "0_*/*.bin")
 CARD_BYTES = 1 << 20
 DOCUMENT_BYTES = 64 << 20  # the index of a large checkpoint, or many thousand labels, has a few MiB
 

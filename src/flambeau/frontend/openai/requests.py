@@ -262,6 +262,12 @@ class EmbeddingRequest(ModelRequest):
     input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     encoding_format: str | None = optional(one_of("float", "base64"))
     dimensions: int | None = optional(integer(1))
+    prompt_name: str | None = optional(text(1).described("A prompt of the model, which stands before each text."))
+    input_type: str | None = optional(
+        one_of("query", "document", "passage", "search_query", "search_document").described(
+            "What the texts are: the model's prompt for them stands before each."
+        )
+    )
     prompt: Any = unsupported("/v1/completions takes it; send input here")
     messages: Any = unsupported("/v1/chat/completions takes it; send input here")
 

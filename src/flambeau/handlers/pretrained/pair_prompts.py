@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from flambeau.archive.pretrained import read_tag
 from flambeau.archive.ranking_forms import FORMS, RankingForm, form_of_card
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.embedding.sentence_model import read_json
+from flambeau.handlers.embedding.small_documents import read_json
 
 PLACES = ("{query}", "{document}")
 PROMPT_KEYS = ("prompt", "true_token", "false_token")

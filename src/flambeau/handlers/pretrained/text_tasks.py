@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.embedding.sentence_model import read_json
+from flambeau.handlers.embedding.small_documents import read_json
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.pretrained.pair_prompts import (

@@ -9,7 +9,7 @@ import torch
 
 from flambeau.archive.pretrained import module_kinds, read_document
 from flambeau.errors import HandlerError
-from flambeau.handlers.embedding.sentence_model import read_json
+from flambeau.handlers.embedding.small_documents import read_json
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.pretrained.pair_prompts import FormPrompt, PlainPrompt, read_form, token_id
