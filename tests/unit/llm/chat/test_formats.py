@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from flambeau.llm.chat.call_notations import NOTATIONS
+from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
 from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
 from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser
@@ -450,3 +451,27 @@ def test_family_is_found_in_the_chat_template():
     }
     assert {name: row.name for name, row in found.items()} == {name: name for name in REASONING_FORMATS}
     assert find_reasoning_format("{{ messages }}") is None
+
+
+class FakeTokenizer:
+    """A tokenizer without special tokens."""
+
+    def __init__(self, template_text: str, shows_tools: bool) -> None:
+        self.template_text, self.shows_tools = template_text, shows_tools
+
+    def special_id(self, text: str) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("template", "shows_tools", "words"),
+    [
+        ("{{ messages }}", False, ""),
+        ("{{ tools }}", True, "tool calls are read as json"),
+        ("{{ tools }}<tool_call><think></think>", True, "tool calls are read as hermes, reasoning is read as think"),
+        (TEMPLATES["harmony"], True, "tool calls are read as harmony, reasoning is read as channels"),
+    ],
+)
+def test_the_log_names_only_what_the_template_has(template, shows_tools, words):
+    chat_format = ChatFormat.of(FakeTokenizer(template, shows_tools))
+    assert chat_format.describe(shows_tools=shows_tools) == words
