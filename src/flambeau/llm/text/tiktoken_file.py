@@ -10,7 +10,7 @@ from typing import Any
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.text.gguf_splits import KIMI_K2
 from flambeau.llm.text.ranked_vocabulary import ranked_tokenizer
-from flambeau.llm.text.tokenizer_files import added_tokens, named_tokens
+from flambeau.llm.text.tokenizer_files import TIKTOKEN_CLASS, added_tokens, named_tokens
 from flambeau.llm.text.vocabulary import TokenizersVocabulary
 
 NUM_RESERVED = 256  # ids behind the ranks, of which tokenizer_config.json names some
@@ -18,6 +18,11 @@ NUM_RESERVED = 256  # ids behind the ranks, of which tokenizer_config.json names
 
 def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> TokenizersVocabulary:
     """The vocabulary of a file with a token in base64 and its rank on each line."""
+    if (named := settings.get("tokenizer_class")) != TIKTOKEN_CLASS:
+        raise TokenizerError(
+            f"{file} has no rules to split text: they are those of the class in the tokenizer_config.json beside it, "
+            f"which names {named}, and only {TIKTOKEN_CLASS} is known; put the tokenizer.json of the same model there"
+        )
     try:
         lines = [line.split() for line in file.read_bytes().splitlines() if line]
         ranks = [base64.b64decode(token, validate=True) for token, _ in sorted(lines, key=lambda line: int(line[1]))]
