@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from support.language_models import ONE_THREAD  # noqa: E402
-from support.pretrained_models import save_classifier, save_ranker  # noqa: E402
+from support.pretrained_models import save_classifier, save_language_model, save_ranker  # noqa: E402
 from support.sentence_models import minilm_folder  # noqa: E402
 
 QUERY, TEXTS = "a cat", ["The rocket", "the cat looks at the river", "London"]
@@ -22,7 +22,12 @@ QUERY, TEXTS = "a cat", ["The rocket", "the cat looks at the river", "London"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scores")
-    return {"ranker": save_ranker(folder / "ranker"), "classifier": save_classifier(folder / "classifier")}
+    judge = save_language_model(folder / "judge", "qwen3")
+    (judge / "README.md").write_text(
+        "---\npipeline_tag: text-ranking\n---\nJudge whether the Document meets the requirements"
+    )
+    ranker, classifier = save_ranker(folder / "ranker"), save_classifier(folder / "classifier")
+    return {"ranker": ranker, "classifier": classifier, "judge": judge}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,20 @@ def test_documents_are_ordered_by_a_cross_encoder(server, folders):
     assert best.json["results"] == [{"index": results[0]["index"], "relevance_score": results[0]["relevance_score"]}]
 
 
+def test_a_language_model_that_ranks_is_recognised(server):
+    plain = post(server, "rerank", model="judge", query=QUERY, documents=TEXTS, return_documents=False)
+    assert plain.status == 200, plain.body
+    ranked = {one["index"]: one["relevance_score"] for one in plain.json["results"]}
+    asked = {"text_1": QUERY, "text_2": TEXTS, "model": "judge"}
+    usual = "Given a web search query, retrieve relevant passages that answer the query"
+    same = [one["score"] for one in post(server, "score", **asked, instruction=usual).json["data"]]
+    assert same == pytest.approx([ranked[i] for i in range(3)], abs=1e-6)
+    other = [one["score"] for one in post(server, "score", **asked, instruction="Find").json["data"]]
+    assert other != pytest.approx(same, abs=1e-4)
+    refused = post(server, "rerank", model="minilm", query=QUERY, documents=TEXTS, instruction="Find")
+    assert (refused.status, "no instruction" in refused.json["error"]["message"]) == (400, True)
+
+
 def test_pairs_are_scored(server, folders):
     reply = post(server, "score", model="ranker", text_1=QUERY, text_2=TEXTS)
     scores = torch.sigmoid(expected(folders["ranker"], [(QUERY, text) for text in TEXTS]))[:, 0].tolist()
@@ -100,8 +119,18 @@ def test_a_model_without_the_ability_is_named(server):
         reply = post(server, path, **document)
         assert (reply.status, reply.json["error"]["param"]) == (400, "model")
     listed = {one["id"]: one["abilities"] for one in server.request("GET", "/v1/models").json["data"]}
-    assert listed == {"ranker": ["score"], "classifier": ["classify"], "minilm": ["embed", "score"]}
+    assert listed == {"judge": ["score"], "ranker": ["score"], "classifier": ["classify"], "minilm": ["embed", "score"]}
     long = post(server, "rerank", model="ranker", query=QUERY, documents=["cat " * 500])
     assert (long.status, "tokens" in long.json["error"]["message"]) == (400, True)
     cut = post(server, "rerank", model="ranker", query=QUERY, documents=["cat " * 500], truncate_prompt_tokens=-1)
     assert cut.status == 200
+
+
+def test_an_error_of_embeddings_names_its_field(server):
+    for field, value in (("dimensions", 7), ("dimensions", 4000), ("prompt_name", "query")):
+        reply = post(server, "embeddings", model="minilm", input="a cat", **{field: value})
+        assert (reply.status, reply.json["error"]["param"]) == (400, field)
+    plain, typed = (
+        post(server, "embeddings", model="minilm", input="a cat", **more).json for more in ({}, {"input_type": "query"})
+    )
+    assert plain["data"] == typed["data"]  # a model without prompts: the same for queries

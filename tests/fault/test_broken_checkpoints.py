@@ -19,7 +19,7 @@ from support.running import RunningServer, lines_with, path
 TARGET, DRAFT = storyteller.FOLDER / "target", storyteller.FOLDER / "draft"
 CAUSES = {
     "cut": "model.safetensors is cut off or damaged",
-    "wordless": "has neither tokenizer.json nor tokenizer.model; put the model's own there",
+    "wordless": "has none of tokenizer.json, tokenizer.model and tekken.json; put the model's own there",
     "foreign": "BertForMaskedLM is not a network that continues a text token by token",
     "misspelt": "has max_new_token, which gpt_handler does not know; did you mean max_new_tokens?",
     "misdrafted": "has 1000 tokens and the model 4096; a draft must have the vocabulary of the model",

@@ -146,6 +146,24 @@ def save_t5(folder: Path) -> Path:
     return change_config(folder, task_specific_params={"summarization": summary, "translation_en_to_fr": french})
 
 
+def save_language_model(folder: Path, kind: str) -> Path:
+    """A small decoder (qwen2, qwen3, gemma) with tokens of a chat."""
+    import transformers
+
+    torch.manual_seed(0)
+    tokenizer = bytelevel(folder)
+    tokenizer.backend_tokenizer.post_processor = None  # no token behind a text
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_tokens(["yes", "no", "Yes"])
+    tokenizer.model_max_length = 1024
+    tokenizer.save_pretrained(folder)
+    name = kind.capitalize()
+    size = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3, "max_position_embeddings": 1024}
+    config = getattr(transformers, f"{name}Config")(vocab_size=len(tokenizer), pad_token_id=None, **size)
+    getattr(transformers, f"{name}ForCausalLM")(config).eval().save_pretrained(folder)
+    return folder
+
+
 def save_vit(folder: Path) -> Path:
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flambeau.archive.ranking_forms import form_of_card
 from flambeau.errors import ConfigError
 from flambeau.small_files import read_small
 
@@ -33,6 +34,7 @@ ALIASES = {
     "ner": "token-classification",
     "text-to-audio": "text-to-speech",
 }
+RANKING = "text-ranking"
 SUFFIXES = {  # of the class in `architectures` → tasks of that class, the default first
     "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
     "ForTokenClassification": ("token-classification",),
@@ -111,7 +113,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {  # a request for each task that takes
     "text-ranking": {"query": "What is a cat?", "texts": ["A cat is an animal", "The sea is deep"]},
 }
 GENERATED_TASKS = ("summarization", "translation", "text2text-generation")
-WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx/*.onnx", "0_Transformer/*.safetensors", "0_Transformer/*.bin")
+WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "onnx/*.onnx", "0_*/*.safetensors", "0_*/*.bin")
 CARD_BYTES = 1 << 20
 DOCUMENT_BYTES = 64 << 20  # the index of a large checkpoint, or many thousand labels, has a few MiB
 
@@ -144,12 +146,28 @@ def choose_handler(folder: Path, task: str = "") -> PretrainedModel:
         if tag not in TASKS:
             raise ConfigError(f"the task {task!r} is not supported; supported are {', '.join(TASKS)}")
         return PretrainedModel(handler=TRANSFORMERS, task=tag, reason="the task is configured")
+    if "LogitScore" in module_kinds(folder):
+        reason = "modules.json describes a language model that ranks texts"
+        return PretrainedModel(handler=TRANSFORMERS, task=RANKING, reason=reason)
+    if form := form_of_card(folder, config, tag):
+        reason = f"the model card shows the prompt of {form}"
+        return PretrainedModel(handler=TRANSFORMERS, task=RANKING, reason=reason)
     if (folder / "modules.json").is_file() and not any(name.endswith("ForSequenceClassification") for name in names):
         return PretrainedModel(handler=EMBEDDER, reason="modules.json describes a sentence-transformers model")
     for name in names or [""]:
         if found := choose_by_class(name, config, tag):
             return found
     raise ConfigError(refusal(folder, names, config))
+
+
+def module_kinds(folder: Path) -> list[str]:
+    """The classes of the steps in modules.json; empty if there is no such file."""
+    try:
+        document = json.loads(read_small(folder / "modules.json"))
+    except (OSError, ValueError, RecursionError):
+        return []  # its reader reports what is wrong with it
+    steps = [step for step in as_list(document) if isinstance(step, Mapping)]
+    return [str(step.get("type", "")).rpartition(".")[2] for step in steps]
 
 
 def configured_task(options: Mapping[str, Any]) -> str:

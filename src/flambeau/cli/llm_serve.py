@@ -24,7 +24,12 @@ from flambeau.errors import ConfigError, WorkersFailed
 from flambeau.serving.model_sources.hub import HubName, fetch, read_hub_name
 
 HANDLER = "gpt_handler"
-TOKENIZERS = {"tokenizer.json": "tokenizers", "tokenizer.model": "sentencepiece"}  # file → its reader
+TOKENIZERS = {  # file → its reader
+    "tokenizer.json": "tokenizers",
+    "tokenizer.model": "sentencepiece",
+    "tekken.json": "tokenizers",
+    "tiktoken.model": "tokenizers",
+}
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*.tiktoken")  # beside one that is named
 CHECKPOINT_LINKS = {"model_path": "checkpoint", "draft_model_path": "draft"}  # setting → name in the model's folder
 

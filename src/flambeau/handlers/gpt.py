@@ -116,7 +116,8 @@ class GptHandler(BaseHandler):
         self._connect(settings, context)
         took_s = time.perf_counter() - began
         logger.info("%s is loaded, in %.2f s: %s", settings.model_path, took_s, self.engine.info)
-        logger.info("%s", compile_words(self.engine.config, self.device.type, self.engine.info.decode))
+        if words := compile_words(self.engine.config, self.device.type, self.engine.info.decode):
+            logger.info("%s", words)
         self.initialized = True
 
     def _warn_of_ignored(self, num_ranks: int) -> None:
@@ -139,7 +140,8 @@ class GptHandler(BaseHandler):
             raise HandlerError(f"{settings.model_path} has no tokenizer; name one with tokenizer_path")
         self.tokenizer = PieceTokenizer(tokenizer)
         chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
-        logger.info("%s", chat_format)
+        if words := chat_format.describe(shows_tools=tokenizer.shows_tools):
+            logger.info("%s", words)
         images = self.engine.images
         chat_images = ChatImages.of(images.arch, images.processor, tokenizer) if images is not None else None
         self._reader = RequestReader(

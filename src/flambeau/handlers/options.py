@@ -17,13 +17,19 @@ logger = logging.getLogger(__name__)
 
 MODEL_KEYS = ("pt2", "dtype", "weights_only", "model_class", "handler")  # what handlers read beside their section
 MIN_SIMILARITY = 0.8
-WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number of at least 1", str: "text"}
+WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number of at least 1",
+    str: "text",
+    dict: "keys and values",
+}
+Kinds = Mapping[str, type | tuple[type, ...]]
 
 
 class HandlerOptions:
     """The options of a handler that knows all its keys: unknown keys and wrong types are errors at load."""
 
-    def __init__(self, section: Mapping[str, Any], known: Mapping[str, type]) -> None:
+    def __init__(self, section: Mapping[str, Any], known: Kinds) -> None:
         unknown = sorted(map(str, section.keys() - known.keys()))
         if unknown:
             raise HandlerError(
@@ -32,15 +38,17 @@ class HandlerOptions:
             )
         for key, value in section.items():
             kind = known[key]
-            if type(value) is not kind or (type(value) is int and value < 1):
-                raise HandlerError(f"{key} in the handler section must be {WORDS[kind]}, not {value!r}")
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            if type(value) not in kinds or (type(value) is int and value < 1):
+                wanted = " or ".join(WORDS[one] for one in kinds)
+                raise HandlerError(f"{key} in the handler section must be {wanted}, not {value!r}")
         self._section = section
 
     def get(self, key: str, default: Any = None) -> Any:
         return self._section.get(key, default)
 
 
-def read_handler_options(context: Context, known: Mapping[str, type]) -> HandlerOptions:
+def read_handler_options(context: Context, known: Kinds) -> HandlerOptions:
     section = context.model_yaml_config.get("handler") or {}
     if isinstance(section, str):  # `handler: NAME` has no options
         section = {}

@@ -30,6 +30,7 @@ from flambeau.llm.checkpoints.checkpoint import (
     unsupported_reason,
 )
 from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
+from flambeau.llm.checkpoints.weight_files import weight_paths
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
@@ -172,7 +173,11 @@ def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
 
 def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
     """Load a network of transformers, for checkpoints that the engine's own network does not know."""
+    logger.info(
+        "%s; transformers, which may have it, is imported, and that takes some seconds", reason.partition(";")[0]
+    )
     with named_reason(reason):
+        weight_paths(path)  # before anything slow
         limits = read_limits(path, trusts_code=config.trust_remote_code)
     if wants_head(config):
         raise LLMError(

@@ -33,7 +33,8 @@ def create_embeddings(server: Server, exchange: Exchange) -> None:
 def to_handler_request(request: EmbeddingRequest) -> dict[str, Any]:
     texts = texts_of(request.input)
     document: dict[str, Any] = {"input": texts, "usage": True, "encoding_format": request.encoding_format or "float"}
-    return document if request.dimensions is None else {**document, "dimensions": request.dimensions}
+    chosen = {name: getattr(request, name) for name in ("dimensions", "prompt_name", "input_type")}
+    return {**document, **{name: value for name, value in chosen.items() if value is not None}}
 
 
 def texts_of(given: str | list[Any], field: str = "input") -> list[str]:

@@ -262,6 +262,12 @@ class EmbeddingRequest(ModelRequest):
     input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     encoding_format: str | None = optional(one_of("float", "base64"))
     dimensions: int | None = optional(integer(1))
+    prompt_name: str | None = optional(text(1).described("A prompt of the model, which stands before each text."))
+    input_type: str | None = optional(
+        one_of("query", "document", "passage", "search_query", "search_document").described(
+            "What the texts are: the model's prompt for them stands before each."
+        )
+    )
     prompt: Any = unsupported("/v1/completions takes it; send input here")
     messages: Any = unsupported("/v1/chat/completions takes it; send input here")
 
@@ -304,6 +310,7 @@ class RerankRequest(PoolingRequest):
     documents: list[Any] = required(array(either(TEXT, OBJECT), min_length=1))
     top_n: int | None = optional(integer(0).described("How many of the best documents; 0: all."))
     return_documents: bool | None = optional(FLAG.described("Whether the results have the texts; true by default."))
+    instruction: str | None = optional(text(1).described("What the query asks for, in the model's prompt."))
     max_tokens_per_doc: Any = unsupported("send truncate_prompt_tokens: -1 to cut long texts at the model's limit")
 
 
@@ -313,6 +320,7 @@ class ScoreRequest(PoolingRequest):
 
     text_1: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     text_2: str | list[Any] = required(either(TEXT, array(ANYTHING)))
+    instruction: str | None = optional(text(1).described("What the query asks for, in the model's prompt."))
     encoding_format: str | None = optional(one_of("float"), is_listed=False)
 
 

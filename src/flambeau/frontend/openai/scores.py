@@ -101,10 +101,11 @@ def pairs_of(request: ScoreRequest) -> list[tuple[str, str]]:
     return [*zip(first, second, strict=True)]
 
 
-def pair_request(request: PoolingRequest, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def pair_request(request: RerankRequest | ScoreRequest, pairs: list[tuple[str, str]]) -> dict[str, Any]:
     if len(pairs) > MAX_PAIRS:
         raise InvalidField("documents", f"{len(pairs)} pairs of texts are too many; send at most {MAX_PAIRS} at once")
-    return {"pairs": pairs, "truncation": truncates(request)}
+    document: dict[str, Any] = {"pairs": pairs, "truncation": truncates(request)}
+    return document if request.instruction is None else {**document, "instruction": request.instruction}
 
 
 def truncates(request: PoolingRequest) -> bool:

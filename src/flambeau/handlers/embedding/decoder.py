@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from flambeau.handlers.device import choose_device
-from flambeau.handlers.embedding.sentence_model import SentenceModel, pool
+from flambeau.handlers.embedding.handler import pool_tensors
+from flambeau.handlers.embedding.sentence_model import SentenceModel
 from flambeau.handlers.onnx.npy import Array
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
@@ -40,14 +41,12 @@ class DecoderEncoder:
         self.model = load_model(folder, device=self.device, dtype=dtype, arch=architecture_of(model.config, folder))
         self.modes = model.modes
 
-    def embed(self, ids: Array, mask: Array) -> Array:
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
         """Token ids and a mask of the same shape → one vector per text."""
         with torch.inference_mode():
             positions = torch.arange(ids.shape[1], device=self.device).expand(*ids.shape)
             hidden = self.model(torch.from_numpy(ids).to(self.device), positions, WholeAttention()).float()
-            is_token = torch.from_numpy(mask).to(self.device).float()
-            vectors: Array = torch.cat(pool(hidden, is_token, self.modes), 1).cpu().numpy()
-            return vectors
+            return pool_tensors(hidden, torch.from_numpy(mask).to(self.device), self.modes, is_pooled)
 
 
 def architecture_of(config: Mapping[str, Any], folder: Path) -> Architecture:

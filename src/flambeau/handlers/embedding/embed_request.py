@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flambeau.errors import BadRequest
+from flambeau.errors import BadRequest, InvalidField
 from flambeau.handlers.request_rows import parse_json_bytes
 
 TEXT_KEYS = ("text", "input", "inputs")
-OPTION_KEYS = ("normalize", "prompt_name", "encoding_format", "dimensions", "usage")
+OPTION_KEYS = ("normalize", "prompt_name", "input_type", "encoding_format", "dimensions", "usage")
 IGNORED_KEYS = ("model", "user")  # sent by OpenAI clients
+INPUT_TYPES: Mapping[str, Sequence[str]] = {  # what a text is → the names of its prompt, as folders have them
+    "query": ("query", "search_query"),
+    "document": ("document", "passage", "corpus", "search_document"),
+}
+TYPE_NAMES = {"passage": "document", "search_query": "query", "search_document": "document"}  # of other servers
 REMEDY = 'send "text", ["text", …], {"input": …} or a text/plain body'
 
 
@@ -23,6 +28,7 @@ class EmbedRequest:
     is_one: bool
     normalize: bool | None = None  # None: the model's default
     prompt_name: str | None = None
+    input_type: str | None = None  # a key of INPUT_TYPES
     encoding_format: str = "float"  # or base64, of little-endian float32
     dimensions: int | None = None  # None: as many as the model has
     usage: bool = False  # whether the reply has the number of tokens
@@ -60,6 +66,8 @@ def read_pairs(value: Mapping[str, Any]) -> EmbedRequest:
     """A request from a front end for the similarity of pairs of texts."""
     pairs = value["pairs"]
     is_valid = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if "instruction" in value:
+        raise InvalidField("instruction", "the model embeds, so it takes no instruction; leave it out")
     if not is_valid or value.keys() - {"pairs", "truncation"}:
         raise BadRequest("pairs must be a list of lists of two texts, and nothing else may be beside it")
     return EmbedRequest(texts=[text for pair in pairs for text in pair], is_one=False, usage=True, has_pairs=True)
@@ -73,13 +81,21 @@ def read_options(value: Mapping[str, Any], text_key: str) -> dict[str, Any]:
         raise BadRequest(f"unknown options: {', '.join(unknown)}; known: {', '.join(OPTION_KEYS)}")
     for key in ("normalize", "usage"):
         if not isinstance(options.get(key, True), bool):
-            raise BadRequest(f"{key} must be true or false, not {options[key]!r}")
+            raise InvalidField(key, f"{key} must be true or false, not {options[key]!r}")
     if not isinstance(options.get("prompt_name", ""), str):
-        raise BadRequest(f"prompt_name must be text, not {options['prompt_name']!r}")
+        raise InvalidField("prompt_name", f"prompt_name must be text, not {options['prompt_name']!r}")
+    if "input_type" in options:
+        given = options["input_type"]
+        if not isinstance(given, str) or given not in (*INPUT_TYPES, *TYPE_NAMES):
+            known = ", ".join((*INPUT_TYPES, *TYPE_NAMES))
+            raise InvalidField("input_type", f"input_type must be one of {known}, not {given!r}")
+        if "prompt_name" in options:
+            raise InvalidField("input_type", "input_type and prompt_name both choose a prompt; send one of them")
+        options["input_type"] = TYPE_NAMES.get(given, given)
     if options.get("encoding_format", "float") not in ("float", "base64"):
-        raise BadRequest("encoding_format must be float or base64")
+        raise InvalidField("encoding_format", "encoding_format must be float or base64")
     if type(options.get("dimensions", 1)) is not int or options.get("dimensions", 1) < 1:
-        raise BadRequest(f"dimensions must be a whole number from 1, not {options['dimensions']!r}")
+        raise InvalidField("dimensions", f"dimensions must be a whole number from 1, not {options['dimensions']!r}")
     return options
 
 

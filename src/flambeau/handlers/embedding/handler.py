@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from flambeau.errors import BadRequest, HandlerError
+from flambeau.errors import HandlerError, InvalidField
 from flambeau.handlers.device import choose_threads
-from flambeau.handlers.embedding.embed_request import EmbedRequest, read_embed_request
+from flambeau.handlers.embedding.embed_request import INPUT_TYPES, EmbedRequest, read_embed_request
 from flambeau.handlers.embedding.sentence_model import (
+    STATIC,
     Mode,
     SentenceModel,
     Similarity,
@@ -24,6 +26,7 @@ from flambeau.handlers.embedding.sentence_model import (
     read_folder,
     similarity,
 )
+from flambeau.handlers.embedding.vector_steps import read_tensors
 from flambeau.handlers.onnx.npy import Array
 from flambeau.handlers.options import read_handler_options, resolve_model_path
 from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or_fields
@@ -31,10 +34,13 @@ from flambeau.handlers.request_rows import is_describe, refuse_explain, value_or
 if TYPE_CHECKING:
     from flambeau.worker.context import Context
 
+logger = logging.getLogger(__name__)
+
 OPTIONS = {"model_path": str, "max_texts": int, "max_tokens": int, "max_seq_length": int, "matryoshka": bool}
 CPU_TOKENS, GPU_TOKENS = 4096, 65536  # per group; larger groups on a CPU take more memory and are not faster
 FREE_PADDING = 64  # tokens; less costly than another call of the model
 MAX_PADDING_SHARE = 0.25
+ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # which the engine may compute
 
 
@@ -53,6 +59,7 @@ class SentenceEmbedder:
         self.max_tokens: int = options.get("max_tokens", GPU_TOKENS if is_on_gpu else CPU_TOKENS)
         self.max_seq_length = min(options.get("max_seq_length", self.model.max_seq_length), self.model.max_seq_length)
         self.tokenizer, self.pad_id = load_tokenizer(self.model, self.max_seq_length)
+        self.special_ids = {i for i, one in self.tokenizer.get_added_tokens_decoder().items() if one.special}
         self.encoder: Encoder = load_encoder(self.model, context.system_properties["gpu_id"])
         self.dimensions: int = self.embed(["first"])[0].shape[1]
         self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
@@ -65,9 +72,11 @@ class SentenceEmbedder:
         requests = [read_embed_request(value_or_fields(row), self.max_texts) for row in data]
         for request in requests:
             self.check_dimensions(request)
-        texts = [text for request in requests for text in self.with_prompt(request)]
+        texts = [
+            (prompt, text) for request in requests for prompt in [self.prompt_of(request)] for text in request.texts
+        ]
         places = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # a query may be in many pairs
-        found, lengths = self.embed([*places])
+        found, lengths = self.embed([text for _, text in places], [prompt for prompt, _ in places])
         order = [places[text] for text in texts]
         vectors, counts = found[order], [lengths[place] for place in order]
         replies, taken = [], 0
@@ -83,28 +92,55 @@ class SentenceEmbedder:
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
-    def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
-        """The vectors of texts before normalization, in order, and the number of tokens of each text."""
-        if self.model.lowercases:
-            texts = [text.lower() for text in texts]
-        tokens = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+    def embed(self, texts: Sequence[str], prompts: Sequence[str] | None = None) -> tuple[Array, list[int]]:
+        """The vectors of texts before normalization, in order, and the number of tokens of each text.
+
+        `prompts` has what stands before each text.
+        """
+        prompts = [""] * len(texts) if prompts is None else prompts
+        encodings = self.tokenize([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
+        tokens = [encoding.ids for encoding in encodings]
+        skipped = {prompt: self.count_skipped(prompt) for prompt in prompts}
         counts = [len(ids) for ids in tokens]
         groups = plan_groups(counts, self.max_tokens)
         found: dict[int, Array] = {}
         for places in groups:
             ids, mask = pad([tokens[place] for place in places], self.pad_id)
-            found |= zip(places, self.encoder.embed(ids, mask), strict=True)
+            firsts = np.array([skipped[prompts[place]] for place in places])
+            is_pooled = mask & (np.arange(mask.shape[1]) >= firsts[:, None]) if firsts.any() else None
+            vectors = self.encoder.embed(ids, mask, is_pooled)
+            for step in self.model.steps:
+                vectors = step(vectors)
+            found |= zip(places, vectors, strict=True)
         return np.stack([found[place] for place in range(len(tokens))]), counts
+
+    def tokenize(self, texts: Sequence[str]) -> list[Any]:
+        """The encodings of texts, by the library's tokenizer."""
+        if self.model.lowercases:
+            texts = [text.lower() for text in texts]
+        adds = self.model.config.get("model_type") != STATIC
+        return list(self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=adds))
+
+    def count_skipped(self, prompt: str) -> int:
+        """The tokens of a prompt that are not pooled: those before the text, with the special ones."""
+        if not prompt or not self.model.skips_prompt:
+            return 0
+        [encoding] = self.tokenize([prompt])
+        is_special = encoding.special_tokens_mask[-1] == 1 or encoding.ids[-1] in self.special_ids
+        return len(encoding.ids) - is_special
 
     def check_dimensions(self, request: EmbedRequest) -> None:
         """Reject longer vectors, and shorter ones if the model was not trained for them."""
         wanted = self.dimensions if request.dimensions is None else request.dimensions
         if wanted > self.dimensions:
-            raise BadRequest(f"dimensions must be at most {self.dimensions}, the size of the model's vectors")
+            raise InvalidField(
+                "dimensions", f"dimensions must be at most {self.dimensions}, the size of the model's vectors"
+            )
         if wanted < self.dimensions and not self.can_shorten:
-            raise BadRequest(
+            raise InvalidField(
+                "dimensions",
                 f"the model supports {self.dimensions} dimensions only; leave dimensions out, or set matryoshka: true "
-                "in model-config.yaml if the model was trained for shorter vectors"
+                "in model-config.yaml if the model was trained for shorter vectors",
             )
 
     def finish(self, vectors: Array, request: EmbedRequest) -> Array:
@@ -120,15 +156,29 @@ class SentenceEmbedder:
         shortens = size is not None and size < self.dimensions
         return normalize(vectors) if wanted or (wanted is None and shortens) else vectors
 
-    def with_prompt(self, request: EmbedRequest) -> list[str]:
-        """The texts of a request, each after the prompt it names or the model's default prompt."""
-        name = request.prompt_name or self.model.default_prompt
+    def prompt_of(self, request: EmbedRequest) -> str:
+        """The prompt that a request names, or the model's default prompt; it stands before each text."""
+        prompts = self.model.prompts
+        name = request.prompt_name or self.name_of(request.input_type) or self.model.default_prompt
         if name is None:
-            return list(request.texts)
-        if name not in self.model.prompts:
-            known = ", ".join(self.model.prompts) or "none"
-            raise BadRequest(f"the model has no prompt {name!r}; it has {known}")
-        return [self.model.prompts[name] + text for text in request.texts]
+            return ""
+        if name not in prompts:
+            raise InvalidField(
+                "prompt_name", f"the model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}"
+            )
+        return prompts[name]
+
+    def name_of(self, input_type: str | None) -> str | None:
+        """The prompt for queries or documents; None if the model has none for them, as documents often have none."""
+        if input_type is None:
+            return None
+        found = next((name for name in INPUT_TYPES[input_type] if name in self.model.prompts), None)
+        if found is None and input_type == "query" and self.model.prompts:
+            known = ", ".join(self.model.prompts)
+            raise InvalidField(
+                "input_type", f"none of the model's prompts is that of queries; send prompt_name: {known}"
+            )
+        return found
 
     def tensor_metadata(self) -> Any:
         """The tensors for KServe's metadata; the vectors travel as JSON text."""
@@ -209,11 +259,13 @@ def load_tokenizer(model: SentenceModel, max_length: int) -> tuple[Any, int]:
 class Encoder(Protocol):
     """Computes the vectors of texts that are padded to one length."""
 
-    def embed(self, ids: Array, mask: Array) -> Array:
-        """Token ids and a mask of the same shape → one vector per text."""
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
+        """Token ids and a mask of the same shape → one vector per text; `is_pooled` leaves out tokens of a prompt."""
 
 
 def load_encoder(model: SentenceModel, gpu_id: int | None) -> Encoder:
+    if model.config.get("model_type") == STATIC:
+        return StaticEncoder(model.weights)
     if model.weights.suffix == ".onnx":
         return OnnxEncoder(model.weights, model.modes, gpu_id)
     if model.weights.suffix in (".safetensors", ".json") and model.config.get("model_type") in DECODERS:
@@ -223,6 +275,15 @@ def load_encoder(model: SentenceModel, gpu_id: int | None) -> Encoder:
             return DecoderEncoder(model, gpu_id)
     is_bert = model.config.get("model_type") == "bert" and model.weights.suffix == ".safetensors"
     return TorchEncoder(model, gpu_id) if is_bert else PretrainedEncoder(model, gpu_id)
+
+
+def pool_tensors(hidden: Any, is_token: Any, modes: Sequence[Mode], is_pooled: Array | None) -> Array:
+    """The pooled vectors of torch's tensors."""
+    import torch
+
+    pooled = None if is_pooled is None else torch.from_numpy(is_pooled).to(hidden.device).float()
+    vectors: Array = torch.cat(pool(hidden, is_token.float(), modes, pooled), 1).cpu().numpy()
+    return vectors
 
 
 class TorchEncoder:
@@ -236,14 +297,13 @@ class TorchEncoder:
         self.bert = load_bert(model.weights, read_config(model.config), self.device)
         self.modes = model.modes
 
-    def embed(self, ids: Array, mask: Array) -> Array:
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
         import torch
 
         with torch.inference_mode():
             is_token = torch.from_numpy(mask).to(self.device)
             hidden = self.bert(torch.from_numpy(ids).to(self.device), None if mask.all() else is_token)
-            vectors: Array = torch.cat(pool(hidden, is_token.float(), self.modes), 1).cpu().numpy()
-            return vectors
+            return pool_tensors(hidden, is_token, self.modes, is_pooled)
 
 
 class PretrainedEncoder:
@@ -254,18 +314,29 @@ class PretrainedEncoder:
         from flambeau.handlers.loaders.pretrained import Runtime
 
         self.device, _ = choose_device(gpu_id)
-        self.model = Runtime(folder=model.weights.parent, device=self.device).load_model("AutoModel")
+        if code := (model.config.get("auto_map") or {}).get("AutoModel"):
+            logger.warning(
+                "config.json names code of the repository (%s), which is not run: transformers' own network of type %s "
+                "computes the vectors. Compare a few with those of the model's authors",
+                code,
+                model.config.get("model_type"),
+            )
+        self.model = Runtime(folder=model.weights.parent, device=self.device).load_model(class_of(model.config))
         self.modes = model.modes
 
-    def embed(self, ids: Array, mask: Array) -> Array:
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
         import torch
 
         with torch.inference_mode():
             is_token = torch.from_numpy(mask).to(self.device)
             result = self.model(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=is_token.long())
             hidden = result.last_hidden_state.float()
-            vectors: Array = torch.cat(pool(hidden, is_token.float(), self.modes), 1).cpu().numpy()
-            return vectors
+            return pool_tensors(hidden, is_token, self.modes, is_pooled)
+
+
+def class_of(config: Mapping[str, Any]) -> str:
+    """The class of transformers that computes the vectors: of T5's networks, the encoder alone."""
+    return ENCODERS.get(str(config.get("model_type")), "AutoModel")
 
 
 class OnnxEncoder:
@@ -282,9 +353,30 @@ class OnnxEncoder:
         self.output = "sentence_embedding" if "sentence_embedding" in outputs else outputs[0]
         self.modes = modes
 
-    def embed(self, ids: Array, mask: Array) -> Array:
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
         inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
         [result] = self.session.run([self.output], {name: inputs[name] for name in self.names})
         if result.ndim == 2:
+            if is_pooled is not None:
+                raise HandlerError("the ONNX file pools the tokens of prompts, which the pooling config leaves out")
             return np.asarray(result, np.float32)
-        return np.concatenate(pool(result.astype(np.float32), mask.astype(np.float32), self.modes), 1)
+        pooled = None if is_pooled is None else is_pooled.astype(np.float32)
+        return np.concatenate(pool(result.astype(np.float32), mask.astype(np.float32), self.modes, pooled), 1)
+
+
+class StaticEncoder:
+    """A table with a vector for each token: a text has their mean. It needs no torch."""
+
+    def __init__(self, path: Path) -> None:
+        tensors = read_tensors(path.parent)
+        table = tensors.get("embedding.weight", tensors.get("embeddings"))
+        if table is None:
+            raise HandlerError(f"{path.name} has no embedding.weight; it has {', '.join(tensors)}")
+        if "embeddings" in tensors:  # of model2vec: rows that tokens share, and a weight of each token
+            table = table[tensors["mapping"].astype(np.int64)] if "mapping" in tensors else table
+            table = table * tensors["weights"][:, None] if "weights" in tensors else table
+        self.table_VD: Array = table
+
+    def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
+        total_BD = (self.table_VD[ids] * mask[:, :, None]).sum(1)
+        return np.asarray(total_BD / np.maximum(mask.sum(1), 1)[:, None], np.float32)

@@ -15,6 +15,7 @@ from flambeau.llm.chat.chat_format import AUTO
 from flambeau.llm.chat.formats import REASONING_NAMES, TOOL_FORMATS
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.errors import CheckpointError, InvalidRequest
+from flambeau.llm.executor.backend import CPU_KERNELS
 from flambeau.llm.json_files import read_object
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 
@@ -64,7 +65,6 @@ WITHOUT_EFFECT = ("profile", "fx_graph_cache")  # a profiler; a cache of compile
 OTHERS = ("speculative", "kv_cache_fraction", "lora_adapters")  # each has values of its own kind
 KNOWN = (*TEXTS, *CHOICES, *SWITCHES, *COUNTS, *SAMPLING, *OTHERS, *OLDER, *WITHOUT_EFFECT)
 MTP = "mtp"  # speculation by the checkpoint's own layer of multi-token prediction
-CPU_KERNELS = "CPU kernels"  # the decode path of the CPU backend
 DEFAULT_NEW_TOKENS = 256
 GENERATION_CONFIG = "generation_config.json"
 # Keys of that file that change texts in transformers and have no effect here, with the values that change nothing.
@@ -315,7 +315,10 @@ def shortened(length: int, wanted: int | None, trained: int) -> str | None:
 
 
 def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
-    """What `compile` does on this type of device, for the log; `decode` is what computes decode steps already."""
+    """What `compile` does on this type of device, for the log; `decode` is what computes decode steps already.
+
+    Empty if CPU kernels do: the line before says so.
+    """
     if not config.compile:
         return "compile: false: every step runs as plain PyTorch"
     if config.tensor_parallel_size > 1 and device == "cpu":
@@ -328,7 +331,7 @@ def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
     }.get(device, "torch.compile (Inductor)")
     draft = " of the model and its draft" if config.draft else ""
     if decode == CPU_KERNELS:
-        return "compile: true: decode steps are computed by C++ kernels, which were compiled before"
+        return ""
     return f"compile: true: decode steps{draft} are compiled in the background: {how}. Plain PyTorch answers meanwhile"
 
 

@@ -6,7 +6,7 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Runtime:
     compile_options: Mapping[str, Any] | None = None
     max_tokens: int = 4096  # of one call, padding included
     max_new_tokens: int = 1024  # a request may not generate more
+    ranking: Mapping[str, Any] = field(default_factory=dict)  # how a language model ranks texts, as the settings say
 
     def load_model(self, auto_class: str, *, generates: bool = False) -> Any:
         """The network with all its weights; safetensors if there are any, else pickles, with weights only."""

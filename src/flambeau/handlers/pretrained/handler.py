@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.archive.pretrained import ALIASES, TRANSFORMERS, choose_handler
+from flambeau.archive.pretrained import ALIASES, RANKING, TRANSFORMERS, as_list, choose_handler, read_document
 from flambeau.errors import ConfigError, HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.loaders.pretrained import Runtime, import_transformers
@@ -32,7 +32,11 @@ OPTIONS = {
     "max_tokens": int,
     "max_new_tokens": int,
     "trust_remote_code": bool,
+    "ranking": (str, dict),
+    "instruction": str,
+    "hf_overrides": dict,
 }
+RANKING_OPTIONS = ("ranking", "instruction", "hf_overrides")
 CPU_TOKENS, GPU_TOKENS = 4096, 65536  # per call; larger groups on a CPU take more memory and are not faster
 PACKAGE = "flambeau.handlers.pretrained"
 CLASSES = {  # import strings: a text model needs neither Pillow nor torchvision
@@ -78,6 +82,7 @@ class TransformersHandler:
             compile_options=compiles,
             max_tokens=options.get("max_tokens", CPU_TOKENS if device.type == "cpu" else GPU_TOKENS),
             max_new_tokens=options.get("max_new_tokens", 1024),
+            ranking={key: options[key] for key in RANKING_OPTIONS if options.get(key) is not None},
         )
         began = time.perf_counter()
         self.task: Task = load_task(self.task_name, self.runtime)
@@ -148,6 +153,15 @@ def find_task(folder: Path, task: str) -> str:
 def load_task(name: str, runtime: Runtime) -> Task:
     """The task with its network loaded."""
     build: Callable[[Runtime], Task]
+    if name == RANKING and is_language_model(runtime.folder):
+        from flambeau.handlers.pretrained.token_ranker import TokenRanking
+
+        return TokenRanking(runtime)
+    if runtime.ranking:
+        raise HandlerError(
+            f"{', '.join(runtime.ranking)} is for language models that rank texts (…ForCausalLM, task: text-ranking); "
+            "remove it from the handler section"
+        )
     if name in CLASSES:
         module, _, class_name = CLASSES[name].partition(":")
         build = getattr(importlib.import_module(module), class_name)
@@ -161,9 +175,12 @@ def load_task(name: str, runtime: Runtime) -> Task:
     return GeneratedText(runtime, name)
 
 
+def is_language_model(folder: Path) -> bool:
+    names = as_list(read_document(folder / "config.json").get("architectures"))
+    return any(str(name).endswith("ForCausalLM") for name in names)
+
+
 def is_ctc(folder: Path) -> bool:
     """Whether a speech model has one output per frame, by its class in config.json."""
-    from flambeau.archive.pretrained import as_list, read_document
-
     names = as_list(read_document(folder / "config.json").get("architectures"))
     return any(str(name).endswith("ForCTC") for name in names)

@@ -9,10 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flambeau.errors import BadRequest, HandlerError
-from flambeau.handlers.embedding.sentence_model import read_json
+from flambeau.handlers.embedding.small_documents import read_json
 from flambeau.handlers.loaders.pretrained import Runtime
 from flambeau.handlers.onnx.npy import Array
-from flambeau.handlers.pretrained.task import TextTask, sigmoid, softmax
+from flambeau.handlers.pretrained.pair_prompts import (
+    PairPrompt,
+    check_pair,
+    encode_pair,
+    read_chat_prompt,
+    read_default_prompt,
+)
+from flambeau.handlers.pretrained.task import Encoding, TextTask, sigmoid, softmax
 from flambeau.handlers.pretrained.task_request import (
     Kind,
     TaskRequest,
@@ -29,20 +36,43 @@ class PairTask(TextTask):
     """A network that may score pairs of texts, which front ends ask for."""
 
     auto_class = "AutoModelForSequenceClassification"
+    prompt: PairPrompt | None = None  # None: a pair as the tokenizer joins two texts
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self.is_raw = self.config.num_labels == 1 and is_raw_encoder(self.config, runtime.folder)
+        self.num_labels = self.count_labels()
+        self.is_raw, self.prefix = False, ""
+        if self.num_labels == 1:
+            self.is_raw = is_raw_encoder(self.config, runtime.folder)
+            self.prefix = read_default_prompt(runtime.folder)
+            self.prompt = read_chat_prompt(runtime.folder, self.tokenizer)
+        self.markers = [one.content for one in self.tokenizer.added_tokens_decoder.values() if one.special]
+
+    def count_labels(self) -> int:
+        count: int = self.config.num_labels
+        return count
 
     def scores(self, outputs: Sequence[Array], *, is_raw: bool = False) -> Array:
         """One score for each output of a network with one label."""
         logits = np.concatenate(outputs)
         return logits if self.is_raw or is_raw else sigmoid(logits)
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, truncates: bool) -> list[Any]:
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], instruction: str | None = None, *, truncates: bool
+    ) -> list[Any]:
         """The second text is shortened, never the first, which is the query."""
+        if instruction is not None and not (self.prompt and self.prompt.takes_instruction):
+            raise BadRequest("the model's prompt has no place for an instruction; leave it out")
+        if self.prompt is not None:
+            return [self.encode_prompt(pair, instruction, truncates=truncates) for pair in pairs]
         limits: dict[str, Any] = {"truncation": "only_second", "max_length": self.limit} if truncates else {}
-        return [self.encode(*pair, **limits) for pair in pairs]
+        return [self.encode(f"{self.prefix}{query}", text, **limits) for query, text in pairs]
+
+    def encode_prompt(self, pair: tuple[str, str], instruction: str | None, *, truncates: bool) -> Encoding:
+        assert self.prompt is not None
+        check_pair((*pair, instruction or ""), self.markers)
+        ids = encode_pair(self.prompt, self.tokenizer, pair, instruction, self.limit, truncates=truncates)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def pair_reply(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> dict[str, Any]:
         return {"scores": self.scores(outputs).tolist(), "num_tokens": num_tokens(inputs)}
@@ -54,8 +84,6 @@ def is_raw_encoder(config: Any, folder: Path) -> bool:
     sentence-transformers has had three places for this: since version 6, a file of its own.
     """
     document = read_json(folder / "config_sentence_transformers.json")
-    if prompt := document.get("default_prompt_name"):
-        raise HandlerError(f"a cross-encoder with a default_prompt_name ({prompt!r}) is not supported")
     section = getattr(config, "sentence_transformers", None) or {}
     older = getattr(config, "sbert_ce_default_activation_function", None)
     named = str(document.get("activation_fn") or section.get("activation_fn") or older or "Sigmoid").rpartition(".")[2]
@@ -177,6 +205,7 @@ class TextRanking(PairTask):
         "top_k": "count",
         "truncation": "flag",
         "truncate": "flag",
+        "instruction": "text",
     }
     fields = ("query", "texts", "documents", "pairs")
     abilities = ("score",)
@@ -184,7 +213,7 @@ class TextRanking(PairTask):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        if self.config.num_labels != 1:
+        if self.num_labels != 1:
             raise HandlerError(
                 f"text-ranking needs a model with one label; {runtime.folder.name} has {self.config.num_labels}. "
                 "Use task: text-classification"
@@ -192,10 +221,11 @@ class TextRanking(PairTask):
 
     def prepare(self, request: TaskRequest) -> list[Any]:
         truncates = bool(request.parameters.get("truncation") or request.parameters.get("truncate"))
+        instruction = request.parameters.get("instruction")
         if has_pairs(request.inputs):
-            return self.encode_pairs(read_pairs(request.inputs), truncates=truncates)
+            return self.encode_pairs(read_pairs(request.inputs), instruction, truncates=truncates)
         query, texts = self.read(request)
-        return self.encode_pairs([(query, text) for text in texts], truncates=truncates)
+        return self.encode_pairs([(query, text) for text in texts], instruction, truncates=truncates)
 
     def reply(self, request: TaskRequest, inputs: Sequence[Any], outputs: Sequence[Array]) -> Any:
         if has_pairs(request.inputs):

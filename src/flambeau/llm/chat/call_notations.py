@@ -105,6 +105,18 @@ def with_parameters(head: str, parameter: str, tail: str, close: str = "") -> Ca
     return body
 
 
+def deepseek_tags(writer: GrammarWriter, tool: ToolRule) -> str:
+    parser = tagged_calls.DeepSeekTagParser
+
+    def member(key: str, schema: Any) -> str:
+        head = f'{parser.parameter}"{key}" string="{"true" if is_text(schema) else "false"}">'
+        value = tagged_value(writer, tool, key, schema, parser.parameter_end)
+        return f"{writer.mark(head)} {value} {literal(chr(10))}"
+
+    head, tail = f'{parser.invoke}"{tool.name}">\n', f"{parser.invoke_end}\n"
+    return f"{writer.mark(head)} {members_of(writer, tool, member, '')} {writer.mark(tail)}"
+
+
 def glm(writer: GrammarWriter, tool: ToolRule) -> str:
     key_open, key_end, value_open = map(writer.mark, (tagged_calls.KEY, tagged_calls.KEY_END, tagged_calls.VALUE))
 
@@ -149,6 +161,10 @@ def listed(parser: type[StreamParser], key: str = "arguments", name_key: str = "
     )
 
 
+def _deepseek_notation(parser: type[tagged_calls.DeepSeekTagParser]) -> CallNotation:
+    return CallNotation(deepseek_tags, trigger=parser.open, start=literal("\n"), separator="", close=parser.close)
+
+
 _PYTHON = CallNotation(pythonic, start=literal("["), separator=literal(", "), end=literal("]"), bare="{[")
 
 # By the names of TOOL_FORMATS.
@@ -176,6 +192,8 @@ NOTATIONS: Mapping[str, CallNotation] = {
         separator="",
         close=tagged_calls.MiniMaxParser.close,
     ),
+    "deepseek_v4": _deepseek_notation(tagged_calls.DeepSeek4Parser),
+    "deepseek_v32": _deepseek_notation(tagged_calls.DeepSeekTagParser),
     "seed_oss": CallNotation(
         with_parameters(
             f"\n{tagged_calls.FUNCTION}{{}}>\n",
@@ -187,6 +205,13 @@ NOTATIONS: Mapping[str, CallNotation] = {
         between=literal("\n"),
     ),
     "command": listed(marked_calls.CommandParser, "parameters", "tool_name"),
+    "command_r": CallNotation(
+        named_object("parameters", name_key="tool_name"),
+        trigger=marked_calls.ACTION,
+        start=literal(f" {marked_calls.JSON_FENCE}\n["),
+        separator=literal(", "),
+        end=literal(f"]\n{marked_calls.FENCE_END}"),
+    ),
     "nemotron": listed(marked_calls.MarkedCallParser),
     "tool_calls": listed(marked_calls.ToolCallsParser),
     "granite": listed(marked_calls.GraniteParser),

@@ -70,10 +70,15 @@ class ChatFormat:
         special = {text: i for text in markers if (i := tokenizer.special_id(text)) is not None}
         return cls(tools=tool_format, reasoning=used, thinks=thinks, special=special)
 
-    def __str__(self) -> str:
-        reasoning = "channels" if self.tools.has_channels else self.reasoning.name if self.reasoning else "none"
-        known = "" if self.thinks or self.reasoning is None else ", if a reply begins with it"
-        return f"tool calls are read as {self.tools.name}, reasoning as {reasoning}{known}"
+    def describe(self, *, shows_tools: bool) -> str:
+        """How replies are read, for the log; empty if the template shows neither tools nor reasoning."""
+        parts = []
+        if shows_tools or self.tools.name != ANY_TOOLS:
+            parts.append(f"tool calls are read as {self.tools.name}")
+        if self.thinks:
+            how = "channels" if self.tools.has_channels or self.reasoning is None else self.reasoning.name
+            parts.append(f"reasoning is read as {how}")
+        return ", ".join(parts)
 
     @property
     def thought(self) -> ThoughtMarkers | None:

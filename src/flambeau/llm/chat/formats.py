@@ -100,6 +100,18 @@ _TOOL_ROWS = (
     ),
     ToolFormat(name="kimi_k2", parser=marked_calls.KimiParser, signs=("<|im_middle|>",), markers=_KIMI, ids="named"),
     _between("minimax_m2", tagged_calls.MiniMaxParser),
+    ToolFormat(
+        name="deepseek_v4",
+        parser=tagged_calls.DeepSeek4Parser,
+        signs=(tagged_calls.DSML, "tool_calls>"),
+        markers=(tagged_calls.DSML,),
+    ),
+    ToolFormat(
+        name="deepseek_v32",
+        parser=tagged_calls.DeepSeekTagParser,
+        signs=(tagged_calls.DSML,),
+        markers=(tagged_calls.DSML,),
+    ),
     _between("seed_oss", tagged_calls.SeedParser),
     ToolFormat(
         name="qwen3_coder",
@@ -121,6 +133,7 @@ _TOOL_ROWS = (
         markers=_gemma_markers(tagged_calls.GemmaParser),
     ),
     _between("command", marked_calls.CommandParser),
+    ToolFormat(name="command_r", parser=marked_calls.ActionParser, signs=(marked_calls.ACTION, '"tool_name"')),
     _between("nemotron", marked_calls.MarkedCallParser),
     _between("tool_calls", marked_calls.ToolCallsParser),
     _between("lfm2", marked_calls.LfmParser),

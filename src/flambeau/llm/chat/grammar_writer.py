@@ -74,15 +74,25 @@ class GrammarWriter:
         return name
 
     def mark(self, marker: str) -> str:
-        return f"<[{self.special[marker]}]>" if marker in self.special else literal(marker)
+        """A marker: a special token, or text, in which there may be one."""
+        before, token, after = self._parts(marker)
+        return " ".join(filter(None, (literal(before), token, literal(after))))
+
+    def _parts(self, marker: str) -> tuple[str, str, str]:
+        """The text before the special token of a marker, the token, and the text behind it."""
+        name = marker if marker in self.special else next((one for one in self.special if one in marker), "")
+        before, _, after = marker.partition(name) if name else (marker, "", "")
+        return before, f"<[{self.special[name]}]>" if name else "", after
 
     def json(self, schema: Any) -> str:
         return self.rule(self.json_rule(schema))
 
     def until(self, text: str, marker: str) -> str:
         """Text of a form, a regular expression, up to a marker and with it."""
-        if marker in self.special:
-            return f"{self.rule(text)} {self.mark(marker)}"
+        before, token, after = self._parts(marker)
+        if token:
+            ahead = f"/{text[1:-1]}{regex(before)}/" if before else text
+            return " ".join(filter(None, (self.rule(ahead), token, literal(after))))
         return self.rule(f"/{text[1:-1]}{regex(marker)}/", "[lazy]")
 
 

@@ -8,7 +8,8 @@ from flambeau.llm.chat.stream_parser import NAME, Steps, StreamParser
 
 FUNCTOOLS = "functools["
 GRANITE_CALL = "<|tool_call|>"
-PYTHON_FENCE = "```python"
+PYTHON_FENCE, JSON_FENCE = "```python", "```json"
+ACTION = "Action:"
 PLUGIN = "<|plugin|>"
 CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_ARGUMENT, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -38,6 +39,22 @@ class CommandParser(MarkedCallParser):
     open, close = "<|START_ACTION|>", "<|END_ACTION|>"
     markers = (open,)
     name_key = "tool_name"
+
+
+class ActionParser(MarkedCallParser):
+    """Command R of the first generation: a fenced list behind a word, of the request's tools.
+
+    A call of `directly_answer`, which its prompt invents, is none of them and stays text.
+    """
+
+    open, close = ACTION, FENCE_END
+    markers = (open,)
+    name_key = "tool_name"
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        yield from self._skip(JSON_FENCE)
+        if (yield from self._peek()) == "[" and (yield from self._read_call_objects(self.options.tools)):
+            yield from self._skip(FENCE_END)
 
 
 class GraniteParser(MarkedCallParser):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.chat.json_text import json_or_text
-from flambeau.llm.chat.stream_parser import NAME, Steps, StreamParser
+from flambeau.llm.chat.stream_parser import MARK, NAME, ParserOptions, Steps, StreamParser
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 INVOKE, INVOKE_PARAMETER, INVOKE_END = "<invoke name=", "<parameter name=", "</invoke>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+DSML = "｜DSML｜"  # a token within each tag of DeepSeek V3.2
+TYPED = re.compile(r"""["'](?P<key>.*)["']\s+string=["'](?P<is_text>true|false)["']""", re.DOTALL)
 MAX_DEPTH = 32  # of values within values
 MAX_VALUE = 10**7  # characters
 LITERAL_END = re.compile(r"[,\]}]")
@@ -83,27 +86,80 @@ class MiniMaxParser(TaggedCallParser):
     """`<invoke name="name"><parameter name="key">value</parameter></invoke>`, once for each call."""
 
     open, close = "<minimax:tool_call>", "</minimax:tool_call>"
-    markers = (open,)
+    markers: tuple[str, ...] = (open,)
+    invoke, invoke_end = INVOKE, INVOKE_END
+    parameter, parameter_end = INVOKE_PARAMETER, PARAMETER_END
 
     def _read_call(self, marker: str) -> Steps[None]:
-        num_calls = self.num_calls
-        while (yield from self._skip(INVOKE)):
+        num_calls, invoke = self.num_calls, self.spell(self.invoke)
+        while (yield from self._skip(invoke)):
             name, found = yield from self._read_until(">")
             name = name.strip().strip("\"'")
             if not found or not NAME.fullmatch(name):
                 return
             self._begin_arguments(name)
-            while (yield from self._skip(INVOKE_PARAMETER)):
-                key, found = yield from self._read_until(">")
+            while (yield from self._skip(self.spell(self.parameter))):
+                head, found = yield from self._read_until(">")
                 if not found:
                     return
-                yield from self._stream_value(name, key.strip().strip("\"'"), PARAMETER_END, trims_lines=True)
-            if (yield from self._skip(INVOKE_END)) or not self._is_over:
+                yield from self._stream_parameter(name, head)
+            if (yield from self._skip(self.spell(self.invoke_end))) or not self._is_over:
                 self._end_arguments()
-        if self.num_calls > num_calls and not (yield from self._skip(self.spell(self.close))):
+        if self.num_calls > num_calls and not (yield from self._skip(self.spell(self.closing(marker)))):
             rest = self._text[self._at :].strip()
-            if self._is_over and INVOKE.startswith(rest):  # the reply was cut short within a marker
+            if self._is_over and invoke.startswith(rest):  # the reply was cut short within a marker
                 self._at = len(self._text)
+
+    def closing(self, marker: str) -> str:
+        """The marker that ends the calls which this one begins."""
+        return self.close
+
+    def _stream_parameter(self, name: str, head: str) -> Steps[None]:
+        key = head.strip().strip("\"'")
+        yield from self._stream_value(name, key, self.spell(self.parameter_end), trims_lines=True)
+
+
+class DeepSeekTagParser(MiniMaxParser):
+    """DeepSeek V3.2: the same tags with a token in each; a parameter says whether it is text or JSON."""
+
+    open, close = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
+    later_open, later_close = f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"  # of V4
+    markers = (open, later_open)
+    invoke, invoke_end = f"<{DSML}invoke name=", f"</{DSML}invoke>"
+    parameter, parameter_end = f"<{DSML}parameter name=", f"</{DSML}parameter>"
+
+    def __init__(self, options: ParserOptions) -> None:
+        self._is_special = DSML in options.special
+        # A tag is one marker, so the token within is no marker of its own.
+        super().__init__(replace(options, special=options.special - {DSML}))
+
+    def spell(self, marker: str) -> str:
+        return super().spell(marker.replace(DSML, MARK + DSML) if self._is_special else marker)
+
+    def _put_text(self, text: str) -> None:
+        super()._put_text(text.replace(MARK, ""))
+
+    def closing(self, marker: str) -> str:
+        return self.later_close if "tool_calls" in marker else self.close
+
+    def _stream_parameter(self, name: str, head: str) -> Steps[None]:
+        if (parts := TYPED.fullmatch(head.strip())) is None:
+            yield from super()._stream_parameter(name, head)
+            return
+        self._put_key(parts["key"])
+        close = self.spell(self.parameter_end)
+        if parts["is_text"] == "true":
+            yield from self._stream_text(close)
+            return
+        value, found = yield from self._read_until(close, limit=MAX_VALUE)
+        if found:
+            self._put_arguments(json_or_text(value))
+
+
+class DeepSeek4Parser(DeepSeekTagParser):
+    """DeepSeek V4: another name of the tag around calls."""
+
+    open, close = DeepSeekTagParser.later_open, DeepSeekTagParser.later_close
 
 
 class GlmParser(TaggedCallParser):

@@ -397,10 +397,10 @@ def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:
 def describe_groups(title: str, choice: GroupChoice, remark: str = "") -> str:
     """One line on what stays quantized and what is dequantized."""
     bits = Counter(layout.bits for name in choice.kept if (layout := choice.layers[name].groups) is not None)
-    parts = [f"{', '.join(f'{count} tensors stay int{each}' for each, count in sorted(bits.items()))}"] if bits else []
+    parts = [f"{counted(count, 'tensor')} {verb(count, 'stay')} int{each}" for each, count in sorted(bits.items())]
     others = [layer.weight.shape.numel() for name, layer in choice.layers.items() if name not in choice.kept]
     if others:
-        parts.append(f"{len(others)} are dequantized and take {sum(others) * 2 / 1e9:.1f} GB in 16 bits")
+        parts.append(dequantized("tensor", others))
     return f"weights quantized by {title}: {', '.join(parts)}{f'; {remark}' if remark else ''}"
 
 
@@ -412,13 +412,28 @@ def describe(
     remark: str = "",
 ) -> str:
     """One line on what stays quantized and what is dequantized."""
-    num_other = len(layers) - len(kept)
+    others = [layer.weight.shape.numel() for name, layer in layers.items() if name not in kept]
     parts = []
     if settings is not None:
         group = f" in groups of {settings.group_size}" if settings.kind == "int4" else ""
         group = f" in blocks of {settings.block_size} inputs" if settings.block_size else group
-        parts.append(f"{len(kept)} layers stay {settings.title}{group}")
-    if num_other:
-        size_gb = sum(layer.weight.shape.numel() for name, layer in layers.items() if name not in kept) * 2 / 1e9
-        parts.append(f"{num_other} layers are dequantized and take {size_gb:.1f} GB in 16 bits")
+        parts.append(f"{counted(len(kept), 'layer')} {verb(len(kept), 'stay')} {settings.title}{group}")
+    if others:
+        parts.append(dequantized("layer", others))
     return f"weights quantized by {title}: {', '.join(parts)}{f'; {remark}' if remark else ''}"
+
+
+def dequantized(noun: str, sizes: Sequence[int]) -> str:
+    """Words on weights of so many numbers."""
+    count, size = len(sizes), sum(sizes) * 2
+    words = f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size} bytes"
+    are = "is" if count == 1 else "are"
+    return f"{counted(count, noun)} {are} dequantized and {verb(count, 'take')} {words} in 16 bits"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def verb(count: int, word: str) -> str:
+    return f"{word}s" if count == 1 else word

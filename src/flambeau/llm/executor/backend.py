@@ -17,6 +17,7 @@ from flambeau.llm.sampling.grammar_masks import Bits
 from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
+CPU_KERNELS = "CPU kernels"
 UNKNOWN_PARTS = "%s: the %s kernels do not know %s; plain PyTorch computes steps until Inductor has compiled them"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from flambeau.llm.errors import TokenizerError
 from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
 from flambeau.llm.text.chat_template import (
     ChatTemplate,
@@ -29,7 +30,11 @@ from flambeau.llm.text.detokenizer import (
 from flambeau.llm.text.gguf_vocabulary import gguf_vocabulary
 from flambeau.llm.text.gguf_vocabulary import named_tokens as gguf_names
 from flambeau.llm.text.infill import find_infill
+from flambeau.llm.text.tekken import NAMES, VERSIONS, read_tekken
+from flambeau.llm.text.tiktoken_file import read_tiktoken
 from flambeau.llm.text.tokenizer_files import (
+    TEKKEN,
+    TIKTOKEN,
     Strips,
     added_tokens,
     declared_tokens,
@@ -260,7 +265,11 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     settings |= older_names(folder, settings)
     tokens = named_tokens(settings)
     vocabulary: Vocabulary
-    if file.suffix == ".json":
+    if file.name == TEKKEN:
+        return tekken_tokenizer(file, settings)
+    if file.name == TIKTOKEN:
+        vocabulary = read_tiktoken(file, settings)
+    elif file.suffix == ".json":
         vocabulary = TokenizersVocabulary(open_tokenizers(file), tokens, declared_tokens(folder, settings))
     else:
         vocabulary = SentencePieceVocabulary(
@@ -278,6 +287,18 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             file.name,
         )
     return Tokenizer(vocabulary, tokens=tokens, eos_ids=end_ids(folder), templates=read_templates(folder, settings))
+
+
+def tekken_tokenizer(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a folder that has Mistral's file alone; a chat template beside it comes first."""
+    vocabulary, own = read_tekken(file)
+    templates = read_templates(file.parent, settings) or own
+    if not templates:
+        raise TokenizerError(
+            f"{file} has a version of the chat format that is not known (known are {', '.join(VERSIONS)}); put the "
+            "model's chat_template.jinja beside it"
+        )
+    return Tokenizer(vocabulary, tokens=NAMES, eos_ids=end_ids(file.parent), templates=templates)
 
 
 def unheeded_settings(settings: Mapping[str, Any], vocabulary: Vocabulary) -> list[str]:

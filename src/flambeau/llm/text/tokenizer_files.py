@@ -13,6 +13,8 @@ from flambeau.llm.json_files import read_object
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+TEKKEN = "tekken.json"  # Mistral's own
+TIKTOKEN, TIKTOKEN_CLASS = "tiktoken.model", "TikTokenTokenizer"  # Kimi's file, and the class that splits its texts
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
@@ -23,18 +25,21 @@ def find_file(path: Path) -> Path:
         names = ("tokenizer.json", "tokenizer.model")
         found = [path / name for name in names if (path / name).is_file()]
         found += sorted(path.glob("tokenizer.model.v*"), reverse=True)  # Mistral's own
+        if not found and (path / TEKKEN).is_file():
+            found = [path / TEKKEN]
+        if not found and (path / TIKTOKEN).is_file():
+            splits = read_json(path / "tokenizer_config.json").get("tokenizer_class") == TIKTOKEN_CLASS
+            found = [path / TIKTOKEN] if splits else []
         file = found[0] if found else path / names[0]
-        if not found and (path / "tekken.json").is_file():
-            raise TokenizerError(
-                f"{path} has only tekken.json, which is not supported; put the model's tokenizer.json there"
-            )
         if not found and (others := [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))]):
             raise TokenizerError(
                 f"{path} has only {others[0].name}, whose rules to split text are Python code; put the tokenizer.json "
                 "of the same model there, which other copies of it on the hub may have"
             )
         if not found:
-            raise TokenizerError(f"{path} has neither tokenizer.json nor tokenizer.model; put the model's own there")
+            raise TokenizerError(
+                f"{path} has none of tokenizer.json, tokenizer.model and tekken.json; put the model's own there"
+            )
     try:
         with file.open("rb") as opened:
             first = opened.readline(4096)
@@ -45,7 +50,7 @@ def find_file(path: Path) -> Path:
         raise TokenizerError(f"{file} is empty; copy it again from the model's source")
     if first.startswith(b"version https://git-lfs"):
         raise TokenizerError(f"{file} is only a Git LFS pointer; fetch the file itself with `git lfs pull`")
-    if file.suffix != ".json" and TIKTOKEN_LINE.fullmatch(first):
+    if file.suffix != ".json" and file.name != TIKTOKEN and TIKTOKEN_LINE.fullmatch(first):
         raise TokenizerError(
             f"{file} is a tiktoken file (lines of base64), as Llama 3 has beside its original weights; it lacks the"
             " rules to split text: use the tokenizer.json of the same model in Hugging Face format"

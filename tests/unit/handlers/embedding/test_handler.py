@@ -115,7 +115,9 @@ def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path)
 
 
 def test_the_models_own_dimensions_are_cut_after_the_norm(tmp_path):
-    steps = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("Transformer", "Normalize")]
+    kinds = ("Transformer", "Pooling", "Normalize")
+    steps = [{"type": f"sentence_transformers.models.{kind}", "path": "1_Pooling"} for kind in kinds]
+    steps[0]["path"] = ""
     folder = save_bert_folder(tmp_path, modules=steps)
     [whole] = send(load(folder), "the cat")
     save_bert_folder(folder, modules=steps, config_sentence_transformers={"truncate_dim": 4})

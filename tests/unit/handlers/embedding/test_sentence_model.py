@@ -67,7 +67,8 @@ def test_safetensors_come_first_and_inner_folders_are_found(tmp_path):
     assert read_folder(folder(tmp_path / "a", "tokenizer.json", "onnx/model.onnx")).weights.name == "model.onnx"
     both = folder(tmp_path / "b", "tokenizer.json", "model.onnx", "model.safetensors")
     assert read_folder(both).weights.name == "model.safetensors"
-    inner = folder(tmp_path / "c", "0_T/tokenizer.json", "0_T/model.safetensors", modules=[step("Transformer", "0_T")])
+    steps = [step("Transformer", "0_T"), step("Pooling", "1_Pooling")]
+    inner = folder(tmp_path / "c", "0_T/tokenizer.json", "0_T/model.safetensors", modules=steps)
     assert read_folder(inner).tokenizer == inner / "0_T" / "tokenizer.json"
 
 
@@ -78,8 +79,23 @@ def test_missing_and_unknown_files_are_named(tmp_path):
         read_folder(folder(tmp_path / "a", "tokenizer.json"))
     with pytest.raises(HandlerError, match=r"no tokenizer\.json"):
         read_folder(folder(tmp_path / "b", "model.onnx"))
-    with pytest.raises(HandlerError, match="the step Dense"):
-        read_folder(folder(tmp_path / "c", modules=[step("Dense", "2_Dense")]))
+    usual = [step("Transformer"), step("Pooling", "1_Pooling")]
+    pylate = {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}
+    for steps, reason in (
+        ([*usual, step("WeightedLayerPooling")], "the step WeightedLayerPooling"),
+        ([usual[0], pylate], "pylate.models.Dense.Dense, which is code of another package"),
+        ([usual[0], step("Dense", "2_Dense")], "otherwise a text has no vector, or many"),
+        ([*usual, step("Dense", "2_Dense")], "no model.safetensors or pytorch_model.bin"),
+    ):
+        with pytest.raises(HandlerError, match=reason):
+            read_folder(folder(tmp_path / "c", modules=steps))
+    for name, document, reason in (
+        ("config_sentence_transformers", {"model_type": "SparseEncoder"}, "describes a SparseEncoder"),
+        ("sentence_bert_config", {"modality_config": {"text": {}, "message": {}}}, "embeds messages of a chat"),
+        ("sentence_bert_config", {"processing_kwargs": {"text": {"max_length": 3}}}, "processing_kwargs"),
+    ):
+        with pytest.raises(HandlerError, match=reason):
+            read_folder(folder(tmp_path / name / reason[:9], **{name: document}))
     with pytest.raises(HandlerError, match=r"modules\.json must hold a JSON list"):
         read_folder(folder(tmp_path / "d", modules={}))
     (tmp_path / "d" / "modules.json").write_text("{")
@@ -120,8 +136,6 @@ def test_modes_are_read_from_the_config():
     assert read_modes({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}) == ("cls", "max")
     with pytest.raises(HandlerError, match="pooling_mode_median_tokens"):
         read_modes({"pooling_mode_median_tokens": True, "pooling_mode_cls_token": True})
-    with pytest.raises(HandlerError, match="include_prompt"):
-        read_modes({"include_prompt": False})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from flambeau.llm.chat.call_notations import NOTATIONS
+from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
 from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
 from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser
@@ -73,6 +74,19 @@ COMMAND = (
     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Ulm"}},\n'
     '    {"tool_call_id": "1", "tool_name": "time", "parameters": {}}\n]<|END_ACTION|>'
 )
+D = "｜DSML｜"
+DSML = (
+    f'<{D}function_calls>\n<{D}invoke name="weather">\n<{D}parameter name="city" string="true">Ulm</{D}parameter>\n'
+    f'</{D}invoke>\n<{D}invoke name="time">\n</{D}invoke>\n</{D}function_calls>'
+)
+TYPES = (
+    f'<{D}parameter name="x" string="true">3\n</{D}parameter>'
+    f'<{D}parameter name="y" string="false">[1, true]</{D}parameter>'
+)
+ACTION = (
+    'Action: ```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": {\n            "city": "Ulm"\n'
+    '        }\n    },\n    {\n        "tool_name": "time",\n        "parameters": {}\n    }\n]\n```'
+)
 
 # family, text, reasoning, answer, calls
 CASES = [
@@ -134,6 +148,22 @@ CASES = [
     ("minimax_m2", MINIMAX.partition(' name="time"')[0], "", "", [ULM]),
     ("minimax_m2", "<minimax:tool_call> is a marker", "", "<minimax:tool_call> is a marker", []),
     ("seed_oss", f"So. {SEED}", "", "So.", [ULM]),
+    ("deepseek_v32", f"<think>Hm.</think>So.\n\n{DSML}", "Hm.", "So.", [ULM, TIME]),
+    ("deepseek_v32", DSML.replace("function_calls", "tool_calls"), "", "", [ULM, TIME]),
+    ("deepseek_v4", DSML.replace("function_calls", "tool_calls"), "", "", [ULM, TIME]),
+    (
+        "deepseek_v32",
+        f'<{D}function_calls><{D}invoke name="time">{TYPES}</{D}invoke></{D}function_calls>',
+        "",
+        "",
+        [("time", {"x": "3\n", "y": [1, True]})],
+    ),
+    ("deepseek_v32", f"<{D}function_calls> are tags", "", f"<{D}function_calls> are tags", []),
+    ("deepseek_v32", f"Tags have <{D}", "", f"Tags have <{D}", []),
+    ("command_r", f"{ACTION}\n", "", "", [ULM, TIME]),
+    ("command_r", f"Plan: I ask.\n{ACTION}", "", "Plan: I ask.", [ULM, TIME]),
+    ("command_r", ACTION.replace("weather", "directly_answer"), "", ACTION.replace("weather", "directly_answer"), []),
+    ("command_r", "Action: none.", "", "Action: none.", []),
     ("command", f"{COMMAND}\n", "", "", [ULM, TIME]),
     ("command", "Yes.", "", "Yes.", []),
     ("nemotron", f"So.\n<TOOLCALL>[{CALL}, {CALL}]</TOOLCALL>\n", "", "So.", [ULM, ULM]),
@@ -416,6 +446,9 @@ TEMPLATES = {
     "mistral": "[TOOL_CALLS] [",
     "kimi_k2": "<|im_system|>tool_declare<|im_middle|>",
     "minimax_m2": '{%- set begin = \'<minimax:tool_call>\' -%}<invoke name="tool"><parameter name="p"><response>',
+    "deepseek_v32": "{%- set dsml = '｜DSML｜' -%} 'function_calls>' message.tool_calls",
+    "deepseek_v4": "<｜DSML｜tool_calls>",
+    "command_r": "Write \\'Action:\\' followed by a json-formatted list of actions {\"tool_name\": title",
     "seed_oss": "<seed:tool_call>\\n<function=example>\\n<parameter=p>",
     "qwen3_coder": "<tool_call>\\n<function=example>\\n<parameter=p>",
     "glm": "<tool_call>{name}\\n<arg_key>",
@@ -450,3 +483,27 @@ def test_family_is_found_in_the_chat_template():
     }
     assert {name: row.name for name, row in found.items()} == {name: name for name in REASONING_FORMATS}
     assert find_reasoning_format("{{ messages }}") is None
+
+
+class FakeTokenizer:
+    """A tokenizer without special tokens."""
+
+    def __init__(self, template_text: str, shows_tools: bool) -> None:
+        self.template_text, self.shows_tools = template_text, shows_tools
+
+    def special_id(self, text: str) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("template", "shows_tools", "words"),
+    [
+        ("{{ messages }}", False, ""),
+        ("{{ tools }}", True, "tool calls are read as json"),
+        ("{{ tools }}<tool_call><think></think>", True, "tool calls are read as hermes, reasoning is read as think"),
+        (TEMPLATES["harmony"], True, "tool calls are read as harmony, reasoning is read as channels"),
+    ],
+)
+def test_the_log_names_only_what_the_template_has(template, shows_tools, words):
+    chat_format = ChatFormat.of(FakeTokenizer(template, shows_tools))
+    assert chat_format.describe(shows_tools=shows_tools) == words

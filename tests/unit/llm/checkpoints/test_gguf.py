@@ -176,7 +176,7 @@ def test_projections_of_several_types_stay_as_they_are(tmp_path, biased, caplog)
     assert [type(part) for part in first.self_attn.qkv_proj.parts] == [Int4Linear, torch.nn.Linear, GroupedLinear]
     assert isinstance(first.mlp.gate_up_proj, Int4Linear)
     assert [type(part) for part in second.mlp.gate_up_proj.parts] == [Int4Linear, GroupedLinear]
-    assert "7 tensors stay int4, 5 tensors stay int6, 1 tensors stay int8" in caplog.text
+    assert "7 tensors stay int4, 5 tensors stay int6, 1 tensor stays int8" in caplog.text
     assert "dequantized" not in caplog.text
 
 
@@ -308,7 +308,7 @@ def test_experts_stay_as_they_are_or_the_log_says_that_they_are_dequantized(tmp_
     if not keeps_groups:
         assert "6 stacks of experts are dequantized too" in caplog.text
         return
-    assert "2 are dequantized" in caplog.text
+    assert "2 tensors are dequantized" in caplog.text
     first, second = (layer.mlp.experts for layer in found.model.layers[:2])
     assert isinstance(first.gate_up_proj, ExpertStack)
     assert isinstance(first.down_proj, ExpertStack)

@@ -30,7 +30,7 @@ from flambeau.llm.backends.cpu.network import (
 from flambeau.llm.backends.cpu.packed_experts import pack_experts
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
+from flambeau.llm.executor.backend import CPU_KERNELS, PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -73,7 +73,7 @@ class CpuBackend:
         self._has_kernels = can_compute(model, cache)
         is_packed = has_layers(model, (PackedLinear,)) and not has_layers(model, (ExpertStack,))
         if self._has_kernels and kernels.library is not None and is_packed:
-            self._build_kernels()  # quickly: all layers but the last are packed
+            self._make_network()  # quickly: all layers but the last are packed
         elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
         else:
@@ -130,6 +130,12 @@ class CpuBackend:
     # ---- in the background thread ----
 
     def _build_kernels(self) -> Decode:
+        decode = self._make_network()
+        if self._network is not None:
+            self._switch_to(CPU_KERNELS)
+        return decode
+
+    def _make_network(self) -> Decode:
         if not kernels.load():
             forget_plain_layers(self.model)
             return self._eager.decode
@@ -140,7 +146,7 @@ class CpuBackend:
         self._network = CpuNetwork(self.model, self.cache, self._adapters, self._states)
         release_weight_files()  # the kernels have copies of most of them
         trim_heap()
-        self._switch_to("CPU kernels")
+        self.decode_path = CPU_KERNELS
         return self._network.run
 
     def _build_layers(self) -> Decode:

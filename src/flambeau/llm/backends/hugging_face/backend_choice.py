@@ -99,13 +99,13 @@ def check_settings(config: EngineConfig) -> None:
         "kv_host_memory_mb": config.kv_host_memory_mb is not None,
         "kv_disk_folder": bool(config.kv_disk_folder),
         "lora_adapters": bool(config.lora_adapters),
-        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "sharing it among ranks (--tensor-parallel, parallelType: tp)": config.tensor_parallel_size > 1,
     }
     for name, is_given in given.items():
         if is_given:
             raise LLMError(
                 f"{name} is only possible with the engine's own network, and this checkpoint runs through "
-                f"transformers; leave {name} out"
+                "transformers; leave it out"
             )
 
 

@@ -203,7 +203,7 @@ def test_positions_of_longrope_are_those_of_generate(tmp_path):
         ({"kv_host_memory_mb": 64}, "kv_host_memory_mb"),
         ({"kv_disk_folder": "blocks"}, "kv_disk_folder"),
         ({"lora_adapters": {"a": "b"}}, "lora_adapters"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel.*leave it out"),
     ],
 )
 def test_settings_of_the_own_network_are_refused_by_name(options, name):

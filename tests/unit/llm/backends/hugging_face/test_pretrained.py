@@ -149,3 +149,15 @@ def test_code_of_a_checkpoint_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
         load_other(folder)
     loaded = load_other(folder, trust_remote_code=True)
     assert type(loaded.backend.model).__name__ == "OwnForCausalLM"
+
+
+def test_a_folder_without_weights_is_refused_before_transformers_is_imported(tmp_path, caplog, monkeypatch):
+    """The import takes many seconds, of which a line of the log tells first."""
+    monkeypatch.setattr(
+        "flambeau.llm.backends.hugging_face.pretrained.import_transformers", lambda: pytest.fail("slow")
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5OmniForConditionalGeneration"]}))
+    tokenizer = write_json_tokenizer(tmp_path, byte_level_json())
+    with caplog.at_level("INFO"), pytest.raises(CheckpointError, match=r"Qwen2_5Omni.* has no weights that are known"):
+        load_engine(tmp_path, tokenizer=str(tokenizer))
+    assert "Qwen2_5OmniForConditionalGeneration is not supported; transformers, which may have it, is" in caplog.text
