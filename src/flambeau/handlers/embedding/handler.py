@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from flambeau.errors import BadRequest, HandlerError
+from flambeau.errors import BadRequest, HandlerError, InvalidField
 from flambeau.handlers.device import choose_threads
 from flambeau.handlers.embedding.embed_request import EmbedRequest, read_embed_request
 from flambeau.handlers.embedding.sentence_model import (
@@ -100,11 +100,13 @@ class SentenceEmbedder:
         """Reject longer vectors, and shorter ones if the model was not trained for them."""
         wanted = self.dimensions if request.dimensions is None else request.dimensions
         if wanted > self.dimensions:
-            raise BadRequest(f"dimensions must be at most {self.dimensions}, the size of the model's vectors")
+            text = f"dimensions must be at most {self.dimensions}, the size of the model's vectors"
+            raise InvalidField("dimensions", text)
         if wanted < self.dimensions and not self.can_shorten:
-            raise BadRequest(
+            raise InvalidField(
+                "dimensions",
                 f"the model supports {self.dimensions} dimensions only; leave dimensions out, or set matryoshka: true "
-                "in model-config.yaml if the model was trained for shorter vectors"
+                "in model-config.yaml if the model was trained for shorter vectors",
             )
 
     def finish(self, vectors: Array, request: EmbedRequest) -> Array:

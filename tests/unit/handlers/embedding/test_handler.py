@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flambeau.errors import BadRequest, HandlerError
+from flambeau.errors import BadRequest, HandlerError, InvalidField
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -100,9 +100,10 @@ def test_vectors_in_base64_are_equal_and_usage_is_reported(tmp_path):
 
 def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path):
     folder = save_bert_folder(tmp_path)
-    with pytest.raises(BadRequest, match="supports 16 dimensions only"):
+    with pytest.raises(InvalidField, match="supports 16 dimensions only") as found:
         send(load(folder), {"input": "the cat", "dimensions": 4})
-    with pytest.raises(BadRequest, match="at most 16"):
+    assert found.value.field == "dimensions"
+    with pytest.raises(InvalidField, match="at most 16"):
         send(load(folder, matryoshka=True), {"input": "the cat", "dimensions": 17})
     whole, short, same = send(
         load(folder, matryoshka=True),
