@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class SentenceEmbedder:
         self.max_seq_length = min(options.get("max_seq_length", self.model.max_seq_length), self.model.max_seq_length)
         self.tokenizer, self.pad_id = load_tokenizer(self.model, self.max_seq_length)
         self.encoder: Encoder = load_encoder(self.model, context.system_properties["gpu_id"])
-        self.dimensions: int = self.embed(["first"])[0].shape[1]
+        self.dimensions: int = self.embed([each.ids for each in self.encode(["first"])])[0].shape[1]
         self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
@@ -67,8 +68,10 @@ class SentenceEmbedder:
             self.check_dimensions(request)
         texts = [text for request in requests for text in self.with_prompt(request)]
         places = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # a query may be in many pairs
-        found, lengths = self.embed([*places])
+        encodings = self.encode([*places])
         order = [places[text] for text in texts]
+        self.check_lengths(requests, [bool(encodings[place].overflowing) for place in order])
+        found, lengths = self.embed([encoding.ids for encoding in encodings])
         vectors, counts = found[order], [lengths[place] for place in order]
         replies, taken = [], 0
         for i, request in enumerate(requests):
@@ -83,11 +86,27 @@ class SentenceEmbedder:
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
-    def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
-        """The vectors of texts before normalization, in order, and the number of tokens of each text."""
+    def encode(self, texts: Sequence[str]) -> list[Any]:
+        """The tokens of texts, cut at the model's limit; what was cut off is `overflowing`."""
         if self.model.lowercases:
             texts = [text.lower() for text in texts]
-        tokens = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+        found: list[Any] = self.tokenizer.encode_batch_fast(list(texts))
+        return found
+
+    def check_lengths(self, requests: Sequence[EmbedRequest], is_cut: Sequence[bool]) -> None:
+        """Reject pairs with a text that is too long: the first ones, which are queries, are never cut."""
+        flags = iter(is_cut)
+        for request in requests:
+            for i, text_is_cut in enumerate(itertools.islice(flags, len(request.texts))):
+                if text_is_cut and request.has_pairs and (i % 2 == 0 or not request.truncates):
+                    remedy = "" if i % 2 == 0 else ', or send "truncate_prompt_tokens": -1'
+                    raise BadRequest(
+                        f"the {'first' if i % 2 == 0 else 'second'} text of pair {i // 2} has more than "
+                        f"{self.max_seq_length} tokens, which is the model's limit; shorten it{remedy}"
+                    )
+
+    def embed(self, tokens: Sequence[Sequence[int]]) -> tuple[Array, list[int]]:
+        """The vectors of tokenized texts before normalization, in order, and the number of tokens of each text."""
         counts = [len(ids) for ids in tokens]
         groups = plan_groups(counts, self.max_tokens)
         found: dict[int, Array] = {}
