@@ -268,5 +268,9 @@ def test_vllms_spellings_of_structured_output(client):
 def test_a_schema_that_cannot_be_enforced_is_refused_by_its_pointer(client, is_streamed):
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    with pytest.raises(openai.BadRequestError, match="/properties/a/uniqueItems"):
+    with pytest.raises(openai.BadRequestError, match="/properties/a/uniqueItems") as found:
         client.chat.completions.create(response_format=form, stream=is_streamed, **ASKED)
+    assert found.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(extra_body={"guided_json": schema}, stream=is_streamed, **ASKED)
+    assert found.value.param == "guided_json"

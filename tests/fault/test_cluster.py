@@ -109,6 +109,20 @@ def test_killed_worker_is_replaced_by_its_agent(server):
     assert "SIGKILL" in fresh["lastFailure"]["reason"]
 
 
+def test_an_agent_that_is_only_slow_keeps_its_place(server):
+    """On a busy machine it reports the end of its worker late."""
+    [victim, _] = settled(server)
+    [agent] = victim["agents"]
+    with Load(nap(server), 4) as load:
+        os.kill(agent, signal.SIGSTOP)
+        os.kill(victim["pids"][0], signal.SIGKILL)
+        server.until(lambda: "was lost" in (workers(server)[0].get("lastFailure") or {"reason": ""})["reason"])
+        os.kill(agent, signal.SIGCONT)
+        server.until(lambda: settled(server)[0]["pids"] != victim["pids"])
+    check(load)
+    assert settled(server)[0]["agents"] == [agent]
+
+
 def test_worker_goes_on_when_its_agent_is_killed(server):
     before = settled(server)
     with Load(nap(server), 4) as load:
@@ -300,3 +314,16 @@ def test_nothing_is_left_of_a_killed_server(tmp_path):
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
+
+
+def test_an_agent_that_hangs_is_replaced(server):
+    """It is the last test of this server: nothing is placed on the agent's machine for a while."""
+    [victim, _] = settled(server)
+    [agent] = victim["agents"]
+    with Load(nap(server), 4) as load:
+        os.kill(agent, signal.SIGSTOP)
+        os.kill(victim["pids"][0], signal.SIGKILL)
+        server.until(lambda: settled(server)[0]["pids"] != victim["pids"], timeout=60)
+    check(load)
+    assert settled(server)[0]["agents"] != [agent]
+    server.until(lambda: not is_running(agent))

@@ -84,6 +84,8 @@ class MessagesRequest(CountTokensRequest):
 
 def to_chat(request: CountTokensRequest) -> ChatRequest:
     """The chat that a request means; InvalidField names the client's own fields."""
+    if not request.messages:
+        raise InvalidField("messages", "messages must not be empty; send a message of the user")
     chat: Object = {"model": request.model, "messages": messages_of(request), **tools_of(request)}
     chat |= thinking_of(request.thinking, "thinking")
     chat |= output_of(request.output_config or {})

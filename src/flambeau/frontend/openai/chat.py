@@ -43,7 +43,13 @@ def create_chat_completion(server: Server, exchange: Exchange) -> Work:
 
 
 def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
-    return ChatWriter(head, request.num_choices, has_logprobs=bool(request.logprobs), has_usage=request.has_usage)
+    return ChatWriter(
+        head,
+        request.num_choices,
+        has_logprobs=bool(request.logprobs),
+        has_usage=request.has_usage,
+        names=request.names,
+    )
 
 
 def generation_of(request: ChatRequest) -> Generate:
@@ -214,8 +220,8 @@ class ChatWriter(ResponseWriter):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, head: ResponseHead, num_choices: int, *, has_logprobs: bool, has_usage: bool) -> None:
-        super().__init__(head, num_choices, has_logprobs=has_logprobs, has_usage=has_usage)
+    def __init__(self, head: ResponseHead, num_choices: int, **options: Any) -> None:
+        super().__init__(head, num_choices, **options)
         self._begun: set[int] = set()  # choices whose role was sent
 
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class ChatTranslation(ABC):
     """A ReplyWriter for an API whose requests become chats: one choice, with its token usage at the end."""
 
     end = b""
+    names: Mapping[str, str] = {}
 
     def __init__(self, chat: ChatWriter) -> None:
         self._chat = chat

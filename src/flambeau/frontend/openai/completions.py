@@ -37,8 +37,13 @@ def create_completion(server: Server, exchange: Exchange) -> Work:
         check_infill(model)
     generation = with_adapter_of(server.registry, request.model, model, generation)
     head = ResponseHead.new("cmpl-", model, request.model)
-    has_logprobs = request.logprobs is not None
-    writer = CompletionWriter(head, request.num_choices, has_logprobs=has_logprobs, has_usage=request.has_usage)
+    writer = CompletionWriter(
+        head,
+        request.num_choices,
+        has_logprobs=request.logprobs is not None,
+        has_usage=request.has_usage,
+        names=request.names,
+    )
     return generate(server, exchange, model, version, generation, writer)
 
 
@@ -97,8 +102,8 @@ class CompletionWriter(ResponseWriter):
 
     whole_object = chunk_object = "text_completion"
 
-    def __init__(self, head: ResponseHead, num_choices: int, *, has_logprobs: bool, has_usage: bool) -> None:
-        super().__init__(head, num_choices, has_logprobs=has_logprobs, has_usage=has_usage)
+    def __init__(self, head: ResponseHead, num_choices: int, **options: Any) -> None:
+        super().__init__(head, num_choices, **options)
         self._offsets: dict[int, int] = {}  # of the next token of a choice, in its text
 
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:

@@ -188,6 +188,13 @@ class TextRequest(ModelRequest):
             raise InvalidField(error.parameter, str(error)) from None
 
     @property
+    def names(self) -> dict[str, str]:
+        """The client's names of fields by those that a worker has in errors."""
+        fields = {name: getattr(self, name) for name in STRUCTURE_FIELDS if name not in SAMPLING} | dict(self.sampling)
+        given = [name for name in STRUCTURE_FIELDS if fields.get(name) is not None]
+        return {"response_format": given[-1]} if given else {}
+
+    @property
     def has_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 

@@ -6,7 +6,7 @@ import random
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import msgspec
 
 from flambeau import __version__
 from flambeau.config.server import ErrorStyle
-from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
+from flambeau.errors import BadRequest, FlambeauError, InvalidInput, JobFailed, ReplyNotRead
 from flambeau.frontend.http.errors import JSON_TYPE, message_of, openai_error_body, openai_status, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
@@ -96,6 +96,7 @@ class ReplyWriter(Protocol):
     """Pieces of a generation → the document of a response, or the events of a stream, in the format of one API."""
 
     end: bytes  # after the last event
+    names: Mapping[str, str]  # of fields in a worker's errors → those of the client
 
     @property
     def model(self) -> str:
@@ -126,7 +127,16 @@ class ResponseWriter(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, head: ResponseHead, num_choices: int, *, has_logprobs: bool, has_usage: bool) -> None:
+    def __init__(
+        self,
+        head: ResponseHead,
+        num_choices: int,
+        *,
+        has_logprobs: bool,
+        has_usage: bool,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names: Mapping[str, str] = names or {}
         self._head = msgspec.to_builtins(head)
         self._usage = TokenUsage(num_choices)
         self._has_logprobs = has_logprobs
@@ -282,6 +292,8 @@ class GenerationReply(Prediction):
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error; a stream that has started ends with an error event."""
+        if isinstance(error, InvalidInput):
+            error.field = self._writer.names.get(error.field, error.field)
         if not (self._is_streamed and self.exchange.is_started) or isinstance(error, ReplyNotRead):
             super().on_error(error)
             return

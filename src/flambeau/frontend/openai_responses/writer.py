@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from flambeau.errors import FlambeauError
 from flambeau.frontend.http.errors import openai_error
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.chat_translation import ChatTranslation, Document, to_event
-from flambeau.frontend.openai_responses.requests import ResponsesRequest
+from flambeau.frontend.openai_responses.requests import CLIENT_NAMES, ResponsesRequest
 
 ID_BYTES = 24
 ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -66,6 +66,8 @@ class ResponseObjectWriter(ChatTranslation):
 
     `on_done` gets the finished response and the message of the model, to store them.
     """
+
+    names: ClassVar = {**CLIENT_NAMES, "messages": "input"}
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class EmbedRequest:
     dimensions: int | None = None  # None: as many as the model has
     usage: bool = False  # whether the reply has the number of tokens
     has_pairs: bool = False  # the texts are pairs, one after another, whose similarity is asked for
+    truncates: bool = True  # of pairs, the second texts may be cut at the model's limit
 
 
 def read_embed_request(value: Any, max_texts: int) -> EmbedRequest:
@@ -59,6 +60,7 @@ def read_embed_request(value: Any, max_texts: int) -> EmbedRequest:
             **read_options(value, keys[0]),
         ),
         max_texts,
+        keys[0],
     )
 
 
@@ -70,7 +72,9 @@ def read_pairs(value: Mapping[str, Any]) -> EmbedRequest:
         raise InvalidField("instruction", "the model embeds, so it takes no instruction; leave it out")
     if not is_valid or value.keys() - {"pairs", "truncation"}:
         raise BadRequest("pairs must be a list of lists of two texts, and nothing else may be beside it")
-    return EmbedRequest(texts=[text for pair in pairs for text in pair], is_one=False, usage=True, has_pairs=True)
+    texts = [text for pair in pairs for text in pair]
+    truncates = bool(value.get("truncation"))
+    return EmbedRequest(texts=texts, is_one=False, usage=True, has_pairs=True, truncates=truncates)
 
 
 def read_options(value: Mapping[str, Any], text_key: str) -> dict[str, Any]:
@@ -109,20 +113,26 @@ def decode(raw: bytes | bytearray) -> Any:
         raise BadRequest(f"the text is not UTF-8: {error.reason} at byte {error.start}; {REMEDY}") from None
 
 
-def check(request: EmbedRequest, max_texts: int) -> EmbedRequest:
-    """Reject a request without texts, with too many, or with texts that cannot be embedded."""
-    if not request.texts:
-        raise BadRequest(f"there is no text to embed; {REMEDY}")
-    if len(request.texts) > max_texts:
-        raise BadRequest(f"the request has {len(request.texts)} texts; the limit is {max_texts} (max_texts)")
-    for i, text in enumerate(request.texts):
-        if not isinstance(text, str):
-            raise BadRequest(f"text {i} is {type(text).__name__}, not text; {REMEDY}")
-        if not text.strip():
-            raise BadRequest(f"text {i} is empty; leave it out or send some text")
-        if not is_unicode(text):
-            raise BadRequest(f"text {i} has half a surrogate pair, which is not a character; send valid Unicode")
+def check(request: EmbedRequest, max_texts: int, field: str = "") -> EmbedRequest:
+    """Reject a request without texts, with too many, or with texts that cannot be embedded; `field` has them."""
+    if (problem := problem_of(request.texts, max_texts)) is not None:
+        raise InvalidField(field, problem) if field else BadRequest(problem)
     return request
+
+
+def problem_of(texts: Sequence[Any], max_texts: int) -> str | None:
+    if not texts:
+        return f"there is no text to embed; {REMEDY}"
+    if len(texts) > max_texts:
+        return f"the request has {len(texts)} texts; the limit is {max_texts} (max_texts)"
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            return f"text {i} is {type(text).__name__}, not text; {REMEDY}"
+        if not text.strip():
+            return f"text {i} is empty; leave it out or send some text"
+        if not is_unicode(text):
+            return f"text {i} has half a surrogate pair, which is not a character; send valid Unicode"
+    return None
 
 
 def is_unicode(text: str) -> bool:

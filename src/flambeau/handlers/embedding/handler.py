@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import logging
 import os
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from flambeau.errors import HandlerError, InvalidField
+from flambeau.errors import BadRequest, HandlerError, InvalidField
 from flambeau.handlers.device import choose_threads
 from flambeau.handlers.embedding.embed_request import INPUT_TYPES, EmbedRequest, read_embed_request
 from flambeau.handlers.embedding.sentence_model import (
@@ -61,7 +62,7 @@ class SentenceEmbedder:
         self.tokenizer, self.pad_id = load_tokenizer(self.model, self.max_seq_length)
         self.special_ids = {i for i, one in self.tokenizer.get_added_tokens_decoder().items() if one.special}
         self.encoder: Encoder = load_encoder(self.model, context.system_properties["gpu_id"])
-        self.dimensions: int = self.embed(["first"])[0].shape[1]
+        self.dimensions: int = self.embed([each.ids for each in self.tokenize(["first"])])[0].shape[1]
         self.can_shorten: bool = options.get("matryoshka", self.model.config.get("is_matryoshka") is True)
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Context) -> list[Any]:
@@ -76,8 +77,11 @@ class SentenceEmbedder:
             (prompt, text) for request in requests for prompt in [self.prompt_of(request)] for text in request.texts
         ]
         places = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # a query may be in many pairs
-        found, lengths = self.embed([text for _, text in places], [prompt for prompt, _ in places])
+        encodings = self.tokenize([prompt + text for prompt, text in places])
         order = [places[text] for text in texts]
+        self.check_lengths(requests, [bool(encodings[place].overflowing) for place in order])
+        skipped = {prompt: self.count_skipped(prompt) for prompt, _ in places}
+        found, lengths = self.embed([each.ids for each in encodings], [skipped[prompt] for prompt, _ in places])
         vectors, counts = found[order], [lengths[place] for place in order]
         replies, taken = [], 0
         for i, request in enumerate(requests):
@@ -92,21 +96,29 @@ class SentenceEmbedder:
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return replies
 
-    def embed(self, texts: Sequence[str], prompts: Sequence[str] | None = None) -> tuple[Array, list[int]]:
-        """The vectors of texts before normalization, in order, and the number of tokens of each text.
+    def check_lengths(self, requests: Sequence[EmbedRequest], is_cut: Sequence[bool]) -> None:
+        """Reject pairs with a text that is too long: the first ones, which are queries, are never cut."""
+        flags = iter(is_cut)
+        for request in requests:
+            for i, text_is_cut in enumerate(itertools.islice(flags, len(request.texts))):
+                if text_is_cut and request.has_pairs and (i % 2 == 0 or not request.truncates):
+                    remedy = "" if i % 2 == 0 else ', or send "truncate_prompt_tokens": -1'
+                    raise BadRequest(
+                        f"the {'first' if i % 2 == 0 else 'second'} text of pair {i // 2} has more than "
+                        f"{self.max_seq_length} tokens, which is the model's limit; shorten it{remedy}"
+                    )
 
-        `prompts` has what stands before each text.
+    def embed(self, tokens: Sequence[Sequence[int]], skipped: Sequence[int] | None = None) -> tuple[Array, list[int]]:
+        """The vectors of tokenized texts before normalization, in order, and the number of tokens of each text.
+
+        `skipped` has how many of the first tokens of each text are not pooled.
         """
-        prompts = [""] * len(texts) if prompts is None else prompts
-        encodings = self.tokenize([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
-        tokens = [encoding.ids for encoding in encodings]
-        skipped = {prompt: self.count_skipped(prompt) for prompt in prompts}
         counts = [len(ids) for ids in tokens]
         groups = plan_groups(counts, self.max_tokens)
         found: dict[int, Array] = {}
         for places in groups:
             ids, mask = pad([tokens[place] for place in places], self.pad_id)
-            firsts = np.array([skipped[prompts[place]] for place in places])
+            firsts = np.array([skipped[place] if skipped else 0 for place in places])
             is_pooled = mask & (np.arange(mask.shape[1]) >= firsts[:, None]) if firsts.any() else None
             vectors = self.encoder.embed(ids, mask, is_pooled)
             for step in self.model.steps:
@@ -115,7 +127,7 @@ class SentenceEmbedder:
         return np.stack([found[place] for place in range(len(tokens))]), counts
 
     def tokenize(self, texts: Sequence[str]) -> list[Any]:
-        """The encodings of texts, by the library's tokenizer."""
+        """The tokens of texts, cut at the model's limit; what was cut off is `overflowing`."""
         if self.model.lowercases:
             texts = [text.lower() for text in texts]
         adds = self.model.config.get("model_type") != STATIC
@@ -133,9 +145,8 @@ class SentenceEmbedder:
         """Reject longer vectors, and shorter ones if the model was not trained for them."""
         wanted = self.dimensions if request.dimensions is None else request.dimensions
         if wanted > self.dimensions:
-            raise InvalidField(
-                "dimensions", f"dimensions must be at most {self.dimensions}, the size of the model's vectors"
-            )
+            text = f"dimensions must be at most {self.dimensions}, the size of the model's vectors"
+            raise InvalidField("dimensions", text)
         if wanted < self.dimensions and not self.can_shorten:
             raise InvalidField(
                 "dimensions",

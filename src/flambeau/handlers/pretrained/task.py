@@ -75,7 +75,7 @@ class TextTask(Task):
         if count > self.limit:
             raise BadRequest(
                 f"the text has {count} tokens, and the model takes {self.limit}; shorten it, or send "
-                '"parameters": {"truncation": true}'
+                '"parameters": {"truncation": true} (at /v1: "truncate_prompt_tokens": -1)'
             )
         return encoding
 

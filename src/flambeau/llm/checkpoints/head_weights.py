@@ -173,6 +173,11 @@ def check_fit(path: Path, settings: HeadSettings, target: Architecture, tensors:
             f"the head {path} has hidden states of {arch.hidden_size} numbers and the model of {target.hidden_size}, "
             f"whose embeddings it needs; {remedy}"
         )
+    if not settings.has_embeddings and target.embedding_size not in (0, arch.hidden_size):
+        raise LLMError(
+            f"the head {path} needs embeddings of {arch.hidden_size} numbers, and the model's have "
+            f"{target.embedding_size}; use a draft model"
+        )
     size = settings.draft_vocab_size
     if size not in (0, target.vocab_size) and "d2t" not in tensors:
         raise CheckpointError(f"the head {path} has {size} tokens of its own, but no tensor d2t that says which")

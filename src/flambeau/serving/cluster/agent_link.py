@@ -63,6 +63,7 @@ class AgentLink:
         self._on_joined = on_joined
         self._on_closed = on_closed
         self._serials = itertools.count(1)
+        self._num_messages = 0  # of the agent
         self._answers: dict[int, asyncio.Future[FromAgent]] = {}
         self.channel: ControlChannel[FromAgent] = ControlChannel(from_agent_decoder, self._on_message, self._closed)
 
@@ -75,6 +76,18 @@ class AgentLink:
 
     def close(self) -> None:
         self.channel.close()
+        self._forget_questions()  # an agent that hangs takes no goodbye: its connection ends later
+
+    def expect_message(self, timeout_s: float, on_silent: Callable[[], None]) -> None:
+        """Ask for a sign of life; `on_silent` is called if the agent says nothing at all within this time."""
+        num_messages = self._num_messages
+
+        def check() -> None:
+            if self._num_messages == num_messages:
+                on_silent()
+
+        self.send(Look(next(self._serials), ""))
+        asyncio.get_running_loop().call_later(timeout_s, check)
 
     async def find_port(self) -> int:
         """A free port of its machine."""
@@ -156,6 +169,7 @@ class AgentLink:
         return PlacementFailed(f"the agent on {self._host} was lost")
 
     def _on_message(self, message: FromAgent) -> None:
+        self._num_messages += 1
         if isinstance(message, Joined):
             self.joined = message
             self._on_joined(self)
@@ -176,10 +190,13 @@ class AgentLink:
                 worker.on_ended(message)
 
     def _closed(self, reason: str) -> None:
+        self._forget_questions()
+        self._on_closed(self)
+
+    def _forget_questions(self) -> None:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(self._gone())
-        self._on_closed(self)
 
 
 def read_piece(path: Path, start: int) -> bytes:

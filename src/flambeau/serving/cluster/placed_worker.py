@@ -217,11 +217,11 @@ class PlacedWorker:
             asyncio.get_running_loop().call_later(VERDICT_S, self._on_no_verdict)
 
     def _on_no_verdict(self) -> None:
-        """Its agent does not report an exit: the process hangs on, or its machine is dying. Neither is used again."""
+        """Its agent does not report an exit: the process hangs on, the machine is dying, or the agent is only slow."""
         if not self._end.done():
             if self._seat is not None:
                 self._seat.send(Kill(self.key))
-                self._placement.drop_agent(self._seat)
+                self._placement.doubt_agent(self._seat)
             self._set_end(self._lost())
 
     def _lost(self) -> RemoteEnd:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flambeau import __version__
@@ -312,10 +313,14 @@ class SlotPlacement:
     def on_node_lost(self, seat: Seat) -> None:
         self._cluster.suspect(seat.node)
 
-    def drop_agent(self, seat: Seat) -> None:
-        """Use an agent no longer that did not report the end of its worker."""
-        link = seat.link
-        if link is not None:
+    def doubt_agent(self, seat: Seat) -> None:
+        """Use an agent no longer that has not reported the end of its worker, unless it is only slow."""
+        if (link := seat.link) is not None:
+            link.expect_message(self._cluster.config.heartbeat_s, partial(self._drop_agent, seat, link))
+
+    def _drop_agent(self, seat: Seat, link: AgentLink) -> None:
+        if seat.link is link:
+            self.on_node_lost(seat)
             link.close()
             self._on_agent_lost(seat, link)
 

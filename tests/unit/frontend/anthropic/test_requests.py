@@ -143,6 +143,7 @@ def test_tool_choice_none_shows_no_tools():
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
+        ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),

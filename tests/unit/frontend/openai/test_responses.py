@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.config.server import ErrorStyle
-from flambeau.errors import InvalidKey, JobFailed, ModelNotFound, QueueFull, WorkerDied
+from flambeau.errors import InvalidInput, InvalidKey, JobFailed, ModelNotFound, QueueFull, WorkerDied
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.completions import CompletionWriter
+from flambeau.frontend.openai.requests import CompletionRequest, read_request
 from flambeau.frontend.openai.responses import GenerationReply, ResponseHead
 from flambeau.wire.generation import Piece, encode_pieces
 from flambeau.wire.messages import Part
@@ -50,10 +51,10 @@ class Client:
         return "".join(piece for piece in body.decode().split("\r\n")[1::2])
 
 
-def new_reply(client, *, is_streamed):
+def new_reply(client, *, is_streamed, names=None):
     exchange = Exchange(client, "POST", "/v1/completions", [], "1.1", 0.0)
     model = SimpleNamespace(answers=Counter())
-    writer = CompletionWriter(ResponseHead("cmpl-1", 1, "m", "fp"), 1, has_logprobs=False, has_usage=False)
+    writer = CompletionWriter(ResponseHead("cmpl-1", 1, "m", "fp"), 1, has_logprobs=False, has_usage=False, names=names)
     return GenerationReply(exchange, model, ErrorStyle(has_details=True), writer, is_streamed=is_streamed)
 
 
@@ -124,3 +125,26 @@ def test_handlers_own_status_is_an_error_and_ends_the_job():
     reply.exchange.on_gone = lambda: gone.append(True)
     reply.on_parts([Part(1, b"not today", last=False, status=418)])
     assert (client.status, json.loads(client.body)["error"]["message"], gone) == (418, "not today", [True])
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_worker_s_error_names_the_field_as_the_client_does(is_streamed):
+    client = Client()
+    reply = new_reply(client, is_streamed=is_streamed, names=completion_request(guided_json={"type": "fish"}).names)
+    error = InvalidInput("the JSON schema cannot be enforced at /type", status=400)
+    error.field = "response_format"
+    reply.on_error(error)
+    assert json.loads(client.body)["error"]["param"] == "guided_json"
+
+
+def test_fields_for_the_form_of_a_text_have_the_names_that_were_sent():
+    assert completion_request().names == {}
+    assert completion_request(response_format={"type": "text"}, guided_regex="a").names["response_format"] == (
+        "guided_regex"
+    )
+    structured = completion_request(structured_outputs={"regex": "a"})
+    assert structured.names == {"response_format": "structured_outputs"}
+
+
+def completion_request(**fields):
+    return read_request(json.dumps({"prompt": "Once", **fields}).encode(), CompletionRequest)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flambeau.errors import BadRequest, HandlerError
+from flambeau.errors import BadRequest, HandlerError, InvalidField
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -100,9 +100,13 @@ def test_vectors_in_base64_are_equal_and_usage_is_reported(tmp_path):
 
 def test_shorter_vectors_are_of_length_one_where_the_model_allows_them(tmp_path):
     folder = save_bert_folder(tmp_path)
-    with pytest.raises(BadRequest, match="supports 16 dimensions only"):
+    with pytest.raises(InvalidField, match="supports 16 dimensions only") as found:
         send(load(folder), {"input": "the cat", "dimensions": 4})
-    with pytest.raises(BadRequest, match="at most 16"):
+    assert found.value.field == "dimensions"
+    with pytest.raises(InvalidField, match="text 1 is empty") as found:
+        send(load(folder), {"input": ["the cat", " "]})
+    assert found.value.field == "input"
+    with pytest.raises(InvalidField, match="at most 16"):
         send(load(folder, matryoshka=True), {"input": "the cat", "dimensions": 17})
     whole, short, same = send(
         load(folder, matryoshka=True),
@@ -146,6 +150,17 @@ def test_pairs_are_scored_by_the_similarity_that_the_files_name(tmp_path, kind, 
     first, second = map(np.array, send(embedder, "the cat", "a dog ran"))
     [found] = send(embedder, {"pairs": [["the cat", "a dog ran"]]})
     assert found["scores"] == pytest.approx([expected(first, second)], abs=1e-5)
+
+
+def test_long_texts_of_pairs_are_cut_only_if_that_is_asked_for_and_queries_never(tmp_path):
+    embedder = load(save_bert_folder(tmp_path, sentence_bert_config={"max_seq_length": 5}))
+    long, cut = "the cat sat on the mat", "the cat sat"
+    [expected] = send(embedder, {"pairs": [["a dog", cut]]})
+    [found] = send(embedder, {"pairs": [["a dog", long]], "truncation": True})
+    assert found == expected
+    for pairs, more in (([["a", "b"], ["a dog", long]], {}), ([[long, "a dog"]], {"truncation": True})):
+        with pytest.raises(BadRequest, match=r"of pair . has more than 5 tokens, .* shorten it"):
+            send(embedder, {"pairs": pairs, **more})
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

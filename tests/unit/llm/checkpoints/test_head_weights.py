@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import flambeau.examples
-from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle
+from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
@@ -170,6 +170,13 @@ def test_the_head_of_another_model_is_refused(change, message, target, model, tm
     folder = write(tmp_path / "head", HEAD | change, tensors)
     with pytest.raises(LLMError, match=message):
         load(target, draft=str(folder))
+
+
+def test_a_head_without_embeddings_needs_those_of_the_model_to_have_its_size(model, tmp_path):
+    """OPT-350M's are narrower, and are projected to the hidden size."""
+    folder = write(tmp_path / "head", HEAD, published_eagle(tiny_head("eagle3", model, draft_vocab_size=24)))
+    with pytest.raises(LLMError, match="needs embeddings of 48 numbers, and the model's have 20; use a draft model"):
+        read_eagle(folder, replace(model.arch, embedding_size=20))
 
 
 def test_broken_heads_are_refused(target, model, tmp_path):
