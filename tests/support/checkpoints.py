@@ -54,7 +54,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
@@ -88,6 +88,16 @@ DEEPSEEK = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
 }
+GEMMA_4_HEADS = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 40000.0},
+    },
+}
+GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
 YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
@@ -437,6 +447,36 @@ KINDS = {
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
     "mpt": Kind("Mpt"),
+    "gemma-4": Kind(  # as E2B: keys of other layers, wider feed-forward layers, embeddings of each layer's own
+        "Gemma4",
+        {
+            **GEMMA_4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma-4-moe": Kind(  # as 26B-A4B
+        "Gemma4",
+        {
+            **GEMMA_4,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_hidden_layers": 3,
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+            "attention_bias": True,
+        },
+    ),
+    "gemma-4-unified": Kind("Gemma4Unified", {**GEMMA_4_HEADS, "num_hidden_layers": 3}),
     "smol-lm-3": Kind("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": None}),
 }
 
@@ -677,21 +717,35 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
     for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
 
 
 def model_class(family: str) -> Any:
-    import transformers
-
+    transformers = import_transformers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # some of its files use what torch no longer recommends
         return getattr(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
 
 
-def config_class(family: str) -> Any:
+def import_transformers() -> Any:
+    """The package; without a torchvision of another build than torch's, which its modules could not import."""
     import transformers
+    from transformers import utils
+    from transformers.utils import import_utils
 
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for module in (utils, import_utils):
+            module.is_torchvision_available = lambda: False
+    return transformers
+
+
+def config_class(family: str) -> Any:
+    transformers = import_transformers()
     return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 

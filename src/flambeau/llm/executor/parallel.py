@@ -37,10 +37,11 @@ from flambeau.llm.executor.rank_inputs import (
 from flambeau.llm.executor.rank_norms import share_groups, share_norms
 from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
 from flambeau.llm.executor.state_cache import StateCache
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Architecture, LayerShape
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LatentAttention
-from flambeau.llm.models.transformer import DecoderLayer, Transformer
+from flambeau.llm.models.tensor_names import of_its_layer
+from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 
@@ -91,7 +92,18 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         intermediate_size=max(1, arch.intermediate_size // size),
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
+        shapes=tuple(local_shape(shape, size) for shape in arch.shapes),
         recurrence=None if arch.recurrence is None else local_recurrence(arch.recurrence, size),
+    )
+
+
+def local_shape(shape: LayerShape, size: int) -> LayerShape:
+    """The sizes of one rank's part of a layer."""
+    return replace(
+        shape,
+        num_heads=max(1, shape.num_heads // size),
+        num_kv_heads=max(1, shape.num_kv_heads // size),
+        intermediate_size=max(1, shape.intermediate_size // size),
     )
 
 
@@ -114,7 +126,7 @@ class Shard:
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
-            return self._kv_rows(tensor)
+            return self._kv_rows(tensor, of_its_layer(self.arch, name).num_kv_heads)
         if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0; zeros on the meta device would import a compiler
                 return tensor if self.rank == 0 or tensor.is_meta else torch.zeros_like(tensor)
@@ -135,9 +147,8 @@ class Shard:
         times = 1 if scales.dim() == 1 else self.size // math.gcd(self.size, scales.shape[1])
         return scales if times == 1 else scales.repeat_interleave(times, dim=1)
 
-    def _kv_rows(self, tensor: Tensor) -> Tensor:
+    def _kv_rows(self, tensor: Tensor, heads: int) -> Tensor:
         """The rows of this rank's key-value heads; with more ranks than heads, ranks share a head."""
-        heads = self.arch.num_kv_heads
         number = max(1, heads // self.size)
         first = self.rank * heads // self.size
         return tensor.view(heads, -1, *tensor.shape[1:])[first : first + number].flatten(0, 1)
@@ -150,8 +161,8 @@ class AllReduced(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.inner(x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        y: Tensor = self.inner(*inputs)
         dist.all_reduce(y)
         return y
 
@@ -165,8 +176,12 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
             join_attention(layer.self_attn, shard)
         if "mixer" in parts:
             join_mixer(parts["mixer"], shard)
-        if "mlp" in parts:
-            layer.add_module("mlp", AllReduced(layer.mlp))
+        mlp = parts.get("mlp")
+        if isinstance(mlp, MixedMLP):  # its norms need the sums
+            mlp.add_module("down_proj", AllReduced(mlp.down_proj))
+            mlp.add_module("sparse", AllReduced(mlp.sparse))
+        elif mlp is not None:
+            layer.add_module("mlp", AllReduced(mlp))
 
 
 def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:

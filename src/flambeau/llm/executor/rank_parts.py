@@ -6,7 +6,7 @@ Heads, channels and intermediate sizes are divided evenly. What several heads sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -47,10 +47,11 @@ def first_problem(arch: Architecture, size: int) -> str | None:
 
 def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
     """Of these, every rank has its own."""
+    shapes = [arch.of_layer(layer) for layer in range(arch.num_layers)] if arch.shapes else [arch]
     if arch.attending_layers:
-        yield arch.num_heads, "heads"
+        yield from unique((one.num_heads, "heads") for one in shapes)
     if any(has_dense_mlp(arch, layer) for layer in range(arch.num_layers)):
-        yield arch.intermediate_size, "an intermediate size of"
+        yield from unique((one.intermediate_size, "an intermediate size of") for one in shapes)
     if arch.num_experts:
         yield arch.expert_size, "experts with an intermediate size of"
         yield arch.shared_expert_size, "a shared expert with an intermediate size of"
@@ -64,7 +65,8 @@ def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
 def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
     """Of these, several ranks may have the same."""
     if arch.attending_layers:
-        yield arch.num_kv_heads, "key-value heads"
+        shapes = [arch.of_layer(layer) for layer in range(arch.num_layers)] if arch.shapes else [arch]
+        yield from unique((one.num_kv_heads, "key-value heads") for one in shapes)
     recurrence = arch.recurrence
     if recurrence is not None and recurrence.kind == "mamba2":
         yield recurrence.num_groups, "groups of heads with the same B and C"
@@ -75,7 +77,13 @@ def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
 
 
 def has_dense_mlp(arch: Architecture, layer: int) -> bool:
-    return (arch.has_mlp or layer in arch.feed_forward_layers) and not arch.has_experts(layer)
+    has_other = arch.has_experts(layer) and not arch.experts_beside_mlp
+    return (arch.has_mlp or layer in arch.feed_forward_layers) and not has_other
+
+
+def unique(found: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+    """The same without repetitions."""
+    return dict.fromkeys(found)
 
 
 def local_recurrence(recurrence: Recurrence, size: int) -> Recurrence:

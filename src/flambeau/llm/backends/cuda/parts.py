@@ -96,6 +96,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("chunks")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
+    if arch.num_experts and arch.activation != "silu":
+        unknown.add("activation")
     if arch.feed_forward_layers and arch.num_experts:
         unknown.add("feed_forward_layers")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:

@@ -39,7 +39,10 @@ HUNYUAN_SUPPORTED = {
     "moe_layer_num_skipped": (None, 0),
     "use_mixed_mlp_moe": (None, False, True),
 }
-VISION = r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector)\."  # tensors
+VISION = (  # tensors of pictures and sounds
+    r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio)\."
+)
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 

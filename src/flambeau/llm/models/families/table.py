@@ -7,6 +7,7 @@ from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
+from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.latent import LATENT
@@ -15,7 +16,7 @@ from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID, **QWEN_VL}
+FAMILIES = {**LLAMA_LIKE, **GEMMA, **GEMMA_4, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID, **QWEN_VL}
 
 
 def text_family(config: Config, found: Family) -> Family | None:
