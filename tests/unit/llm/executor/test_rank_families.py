@@ -105,7 +105,7 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "olmo-3": {},
     "olmoe": {},
     "minimax-m2": {},
-    "gemma-4": {},
+    "gemma-4": {"vocab_size_per_layer_input": VOCAB_SIZE},
     "gemma-4-moe": {},
     **{kind: {} for kind in HYBRID_KINDS},
 }
