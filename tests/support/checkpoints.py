@@ -36,6 +36,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPTJ": GPT,
     "GPTBigCode": GPT,
     "GPTNeoX": PLAIN,
+    "Persimmon": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -54,7 +55,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
@@ -98,6 +99,15 @@ GEMMA_4_HEADS = {
     },
 }
 GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # whose size the CPU kernels know
+SPARSE = {
+    "num_hidden_layers": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 32,
+}
+LLAMA_3_FACTORS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
@@ -447,6 +457,28 @@ KINDS = {
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
     "mpt": Kind("Mpt"),
+    "gemma-3n": Kind(
+        "Gemma3n",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "intermediate_size": [56, 40, 56, 56],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 9,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 5,
+            "activation_sparsity_pattern": [0.7, 0.0, 0.7, 0.0],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 4,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 40000.0},
+            },
+        },
+    ),
     "gemma-4": Kind(  # as E2B: keys of other layers, wider feed-forward layers, embeddings of each layer's own
         "Gemma4",
         {
@@ -477,6 +509,133 @@ KINDS = {
         },
     ),
     "gemma-4-unified": Kind("Gemma4Unified", {**GEMMA_4_HEADS, "num_hidden_layers": 3}),
+    "apertus": Kind("Apertus", {"head_dim": 16, **stretched("llama3", **LLAMA_3_FACTORS), "pad_token_id": None}),
+    "hyperclova-x": Kind(
+        "HyperCLOVAX",
+        {
+            "head_dim": 16,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.3,
+        },
+    ),
+    "hyperclova-x-before": Kind("HyperCLOVAX", {"use_post_norm": False}),
+    "vault-gemma": Kind("VaultGemma", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "nanochat": Kind("NanoChat", {**TWO_HEADS, "final_logit_softcapping": 3.0, "pad_token_id": None}),
+    "jais-2": Kind("Jais2"),
+    "bitnet": Kind("BitNet"),
+    "persimmon": Kind("Persimmon", {"num_attention_heads": 2}),
+    "granite-swa": Kind(
+        "GraniteSWA",
+        {
+            **TWO_HEADS,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "layer_rope_theta": [0, 5000.0, 5000.0],
+            "sliding_window": 9,
+            "attention_multiplier": 0.2,
+            "pad_token_id": None,
+        },
+    ),
+    "granite-moe-swa": Kind(
+        "GraniteMoeSWA",
+        {
+            "num_local_experts": 4,
+            "shared_intermediate_size": 24,
+            "layer_rope_theta": [5000.0, 9000.0],
+            "sliding_window": 9,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "solar-open": Kind(
+        "SolarOpen",
+        {**DEEPSEEK, "head_dim": 16, "n_group": 4, "topk_group": 2, "attention_bias": True, "intermediate_size": 56},
+    ),
+    "exaone-moe": Kind(
+        "ExaoneMoe",
+        {
+            **SPARSE,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "n_group": 4,
+            "topk_group": 2,
+            "pad_token_id": None,
+        },
+    ),
+    "afmoe": Kind(
+        "Afmoe",
+        {
+            **SPARSE,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "global_attn_every_n_layers": 2,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
+    "hy-3": Kind("HYV3", {**SPARSE, "head_dim": 16, "router_scaling_factor": 1.7}),
+    "flex-olmo": Kind("FlexOlmo", {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
+    "mellum": Kind(
+        "Mellum",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "sliding_window": 9,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 40000.0, "factor": 4.0, **YARN},
+            },
+        },
+    ),
+    "laguna": Kind(
+        "Laguna",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.7,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_attention_heads_per_layer": [2, 4, 4],
+            "sliding_window": 9,
+        },
+    ),
+    "cohere-2-moe": Kind(
+        "Cohere2Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "intermediate_size": 32,
+            "prefix_dense_intermediate_size": 40,
+            "num_experts": 6,
+            "num_shared_experts": 2,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "pad_token_id": None,
+        },
+    ),
+    "cohere-2-moe-rms": Kind(
+        "Cohere2Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "rms_norm_eps": 1e-4,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 9,
+            "pad_token_id": None,
+        },
+    ),
     "smol-lm-3": Kind("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": None}),
 }
 

@@ -34,7 +34,7 @@ from flambeau.llm.executor.rank_inputs import (
     send_header,
     send_inputs,
 )
-from flambeau.llm.executor.rank_norms import share_groups, share_norms
+from flambeau.llm.executor.rank_norms import share_groups, share_inner_norm, share_norms
 from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture, LayerShape
@@ -45,7 +45,7 @@ from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 
-_ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
+_ROWS = ("inner_norm", "gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 _SCALES = ("scale", "scales", "minimums")
@@ -181,6 +181,7 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
             mlp.add_module("down_proj", AllReduced(mlp.down_proj))
             mlp.add_module("sparse", AllReduced(mlp.sparse))
         elif mlp is not None:
+            share_inner_norm(mlp, shard.rank, shard.size)
             layer.add_module("mlp", AllReduced(mlp))
 
 
@@ -191,6 +192,7 @@ def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None
         return
     if attention.is_wide and attention.q_norm is not None:
         share_norms(attention, shard.rank, shard.size)
+    share_inner_norm(attention, shard.rank, shard.size)
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)

@@ -17,7 +17,8 @@ NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
+GateKind = Literal["sigmoid", "softplus", "sigmoid_per_head", "softplus_per_head"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,9 @@ class Architecture:
     attention_output_scale: float = 1.0
     mlp_scales: tuple[float, float] = (1.0, 1.0)  # of the gate and of the output of the feed-forward layer (Falcon H1)
     gates_attention: bool = False  # queries come with gates for the outputs of attention (Qwen3-Next)
+    attention_gate: GateKind | None = None  # a layer of its own that gates the outputs of attention (Trinity)
+    reversed_rope: bool = False  # positions rotate the other way round (NanoChat)
+    inner_norms: bool = False  # before the last layers of attention and of the feed-forward layer (BitNet)
     shapes: tuple[LayerShape, ...] = ()  # of each layer; empty: all are alike (Gemma 4)
     shared_keys: tuple[int, ...] = ()  # the layer whose keys and values each one reads; empty: its own (Gemma 3n)
     normalizes_values: bool = False  # of attention, per head and without weights (Gemma 4)
@@ -154,6 +158,11 @@ class Architecture:
     layer_input_size: int = 0  # of embeddings that each layer has of its own (Gemma 3n); 0: there are none
     layer_input_vocab: int = 0  # the number of those embeddings
     experts_beside_mlp: bool = False  # layers have a feed-forward layer and experts, whose outputs are added (Gemma 4)
+    num_streams: int = 0  # of hidden states, of which layers compute one (Gemma 3n); 0: there is one
+    active_stream: int = 0  # the one that layers compute
+    scales_stream: bool = False  # before the layer's own embeddings are added
+    laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
+    sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images

@@ -73,6 +73,11 @@ class Attention(nn.Module):
         num_queries = 2 * heads if self.has_gates else heads  # each head's query, then its gate
         self.qkv_proj = nn.Linear(arch.hidden_size, (num_queries + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
+        self.gate = arch.attention_gate
+        if self.gate is not None:
+            num_gates = heads if self.gate.endswith("_per_head") else heads * size
+            self.gate_proj = nn.Linear(arch.hidden_size, num_gates, bias=False)
+        self.inner_norm = make_norm(arch, heads * size) if arch.inner_norms else None
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
         self.normalizes_values = arch.normalizes_values
@@ -117,7 +122,17 @@ class Attention(nn.Module):
         y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
-        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+        if self.gate is not None:
+            y = y * self.own_gates(x)
+        y = y.flatten(-2)
+        return self.o_proj(y if self.inner_norm is None else self.inner_norm(y))  # type: ignore[no-any-return]
+
+    def own_gates(self, x: Tensor) -> Tensor:
+        """Factors […, H, D] of what attention gives, or one for each head […, H, 1]."""
+        assert self.gate is not None
+        gates = self.gate_proj(x).unflatten(-1, (self.num_heads, -1))
+        is_soft = self.gate.startswith("softplus")
+        return F.softplus(gates.float()).to(x.dtype) if is_soft else torch.sigmoid(gates)
 
     def rotate(self, qk: Tensor, rotations: Rotations) -> Tensor:
         """Queries and keys […, heads, D] at their positions."""

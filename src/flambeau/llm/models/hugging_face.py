@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu_squared",
+    "xielu": "xielu",
 }
 SUPPORTED = {  # options with only one supported value
     "use_qk_norm": (None, False),
@@ -324,6 +325,8 @@ def windowed_layers(config: Config, family: Family) -> frozenset[int]:
                 f"layer_types are not supported for {family.model_type}: all its layers have the window"
             )
         return frozenset(i for i, kind in enumerate(named) if kind == "sliding_attention")
+    if family.windowed == "named":
+        return frozenset()
     if family.windowed == "all":
         return frozenset(range(num_layers))
     if family.windowed == "unrotated":

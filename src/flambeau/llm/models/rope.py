@@ -70,6 +70,7 @@ class Rotation(nn.Module):
         else:
             angles = positions.unsqueeze(-1).float() * self.inverse
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+            sin = -sin if self.arch.reversed_rope else sin
         return both_halves(cos, sin)
 
     def angles_of_axes(self, positions_3T: Tensor) -> Angles:
@@ -148,7 +149,7 @@ def rotation_tables(arch: Architecture, length: int, *, is_long: bool = True) ->
     """
     inverse, factor = inverse_wavelengths(arch, is_long=is_long)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
-    return angles.cos() * factor, angles.sin() * factor
+    return angles.cos() * factor, angles.sin() * (-factor if arch.reversed_rope else factor)
 
 
 def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Tensor, float]:

@@ -107,6 +107,9 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "minimax-m2": {},
     "gemma-4": {"vocab_size_per_layer_input": VOCAB_SIZE},
     "gemma-4-moe": {},
+    "bitnet": {},
+    "laguna": {},
+    "apertus": {},
     **{kind: {} for kind in HYBRID_KINDS},
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks

@@ -51,6 +51,7 @@ EXTRAS = frozenset(
         "norm_places",
         "has_norm_weight",
         "has_last_norm",
+        "reversed_rope",
         "is_parallel",
         "parallel_norms",
         "has_gate",

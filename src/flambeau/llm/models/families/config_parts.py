@@ -65,6 +65,16 @@ def expert_groups(config: Config) -> Config:
     return {"num_expert_groups": found["n_group"], "num_chosen_groups": found["topk_group"]}
 
 
+def dense_layers(config: Config, num_dense: int) -> frozenset[int]:
+    """The layers without experts: `mlp_layer_types` names them, or they are the first ones."""
+    num_layers, kinds = config["num_hidden_layers"], config.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(num_dense))
+    if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
+    return frozenset(number for number, kind in enumerate(kinds) if kind == "dense")
+
+
 def stretched_theta(config: Config) -> Config:
     """Hunyuan's `alpha` stretches theta, whatever the length; its files call that dynamic."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}

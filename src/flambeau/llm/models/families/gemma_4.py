@@ -11,6 +11,14 @@ from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA_DEFAULTS
 
+LAYER_INPUT_NAMES = (
+    (r"\.embed_tokens_per_layer\.", ".layer_inputs.embed_tokens."),
+    (r"\.per_layer_model_projection\.", ".layer_inputs.projection."),
+    (r"\.per_layer_projection_norm\.", ".layer_inputs.norm."),
+    (r"\.per_layer_input_gate\.", ".layer_input.gate."),
+    (r"\.per_layer_projection\.", ".layer_input.projection."),
+    (r"\.post_per_layer_input_norm\.", ".layer_input.norm."),
+)
 WIDE_HEAD = 512  # the size of heads in layers without a window
 
 
@@ -124,12 +132,7 @@ GEMMA_4_TEXT = Family(
     understands=frozenset({"num_experts", "top_k_experts", "moe_intermediate_size", "final_logit_softcapping"}),
     activation_key="hidden_activation",
     renames=(
-        (r"\.embed_tokens_per_layer\.", ".layer_inputs.embed_tokens."),
-        (r"\.per_layer_model_projection\.", ".layer_inputs.projection."),
-        (r"\.per_layer_projection_norm\.", ".layer_inputs.norm."),
-        (r"\.per_layer_input_gate\.", ".layer_input.gate."),
-        (r"\.per_layer_projection\.", ".layer_input.projection."),
-        (r"\.post_per_layer_input_norm\.", ".layer_input.norm."),
+        *LAYER_INPUT_NAMES,
         (r"\.layer_scalar$", ".layer_scale"),
         (r"\.router\.proj\.", ".mlp.sparse.gate."),
         (r"\.router\.scale$", ".mlp.router_norm.weight"),

@@ -9,6 +9,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     DEEPSEEK_EXPERT_NAMES,
     LLAMA_TOKENS,
+    dense_layers,
     expert_groups,
     minicpm_scales,
     text_only,
@@ -75,10 +76,7 @@ def deepseek_3(config: Config) -> Config:
 
 
 def glm_4_lite(config: Config) -> Config:
-    kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]
-    if len(kinds) != config["num_hidden_layers"] or not set(kinds) <= {"dense", "sparse"}:
-        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
-    return {**deepseek_3(config), "dense_layers": frozenset(i for i, kind in enumerate(kinds) if kind == "dense")}
+    return {**deepseek_3(config), "dense_layers": dense_layers(config, 1)}
 
 
 def youtu(config: Config) -> Config:
