@@ -80,7 +80,8 @@ def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
 
 def has_dense_mlp(arch: Architecture, layer: int) -> bool:
     has_other = arch.has_experts(layer) and not arch.experts_beside_mlp
-    return (arch.has_mlp or layer in arch.feed_forward_layers) and not has_other
+    has_mlp = layer not in arch.attention_only_layers if arch.has_mlp else layer in arch.feed_forward_layers
+    return has_mlp and not has_other
 
 
 def unique(found: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:

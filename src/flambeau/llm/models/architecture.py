@@ -143,6 +143,7 @@ class Architecture:
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
     has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
     feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)
+    attention_only_layers: frozenset[int] = frozenset()  # and these only attention (Llama-Nemotron)
     wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
     attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
     attention_output_scale: float = 1.0

@@ -341,7 +341,7 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:
         return FeedForwardLayer(arch, layer)
-    if not arch.has_mlp:
+    if not arch.has_mlp or layer in arch.attention_only_layers:
         return AttentionOnlyLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import text_only
+from flambeau.llm.models.families.decilm import DECILM
 from flambeau.llm.models.families.dense_others import DENSE_OTHERS
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
@@ -22,6 +23,7 @@ from flambeau.llm.models.families.qwen_vl import QWEN_VL
 FAMILIES = {
     **LLAMA_LIKE,
     **DENSE_OTHERS,
+    **DECILM,
     **GEMMA,
     **GEMMA_3N_ROWS,
     **GEMMA_4,
