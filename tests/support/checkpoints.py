@@ -35,6 +35,16 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
     "GPTBigCode": GPT,
+    "CodeGen": GPT,
+    "OpenAIGPT": GPT,
+    "GPTNeo": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 128,
+    },
+    "BioGpt": {key: value for key, value in PLAIN.items() if key != "rope_theta"},
     "GPTNeoX": PLAIN,
     "Persimmon": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
@@ -57,7 +67,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
 }
 TEXT_CONFIGS = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
 
 
 @dataclass(frozen=True)
@@ -431,6 +441,10 @@ KINDS = {
         },
     ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
+    "gpt-1": Kind("OpenAIGPT", {"n_embd": 64}),
+    "gpt-neo": Kind("GPTNeo", {"attention_types": [[["global", "local"], 1]], "window_size": 9}),
+    "codegen": Kind("CodeGen", {"rotary_dim": 4, "n_embd": 64}),
+    "biogpt": Kind("BioGpt", {"num_attention_heads": 2}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
     "gpt-neox": Kind("GPTNeoX", {"rotary_pct": 0.5}),
     "gpt-neox-serial": Kind("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),

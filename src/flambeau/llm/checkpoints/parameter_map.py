@@ -169,7 +169,7 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
     head_rows = arch.head_size if name.endswith("_norm.weight") else 1
     heads = num_interleaved_heads(arch, name if arch.interleaved_rope else renamed(stored.name, arch.renames))
     is_transposed = bool(arch.transposed and re.search(arch.transposed, name)) or is_turned(arch, name, stored.shape)
-    is_grouped = arch.grouped_qkv and ".qkv_proj." in name
+    is_grouped = (arch.grouped_qkv or arch.qvk_blocks > 0) and ".qkv_proj." in name
     has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 
     is_score_bias = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie

@@ -174,6 +174,7 @@ class Architecture:
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
+    qvk_blocks: int = 0  # in the files only: so many blocks, each with queries, values and keys (CodeGen)
     values_from_keys: frozenset[int] = frozenset()  # in the files only: layers whose keys are projected as their values
     unused: str = ""  # in the files only: a pattern of the names of tensors that are left out
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others

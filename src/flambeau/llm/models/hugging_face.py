@@ -57,6 +57,7 @@ CANONICAL_FILES = {
     "normalized_head": False,
     "transposed": "",
     "values_from_keys": frozenset(),
+    "qvk_blocks": 0,
     "either_order": False,
 }
 QUANTIZATION_METHODS = (

@@ -157,7 +157,10 @@ def num_interleaved_heads(arch: Architecture, name: str) -> int:
 
 
 def ungrouped(tensor: Tensor, arch: Architecture) -> Tensor:
-    """Queries, keys and values of each key-value head, side by side → all queries, all keys, all values."""
+    """Queries, keys and values of each key-value head, or of blocks of heads, side by side → all queries, all keys, all values."""
+    if arch.qvk_blocks:
+        blocks = tensor.view(arch.qvk_blocks, 3, -1, *tensor.shape[1:])
+        return torch.cat([blocks[:, part].flatten(0, 1) for part in (0, 2, 1)])
     shared = arch.num_heads // arch.num_kv_heads
     groups = tensor.view(arch.num_kv_heads, shared + 2, arch.head_size, *tensor.shape[1:])
     q, k, v = groups.tensor_split([shared, shared + 1], dim=1)

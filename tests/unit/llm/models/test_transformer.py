@@ -109,6 +109,7 @@ KERNEL_KINDS = [
     *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options),
     *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
     *("apertus", "nanochat", "persimmon", "hyperclova-x", "vault-gemma", "granite-swa", "hy-3", "cohere-2-moe"),
+    *("gpt-1", "codegen", "biogpt"),
 ]
 
 

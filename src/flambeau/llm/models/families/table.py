@@ -18,6 +18,7 @@ from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
+from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 
 FAMILIES = {
@@ -29,6 +30,7 @@ FAMILIES = {
     **GEMMA_4,
     **LAYER_NORM,
     **GPT_LIKE,
+    **OLDER_GPT,
     **EXPERTS,
     **MORE_EXPERTS,
     **LATENT,
