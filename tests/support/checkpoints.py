@@ -351,6 +351,17 @@ KINDS = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
+    "mistral-4": Kind(
+        "Mistral4",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "first_k_dense_replace": 1,
+            **stretched(
+                "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, original_max_position_embeddings=9
+            ),
+        },
+    ),
     "youtu": Kind("Youtu", LATENT),
     "dots-1": Kind("Dots1", {**DEEPSEEK, "first_k_dense_replace": 1, "sliding_window": 9, "max_window_layers": 1}),
     "hunyuan": Kind("HunYuanDenseV1", {"head_dim": 16, "pad_token_id": None, **stretched("dynamic", alpha=50.0)}),

@@ -160,7 +160,12 @@ def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) 
     for name, cut in own_cuts(arch, stored, shard):
         yield name, cut
         if ".self_attn.k_proj." in name and layer_number(name) in arch.values_from_keys:
-            yield name.replace(".k_proj.", ".v_proj."), cut
+            yield name.replace(".k_proj.", ".v_proj."), partial(copied, cut)
+
+
+def copied(cut: Cut, tensor: Tensor) -> Tensor:
+    """A part with memory of its own."""
+    return cut(tensor).clone()
 
 
 def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:

@@ -102,6 +102,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("has_gate")
     if arch.activation == "xielu" or (arch.num_experts and arch.activation != "silu"):
         unknown.add("activation")
+    if arch.latent_size and arch.temperature_length:
+        unknown.add("temperature_length")
     if arch.feed_forward_layers and arch.num_experts:
         unknown.add("feed_forward_layers")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:

@@ -121,5 +121,17 @@ def uniform_bias(config: Config) -> Config:
     return {"qkv_bias": has_bias, "output_bias": has_bias, "mlp_bias": has_bias}
 
 
+def growing_queries(config: Config) -> Config:
+    """Queries grow with their position, as Llama 4's do (Ministral 3)."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    beta = parameters.get("llama_4_scaling_beta")
+    if not beta:
+        return {}
+    length = parameters.get("original_max_position_embeddings")
+    if not length:
+        raise CheckpointError("llama_4_scaling_beta needs original_max_position_embeddings among the rope parameters")
+    return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
+
+
 def clipped(config: Config) -> Config:
     return {"clip_qkv": config.get("clip_qkv")}
