@@ -358,7 +358,7 @@ KINDS = {
             **DEEPSEEK,
             "first_k_dense_replace": 1,
             **stretched(
-                "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, original_max_position_embeddings=9
+                "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.2, original_max_position_embeddings=9
             ),
         },
     ),
