@@ -37,8 +37,9 @@ from flambeau.llm.executor.rank_inputs import (
 from flambeau.llm.executor.rank_norms import share_groups, share_inner_norm, share_norms
 from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
 from flambeau.llm.executor.state_cache import StateCache
-from flambeau.llm.models.architecture import Architecture, LayerShape
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.tensor_names import of_its_layer
 from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
@@ -97,7 +98,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
     )
 
 
-def local_shape(shape: LayerShape, size: int) -> LayerShape:
+def local_shape(shape: LayerSizes, size: int) -> LayerSizes:
     """The sizes of one rank's part of a layer."""
     return replace(
         shape,

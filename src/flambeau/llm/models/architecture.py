@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
@@ -18,7 +19,6 @@ NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after it
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
-GateKind = Literal["sigmoid", "softplus", "sigmoid_per_head", "softplus_per_head"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +47,6 @@ class RopeScaling:
         """The longest sequence with the short factors of longrope, where the long ones differ; None: there is none."""
         is_same = (self.short_factors, self.short_mscale) == (self.long_factors, self.long_mscale)
         return None if self.kind != "longrope" or is_same else self.original_length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
-    """The sizes of one layer, in a network whose layers differ."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    intermediate_size: int
-    rotary_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +141,7 @@ class Architecture:
     attention_gate: GateKind | None = None  # a layer of its own that gates the outputs of attention (Trinity)
     reversed_rope: bool = False  # positions rotate the other way round (NanoChat)
     inner_norms: bool = False  # before the last layers of attention and of the feed-forward layer (BitNet)
-    shapes: tuple[LayerShape, ...] = ()  # of each layer; empty: all are alike (Gemma 4)
+    shapes: tuple[LayerSizes, ...] = ()  # of each layer; empty: all are alike (Gemma 4)
     shared_keys: tuple[int, ...] = ()  # the layer whose keys and values each one reads; empty: its own (Gemma 3n)
     normalizes_values: bool = False  # of attention, per head and without weights (Gemma 4)
     scales_layers: bool = False  # the outputs of each layer are multiplied with a number of its own (Gemma 4)

@@ -49,9 +49,7 @@ class Rotation(nn.Module):
         self.has_tables = arch.max_length <= MAX_TABLE_LENGTH or self.switch_length is not None
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
-        self.local = (
-            Rotation(replace(given.of_layer(local), rope_theta=theta, **LOCAL)) if theta else None
-        )
+        self.local = Rotation(replace(given.of_layer(local), rope_theta=theta, **LOCAL)) if theta else None
         self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor, rotary_3T: Tensor | None = None) -> Rotations:

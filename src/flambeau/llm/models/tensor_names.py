@@ -157,7 +157,7 @@ def num_interleaved_heads(arch: Architecture, name: str) -> int:
 
 
 def ungrouped(tensor: Tensor, arch: Architecture) -> Tensor:
-    """Queries, keys and values of each key-value head, or of blocks of heads, side by side → all queries, all keys, all values."""
+    """Queries, keys and values of each key-value head or block of heads, side by side → all queries, keys, values."""
     if arch.qvk_blocks:
         blocks = tensor.view(arch.qvk_blocks, 3, -1, *tensor.shape[1:])
         return torch.cat([blocks[:, part].flatten(0, 1) for part in (0, 2, 1)])

@@ -241,7 +241,8 @@ class StreamLayer(GemmaLayer):
         own: Tensor | None = None,
     ) -> Tensor:
         """[…, S, E] to […, S, E]; `own` are the embeddings […, P] of this layer."""
-        assert self.layer_input is not None and own is not None
+        assert self.layer_input is not None
+        assert own is not None
         x = self.altup.predict(x)
         one = x[..., self.altup.active, :]
         y = self.input_layernorm(one)

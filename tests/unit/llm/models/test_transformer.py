@@ -213,7 +213,19 @@ def test_short_sequences_have_the_short_factors_of_longrope(checkpoint):
 
 @pytest.mark.parametrize(
     "kind",
-    ["llama-3.1", "qwen-3", "mixtral", "gpt-oss", "qwen-2-moe", "gpt-2", "bloom", "olmo", "deepseek-v2", "llama-4", "gemma-4"],
+    [
+        "llama-3.1",
+        "qwen-3",
+        "mixtral",
+        "gpt-oss",
+        "qwen-2-moe",
+        "gpt-2",
+        "bloom",
+        "olmo",
+        "deepseek-v2",
+        "llama-4",
+        "gemma-4",
+    ],
 )
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)

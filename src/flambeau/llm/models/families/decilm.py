@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import LayerShape
 from flambeau.llm.models.families.config_parts import LLAMA_TOKENS
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 
 MULTIPLE = 256  # of intermediate sizes
 NO_EFFECT = ("sparsify", "unshifted_sink", "use_prefill_window_in_sink_attention")  # of a pruning, and of sinks
@@ -36,7 +36,7 @@ def from_blocks(config: Config, blocks: Any) -> dict[str, Any]:
         if heads % shared:
             raise CheckpointError(f"block_configs: {heads} heads cannot be divided into groups of {shared}")
         shapes.append(
-            LayerShape(
+            LayerSizes(
                 num_heads=heads,
                 num_kv_heads=heads // shared,
                 head_size=size,
@@ -87,7 +87,7 @@ def older(config: Config) -> dict[str, Any]:
     size = config.get("head_dim") or config["hidden_size"] // heads
     return {
         "shapes": tuple(
-            LayerShape(
+            LayerSizes(
                 num_heads=heads,
                 num_kv_heads=number,
                 head_size=size,

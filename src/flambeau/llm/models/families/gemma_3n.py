@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import LayerShape
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA_DEFAULTS
 from flambeau.llm.models.families.gemma_4 import LAYER_INPUT_NAMES, shared_keys
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # of the first layers, unless config.json says it
 
@@ -31,7 +31,7 @@ def gemma_3n(config: Config) -> Config:
         "local_rope_theta": float(nested.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0),
         "intermediate_size": max(sizes),
         "shapes": tuple(
-            LayerShape(
+            LayerSizes(
                 num_heads=config["num_attention_heads"],
                 num_kv_heads=config["num_key_value_heads"],
                 head_size=config["head_dim"],
@@ -75,7 +75,9 @@ GEMMA_3N = Family(
     has_local_rope=True,
     parts={"norm_places": "both", "normalizes_values": True},
     derive=gemma_3n,
-    understands=frozenset({"altup_coef_clip", "altup_lr_multiplier", "final_logit_softcapping", "query_pre_attn_scalar"}),
+    understands=frozenset(
+        {"altup_coef_clip", "altup_lr_multiplier", "final_logit_softcapping", "query_pre_attn_scalar"}
+    ),
     activation_key="hidden_activation",
     aliases={"intermediate_size": "intermediate_sizes"},
     renames=(

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import LayerShape
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA_DEFAULTS
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 
 LAYER_INPUT_NAMES = (
     (r"\.embed_tokens_per_layer\.", ".layer_inputs.embed_tokens."),
@@ -54,15 +54,15 @@ def layer_kinds(config: Config) -> list[str]:
     return [*kinds[:-1], "full_attention"]
 
 
-def shapes(config: Config, kinds: list[str]) -> tuple[LayerShape, ...]:
+def shapes(config: Config, kinds: list[str]) -> tuple[LayerSizes, ...]:
     """The sizes of each layer; those without a window may have other heads, and the last layers wider ones."""
     first_shared = config["num_hidden_layers"] - int(config.get("num_kv_shared_layers") or 0)
     own = differing_heads(config, kinds)
     return tuple(
-        LayerShape(
+        LayerSizes(
             num_heads=config["num_attention_heads"],
-            num_kv_heads=int(own[number].get("num_key_value_heads", config["num_key_value_heads"])),
-            head_size=int(own[number].get("head_dim", config["head_dim"])),
+            num_kv_heads=int(own[number].get("num_key_value_heads") or config["num_key_value_heads"]),
+            head_size=int(own[number].get("head_dim") or config["head_dim"]),
             intermediate_size=config["intermediate_size"]
             * (2 if config["use_double_wide_mlp"] and number >= first_shared else 1),
         )

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.architecture import GateKind, LayerShape
 from flambeau.llm.models.families.config_parts import (
     DEEPSEEK_EXPERT_NAMES,
     ROTARY_KEYS,
@@ -16,6 +15,7 @@ from flambeau.llm.models.families.config_parts import (
 from flambeau.llm.models.families.dense_others import GRANITE_SWA_DEFAULTS, granite_windows, layer_thetas
 from flambeau.llm.models.families.experts import EXPERTS, granite_moe_shared
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 
 
 def shared_size(config: Config, key: str) -> int:
@@ -88,7 +88,7 @@ def laguna(config: Config) -> Config:
     parts = {
         "local_rope_theta": float((nested.get("sliding_attention") or {}).get("rope_theta") or 10000.0),
         "shapes": tuple(
-            LayerShape(
+            LayerSizes(
                 num_heads=number,
                 num_kv_heads=config["num_key_value_heads"],
                 head_size=size,

@@ -48,7 +48,9 @@ def test_text_of_a_model_with_images_and_sounds_is_read_as_it_is_published(tmp_p
     if text.pop("per_layer_config", None) is not None:
         text |= PUBLISHED_KEYS
     file.write_text(json.dumps({"architectures": [architecture], "text_config": text, "vision_config": {"depth": 1}}))
-    tensors = {f"model.language_model.{name.removeprefix('model.')}": value for name, value in load_file(weights).items()}
+    tensors = {
+        f"model.language_model.{name.removeprefix('model.')}": value for name, value in load_file(weights).items()
+    }
     last = text["num_hidden_layers"] - 1
     if text.get("num_kv_shared_layers"):  # files have keys that nobody reads
         tensors[f"model.language_model.layers.{last}.self_attn.k_proj.weight"] = torch.ones(3, 3)
