@@ -35,7 +35,18 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPT2": GPT,
     "GPTJ": GPT,
     "GPTBigCode": GPT,
+    "CodeGen": GPT,
+    "OpenAIGPT": GPT,
+    "GPTNeo": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 128,
+    },
+    "BioGpt": {key: value for key, value in PLAIN.items() if key != "rope_theta"},
     "GPTNeoX": PLAIN,
+    "Persimmon": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -54,9 +65,9 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,25 @@ DEEPSEEK = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
 }
+GEMMA_4_HEADS = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 40000.0},
+    },
+}
+GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # whose size the CPU kernels know
+SPARSE = {
+    "num_hidden_layers": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 32,
+}
+LLAMA_3_FACTORS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
@@ -321,6 +351,17 @@ KINDS = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
+    "mistral-4": Kind(
+        "Mistral4",
+        {
+            **LATENT,
+            **DEEPSEEK,
+            "first_k_dense_replace": 1,
+            **stretched(
+                "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.2, original_max_position_embeddings=9
+            ),
+        },
+    ),
     "youtu": Kind("Youtu", LATENT),
     "dots-1": Kind("Dots1", {**DEEPSEEK, "first_k_dense_replace": 1, "sliding_window": 9, "max_window_layers": 1}),
     "hunyuan": Kind("HunYuanDenseV1", {"head_dim": 16, "pad_token_id": None, **stretched("dynamic", alpha=50.0)}),
@@ -411,6 +452,10 @@ KINDS = {
         },
     ),
     "gpt-2": Kind("GPT2", {"n_inner": None}),
+    "gpt-1": Kind("OpenAIGPT", {"n_embd": 64}),
+    "gpt-neo": Kind("GPTNeo", {"attention_types": [[["global", "local"], 1]], "window_size": 9}),
+    "codegen": Kind("CodeGen", {"rotary_dim": 4, "n_embd": 64}),
+    "biogpt": Kind("BioGpt", {"num_attention_heads": 2}),
     "gpt-j": Kind("GPTJ", {"rotary_dim": 4}),
     "gpt-neox": Kind("GPTNeoX", {"rotary_pct": 0.5}),
     "gpt-neox-serial": Kind("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
@@ -437,6 +482,185 @@ KINDS = {
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
     "mpt": Kind("Mpt"),
+    "gemma-3n": Kind(
+        "Gemma3n",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "intermediate_size": [56, 40, 56, 56],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 9,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 5,
+            "activation_sparsity_pattern": [0.7, 0.0, 0.7, 0.0],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 4,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 40000.0},
+            },
+        },
+    ),
+    "gemma-4": Kind(  # as E2B: keys of other layers, wider feed-forward layers, embeddings of each layer's own
+        "Gemma4",
+        {
+            **GEMMA_4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma-4-moe": Kind(  # as 26B-A4B
+        "Gemma4",
+        {
+            **GEMMA_4,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_hidden_layers": 3,
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+            "attention_bias": True,
+        },
+    ),
+    "gemma-4-unified": Kind("Gemma4Unified", {**GEMMA_4_HEADS, "num_hidden_layers": 3}),
+    "apertus": Kind("Apertus", {"head_dim": 16, **stretched("llama3", **LLAMA_3_FACTORS), "pad_token_id": None}),
+    "hyperclova-x": Kind(
+        "HyperCLOVAX",
+        {
+            "head_dim": 16,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.3,
+        },
+    ),
+    "hyperclova-x-before": Kind("HyperCLOVAX", {"use_post_norm": False}),
+    "vault-gemma": Kind("VaultGemma", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "nanochat": Kind("NanoChat", {**TWO_HEADS, "final_logit_softcapping": 3.0, "pad_token_id": None}),
+    "jais-2": Kind("Jais2"),
+    "bitnet": Kind("BitNet"),
+    "persimmon": Kind("Persimmon", {"num_attention_heads": 2}),
+    "granite-swa": Kind(
+        "GraniteSWA",
+        {
+            **TWO_HEADS,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "layer_rope_theta": [0, 5000.0, 5000.0],
+            "sliding_window": 9,
+            "attention_multiplier": 0.2,
+            "pad_token_id": None,
+        },
+    ),
+    "granite-moe-swa": Kind(
+        "GraniteMoeSWA",
+        {
+            "num_local_experts": 4,
+            "shared_intermediate_size": 24,
+            "layer_rope_theta": [5000.0, 9000.0],
+            "sliding_window": 9,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "solar-open": Kind(
+        "SolarOpen",
+        {**DEEPSEEK, "head_dim": 16, "n_group": 4, "topk_group": 2, "attention_bias": True, "intermediate_size": 56},
+    ),
+    "exaone-moe": Kind(
+        "ExaoneMoe",
+        {
+            **SPARSE,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "n_group": 4,
+            "topk_group": 2,
+            "pad_token_id": None,
+        },
+    ),
+    "afmoe": Kind(
+        "Afmoe",
+        {
+            **SPARSE,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "global_attn_every_n_layers": 2,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
+    "hy-3": Kind("HYV3", {**SPARSE, "head_dim": 16, "router_scaling_factor": 1.7}),
+    "flex-olmo": Kind("FlexOlmo", {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
+    "mellum": Kind(
+        "Mellum",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "sliding_window": 9,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 40000.0, "factor": 4.0, **YARN},
+            },
+        },
+    ),
+    "laguna": Kind(
+        "Laguna",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.7,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_attention_heads_per_layer": [2, 4, 4],
+            "sliding_window": 9,
+        },
+    ),
+    "cohere-2-moe": Kind(
+        "Cohere2Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "intermediate_size": 32,
+            "prefix_dense_intermediate_size": 40,
+            "num_experts": 6,
+            "num_shared_experts": 2,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "pad_token_id": None,
+        },
+    ),
+    "cohere-2-moe-rms": Kind(
+        "Cohere2Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "rms_norm_eps": 1e-4,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 9,
+            "pad_token_id": None,
+        },
+    ),
     "smol-lm-3": Kind("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": None}),
 }
 
@@ -677,21 +901,35 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
     for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
 
 
 def model_class(family: str) -> Any:
-    import transformers
-
+    transformers = import_transformers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # some of its files use what torch no longer recommends
         return getattr(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
 
 
-def config_class(family: str) -> Any:
+def import_transformers() -> Any:
+    """The package; without a torchvision of another build than torch's, which its modules could not import."""
     import transformers
+    from transformers import utils
+    from transformers.utils import import_utils
 
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for module in (utils, import_utils):
+            module.is_torchvision_available = lambda: False
+    return transformers
+
+
+def config_class(family: str) -> Any:
+    transformers = import_transformers()
     return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 

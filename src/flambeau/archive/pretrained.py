@@ -55,6 +55,8 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
 LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Llama4ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",

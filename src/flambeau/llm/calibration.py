@@ -22,7 +22,7 @@ from flambeau.llm.checkpoints.compressed_writer import compressed_grid, fitting_
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.tensor_names import part_name, part_rows
-from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.transformer import Transformer, has_layer_state
 from flambeau.llm.quantize.gptq import Grid, QuantizedRows, quantize_for_inputs
 from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.settings import QuantizationSettings
@@ -57,6 +57,12 @@ def calibrate_model(
     model: Transformer, ids: list[int], settings: QuantizationSettings, grid: Grid
 ) -> dict[str, QuantizedRows]:
     """Quantize the layers of a network; it computes with the quantized weights afterwards."""
+    if has_layer_state(model.arch):
+        raise InvalidRequest(
+            "layers of this model read more than hidden states, so that they cannot be calibrated one by one; quantize "
+            "it without a text",
+            "text",
+        )
     device = model.model.embed_tokens.weight.device
     window = min(WINDOW, model.arch.max_length, len(ids))
     ids_BT = torch.tensor(ids[: len(ids) // window * window], device=device).view(-1, window)[:MAX_WINDOWS]

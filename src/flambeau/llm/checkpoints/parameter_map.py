@@ -26,6 +26,7 @@ from flambeau.llm.models.tensor_names import (
     ParameterSlice,
     Region,
     canonical_name,
+    layer_number,
     layouts,
     num_interleaved_heads,
     parts_of,
@@ -39,6 +40,7 @@ from flambeau.llm.models.transformer import Transformer
 ShardFunction = Callable[[str, Tensor], Tensor]
 Cut = Callable[[Tensor], Tensor]
 
+KEYS = re.compile(r"\.self_attn\.(k|v)_(proj|norm)\.")
 STACK = re.compile(r"\.experts\.(gate_up|down)_proj$")
 MAX_NAMES = 5  # tensors of each kind in an error message
 
@@ -131,9 +133,16 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     is_vision = arch.vision is not None and vision_name(name) is not None
+    is_unused = is_unused or has_shared_keys(arch, name)
     return bool(IGNORED.search(name) or is_unused or is_vision) or (
         model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
     )
+
+
+def has_shared_keys(arch: Architecture, name: str) -> bool:
+    """Whether a tensor makes keys or values in a layer that reads those of another."""
+    found, layer = KEYS.search(name), layer_number(name)
+    return found is not None and layer is not None and layer < arch.num_layers and arch.key_layer(layer) != layer
 
 
 def is_turned(arch: Architecture, name: str, shape: torch.Size) -> bool:
@@ -148,12 +157,25 @@ def as_is(tensor: Tensor) -> Tensor:
 
 
 def cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:
-    """The tensors that a stored one is cut into, by canonical name."""
+    """The tensors that a stored one is cut into, by canonical name; keys may be values, too."""
+    for name, cut in own_cuts(arch, stored, shard):
+        yield name, cut
+        if ".self_attn.k_proj." in name and layer_number(name) in arch.values_from_keys:
+            yield name.replace(".k_proj.", ".v_proj."), partial(copied, cut)
+
+
+def copied(cut: Cut, tensor: Tensor) -> Tensor:
+    """A part with memory of its own."""
+    return cut(tensor).clone()
+
+
+def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | None) -> Iterator[tuple[str, Cut]]:
+    """The same without values that are keys."""
     name = canonical_name(stored.name, arch.renames)
     head_rows = arch.head_size if name.endswith("_norm.weight") else 1
     heads = num_interleaved_heads(arch, name if arch.interleaved_rope else renamed(stored.name, arch.renames))
     is_transposed = bool(arch.transposed and re.search(arch.transposed, name)) or is_turned(arch, name, stored.shape)
-    is_grouped = arch.grouped_qkv and ".qkv_proj." in name
+    is_grouped = (arch.grouped_qkv or arch.qvk_blocks > 0) and ".qkv_proj." in name
     has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 
     is_score_bias = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie

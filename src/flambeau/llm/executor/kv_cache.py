@@ -52,9 +52,12 @@ class KVCache:
     ) -> None:
         self.num_blocks, self.block_size, self.head_size = num_blocks, block_size, arch.head_size
         self.states = StateCache(arch, num_slots, num_spare, device=device)
-        shape = (num_blocks, block_size, arch.num_kv_heads, head_room(arch, dtype))
-        empty = (0, *shape[1:])  # recurrent layers have no keys and values
-        shapes = [shape if layer in arch.attending_layers else empty for layer in range(arch.num_layers)]
+        own = [arch.of_layer(layer) for layer in range(arch.num_layers)]
+        shapes = [
+            # Recurrent layers have no keys and values; others read those of another layer.
+            (num_blocks if number in arch.caching_layers else 0, block_size, one.num_kv_heads, head_room(one, dtype))
+            for number, one in enumerate(own)
+        ]
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
         self.is_latent = arch.latent_size > 0
         self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
@@ -128,8 +131,9 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
-    num_tensors = (1 if arch.latent_size else 2) * len(arch.attending_layers)
-    return num_tensors * block_size * arch.num_kv_heads * head_room(arch, dtype) * dtype.itemsize
+    own = [arch.of_layer(layer) for layer in arch.caching_layers]
+    size = sum(one.num_kv_heads * head_room(one, dtype) for one in own)
+    return (1 if arch.latent_size else 2) * size * block_size * dtype.itemsize
 
 
 def num_blocks_for(

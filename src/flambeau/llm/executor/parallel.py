@@ -34,18 +34,19 @@ from flambeau.llm.executor.rank_inputs import (
     send_header,
     send_inputs,
 )
-from flambeau.llm.executor.rank_norms import share_groups, share_norms
+from flambeau.llm.executor.rank_norms import share_groups, share_inner_norm, share_norms
 from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_recurrence, mixer_rows
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.latent_attention import LatentAttention
-from flambeau.llm.models.tensor_names import apart_name
-from flambeau.llm.models.transformer import DecoderLayer, Transformer
+from flambeau.llm.models.tensor_names import apart_name, of_its_layer
+from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 
-_ROWS = ("gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
+_ROWS = ("inner_norm", "gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
 _COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 _SCALES = ("scale", "scales", "minimums", "factors")
@@ -92,7 +93,18 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         intermediate_size=max(1, arch.intermediate_size // size),
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
+        shapes=tuple(local_shape(shape, size) for shape in arch.shapes),
         recurrence=None if arch.recurrence is None else local_recurrence(arch.recurrence, size),
+    )
+
+
+def local_shape(shape: LayerSizes, size: int) -> LayerSizes:
+    """The sizes of one rank's part of a layer."""
+    return replace(
+        shape,
+        num_heads=max(1, shape.num_heads // size),
+        num_kv_heads=max(1, shape.num_kv_heads // size),
+        intermediate_size=max(1, shape.intermediate_size // size),
     )
 
 
@@ -116,7 +128,7 @@ class Shard:
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
         if leaf in _KV_ROWS or is_head_norm:
-            return self._kv_rows(tensor)
+            return self._kv_rows(tensor, of_its_layer(self.arch, name).num_kv_heads)
         if leaf in _COLUMNS:
             if kind == "bias":  # added once, by rank 0; zeros on the meta device would import a compiler
                 return tensor if self.rank == 0 or tensor.is_meta else torch.zeros_like(tensor)
@@ -137,9 +149,8 @@ class Shard:
         times = 1 if scales.dim() == 1 else self.size // math.gcd(self.size, scales.shape[1])
         return scales if times == 1 else scales.repeat_interleave(times, dim=1)
 
-    def _kv_rows(self, tensor: Tensor) -> Tensor:
+    def _kv_rows(self, tensor: Tensor, heads: int) -> Tensor:
         """The rows of this rank's key-value heads; with more ranks than heads, ranks share a head."""
-        heads = self.arch.num_kv_heads
         number = max(1, heads // self.size)
         first = self.rank * heads // self.size
         return tensor.view(heads, -1, *tensor.shape[1:])[first : first + number].flatten(0, 1)
@@ -152,8 +163,8 @@ class AllReduced(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.inner(x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        y: Tensor = self.inner(*inputs)
         dist.all_reduce(y)
         return y
 
@@ -167,8 +178,13 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
             join_attention(layer.self_attn, shard)
         if "mixer" in parts:
             join_mixer(parts["mixer"], shard)
-        if "mlp" in parts:
-            layer.add_module("mlp", AllReduced(layer.mlp))
+        mlp = parts.get("mlp")
+        if isinstance(mlp, MixedMLP):  # its norms need the sums
+            mlp.add_module("down_proj", AllReduced(mlp.down_proj))
+            mlp.add_module("sparse", AllReduced(mlp.sparse))
+        elif mlp is not None:
+            share_inner_norm(mlp, shard.rank, shard.size)
+            layer.add_module("mlp", AllReduced(mlp))
 
 
 def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
@@ -178,6 +194,7 @@ def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None
         return
     if attention.is_wide and attention.q_norm is not None:
         share_norms(attention, shard.rank, shard.size)
+    share_inner_norm(attention, shard.rank, shard.size)
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)

@@ -42,6 +42,13 @@ def share_norms(attention: Attention, rank: int, size: int) -> None:
         attention.add_module(name, SharedRMSNorm(norm, mean_square_of(1, len(norm.weight), rank, size)))
 
 
+def share_inner_norm(module: nn.Module, rank: int, size: int) -> None:
+    """Normalize what the last layer of attention or of a feed-forward layer reads over all ranks."""
+    norm = getattr(module, "inner_norm", None)
+    if isinstance(norm, RMSNorm):
+        module.add_module("inner_norm", SharedRMSNorm(norm, mean_square_of(1, len(norm.weight), rank, size)))
+
+
 def share_groups(mixer: nn.Module, arch: Architecture, rank: int, size: int) -> None:
     """Normalize the channels of Mamba 2 over all ranks that have some of a group."""
     recurrence = arch.recurrence

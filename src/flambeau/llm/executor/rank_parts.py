@@ -6,7 +6,7 @@ Heads, channels and intermediate sizes are divided evenly. What several heads sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -36,6 +36,8 @@ def check_sizes(arch: Architecture, size: int) -> None:
 
 def first_problem(arch: Architecture, size: int) -> str | None:
     """What cannot be divided among so many ranks; None: nothing."""
+    if any(arch.sparsity):
+        return "the activation depends on all of the intermediate size and"
     for number, name in divided(arch):
         if number % size:
             return f"{name} {number}" if name.endswith(" of") else f"{number} {name}"
@@ -47,10 +49,11 @@ def first_problem(arch: Architecture, size: int) -> str | None:
 
 def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
     """Of these, every rank has its own."""
+    shapes = [arch.of_layer(layer) for layer in range(arch.num_layers)] if arch.shapes else [arch]
     if arch.attending_layers:
-        yield arch.num_heads, "heads"
+        yield from unique((one.num_heads, "heads") for one in shapes)
     if any(has_dense_mlp(arch, layer) for layer in range(arch.num_layers)):
-        yield arch.intermediate_size, "an intermediate size of"
+        yield from unique((one.intermediate_size, "an intermediate size of") for one in shapes)
     if arch.num_experts:
         yield arch.expert_size, "experts with an intermediate size of"
         yield arch.shared_expert_size, "a shared expert with an intermediate size of"
@@ -64,7 +67,8 @@ def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
 def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
     """Of these, several ranks may have the same."""
     if arch.attending_layers:
-        yield arch.num_kv_heads, "key-value heads"
+        shapes = [arch.of_layer(layer) for layer in range(arch.num_layers)] if arch.shapes else [arch]
+        yield from unique((one.num_kv_heads, "key-value heads") for one in shapes)
     recurrence = arch.recurrence
     if recurrence is not None and recurrence.kind == "mamba2":
         yield recurrence.num_groups, "groups of heads with the same B and C"
@@ -75,7 +79,14 @@ def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
 
 
 def has_dense_mlp(arch: Architecture, layer: int) -> bool:
-    return (arch.has_mlp or layer in arch.feed_forward_layers) and not arch.has_experts(layer)
+    has_other = arch.has_experts(layer) and not arch.experts_beside_mlp
+    has_mlp = layer not in arch.attention_only_layers if arch.has_mlp else layer in arch.feed_forward_layers
+    return has_mlp and not has_other
+
+
+def unique(found: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+    """The same without repetitions."""
+    return dict.fromkeys(found)
 
 
 def local_recurrence(recurrence: Recurrence, size: int) -> Recurrence:

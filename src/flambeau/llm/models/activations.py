@@ -18,6 +18,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
+    "xielu": lambda x: x,  # has parameters: see XieluMLP
 }
 VISION_ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

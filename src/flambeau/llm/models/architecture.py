@@ -6,18 +6,19 @@ It comes from a Hugging Face config.json (hugging_face.py) or from a preset (pre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
-RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
 NormKind = Literal["rms", "layer"]
 NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class RopeScaling:
     mscale: float | None = None  # yarn
     mscale_all_dimensions: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ends of the ramp to whole dimensions
+    proportion: float = 1.0  # proportional: of the pairs of dimensions; the others are not rotated
 
     @property
     def switch_length(self) -> int | None:
@@ -130,11 +132,27 @@ class Architecture:
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
     has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
     feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)
+    attention_only_layers: frozenset[int] = frozenset()  # and these only attention (Llama-Nemotron)
     wide_residual: bool = False  # layers are added up in float32 whatever the type of the network (Mamba 2)
     attention_input_scale: float = 1.0  # of attention beside a recurrence (Falcon H1)
     attention_output_scale: float = 1.0
     mlp_scales: tuple[float, float] = (1.0, 1.0)  # of the gate and of the output of the feed-forward layer (Falcon H1)
     gates_attention: bool = False  # queries come with gates for the outputs of attention (Qwen3-Next)
+    attention_gate: GateKind | None = None  # a layer of its own that gates the outputs of attention (Trinity)
+    reversed_rope: bool = False  # positions rotate the other way round (NanoChat)
+    inner_norms: bool = False  # before the last layers of attention and of the feed-forward layer (BitNet)
+    shapes: tuple[LayerSizes, ...] = ()  # of each layer; empty: all are alike (Gemma 4)
+    shared_keys: tuple[int, ...] = ()  # the layer whose keys and values each one reads; empty: its own (Gemma 3n)
+    normalizes_values: bool = False  # of attention, per head and without weights (Gemma 4)
+    scales_layers: bool = False  # the outputs of each layer are multiplied with a number of its own (Gemma 4)
+    layer_input_size: int = 0  # of embeddings that each layer has of its own (Gemma 3n); 0: there are none
+    layer_input_vocab: int = 0  # the number of those embeddings
+    experts_beside_mlp: bool = False  # layers have a feed-forward layer and experts, whose outputs are added (Gemma 4)
+    num_streams: int = 0  # of hidden states, of which layers compute one (Gemma 3n); 0: there is one
+    active_stream: int = 0  # the one that layers compute
+    scales_stream: bool = False  # before the layer's own embeddings are added
+    laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
+    sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
@@ -145,6 +163,8 @@ class Architecture:
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
+    qvk_blocks: int = 0  # in the files only: so many blocks, each with queries, values and keys (CodeGen)
+    values_from_keys: frozenset[int] = frozenset()  # in the files only: layers whose keys are projected as their values
     unused: str = ""  # in the files only: a pattern of the names of tensors that are left out
     num_unused_layers: int = 0  # in the files only: layers that predict further tokens, after the others
     normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
@@ -155,6 +175,24 @@ class Architecture:
     dtype: str = "float32"
     unknown_keys: tuple[str, ...] = field(default=(), compare=False)  # of config.json, which may have an effect
     source: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json or params.json
+
+    def of_layer(self, layer: int) -> Architecture:
+        """The architecture with the sizes of one layer."""
+        if not self.shapes:
+            return self
+        shape = self.shapes[layer]
+        return replace(
+            self,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_size,
+            intermediate_size=shape.intermediate_size,
+            rotary_size=shape.rotary_size,
+        )
+
+    def key_layer(self, layer: int) -> int:
+        """The layer whose keys and values this one reads."""
+        return self.shared_keys[layer] if self.shared_keys else layer
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
@@ -190,6 +228,11 @@ class Architecture:
         has_both = self.recurrence is not None and self.recurrence.is_beside_attention
         others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
         return frozenset(range(self.num_layers)) - others
+
+    @property
+    def caching_layers(self) -> frozenset[int]:
+        """The layers that store keys and values."""
+        return frozenset(layer for layer in self.attending_layers if self.key_layer(layer) == layer)
 
     @property
     def attention_span(self) -> int | None:

@@ -25,6 +25,9 @@ class Alibi(NamedTuple):
     first_head: int = 0
 
 
+SharedKeys = dict[int, tuple[Tensor, Tensor]]  # keys and values of a step, by the layers that computed them
+
+
 class AttentionOptions(NamedTuple):
     """What happens to the scores of attention before the softmax."""
 
@@ -57,6 +60,7 @@ class Attention(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
+        arch = arch.of_layer(layer)
         size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
         self.layer, self.head_size, self.num_heads, self.num_kv_heads = layer, size, heads, kv_heads
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
@@ -69,8 +73,14 @@ class Attention(nn.Module):
         num_queries = 2 * heads if self.has_gates else heads  # each head's query, then its gate
         self.qkv_proj = nn.Linear(arch.hidden_size, (num_queries + 2 * kv_heads) * size, bias=arch.qkv_bias)
         self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
+        self.gate = arch.attention_gate
+        if self.gate is not None:
+            num_gates = heads if self.gate.endswith("_per_head") else heads * size
+            self.gate_proj = nn.Linear(arch.hidden_size, num_gates, bias=False)
+        self.inner_norm = make_norm(arch, heads * size) if arch.inner_norms else None
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
+        self.normalizes_values = arch.normalizes_values
         self.is_tempered = self.is_rotated == arch.tempers_rotated
         self.alibi = None if arch.alibi is None else Alibi(arch.alibi, heads)
         self.chunk = arch.chunk(layer)
@@ -83,7 +93,7 @@ class Attention(nn.Module):
             self.q_norm = HeadNorm(heads, size, arch.norm_epsilon)
             self.k_norm = HeadNorm(kv_heads, size, arch.norm_epsilon)
 
-    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         gates: Tensor | None = None
@@ -96,25 +106,43 @@ class Attention(nn.Module):
             qk = self.normalize(qk)
         if self.clip is not None:
             qk, v = qk.clamp(-self.clip, self.clip), v.clamp(-self.clip, self.clip)
-        if self.is_rotated:
-            rotation = rotations.local if self.is_local else rotations.ordinary
-            if self.rotary_size is None:
-                qk = rotate(qk, *rotation)  # queries and keys at once: half the kernels
-            else:
-                rotated, rest = qk.tensor_split([self.rotary_size], dim=-1)
-                qk = torch.cat((rotate(rotated, *rotation), rest), dim=-1)
+        qk = self.rotate(qk, rotations)  # queries and keys at once: half the kernels
         if self.normalizes_late:
             qk = self.normalize(qk)
         if self.normalizes_rotated:
             qk = F.rms_norm(qk.float(), (self.head_size,), eps=self.epsilon).to(qk.dtype)
+        if self.normalizes_values:
+            v = F.rms_norm(v.float(), (self.head_size,), eps=self.epsilon).to(v.dtype)
         q, k = self.split_qk(qk)
+        if shared is not None:
+            shared[self.layer] = k, v
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
         options = AttentionOptions(self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk)
         y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
-        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+        if self.gate is not None:
+            y = y * self.own_gates(x)
+        y = y.flatten(-2)
+        return self.o_proj(y if self.inner_norm is None else self.inner_norm(y))  # type: ignore[no-any-return]
+
+    def own_gates(self, x: Tensor) -> Tensor:
+        """Factors […, H, D] of what attention gives, or one for each head […, H, 1]."""
+        assert self.gate is not None
+        gates = self.gate_proj(x).unflatten(-1, (self.num_heads, -1))
+        is_soft = self.gate.startswith("softplus")
+        return F.softplus(gates.float()).to(x.dtype) if is_soft else torch.sigmoid(gates)
+
+    def rotate(self, qk: Tensor, rotations: Rotations) -> Tensor:
+        """Queries and keys […, heads, D] at their positions."""
+        if not self.is_rotated:
+            return qk
+        rotation = rotations.local if self.is_local else rotations.ordinary
+        if self.rotary_size is None:
+            return rotate(qk, *rotation)
+        rotated, rest = qk.tensor_split([self.rotary_size], dim=-1)
+        return torch.cat((rotate(rotated, *rotation), rest), dim=-1)
 
     def normalize(self, qk: Tensor) -> Tensor:
         """Queries and keys […, H+G, D] after their norms, if there are any."""
@@ -130,3 +158,22 @@ class Attention(nn.Module):
         """[…, H+G, D] to […, H, D] and […, G, D]."""
         q, k = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=-2)
         return q, k
+
+
+class SharedKeyAttention(Attention):
+    """Queries for the keys and values of another layer (Gemma 3n)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.key_layer, biased = arch.key_layer(layer), self.qkv_proj.bias is not None
+        self.qkv_proj = nn.Linear(arch.hidden_size, self.num_heads * self.head_size, bias=biased)
+        self.k_norm = None
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
+        """[…, E] to […, E]."""
+        assert shared is not None
+        q = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        q = self.rotate(q if self.q_norm is None else self.q_norm(q), rotations)
+        # They are stored once more, in the same places.
+        y = attend(self.key_layer, q, *shared[self.key_layer], AttentionOptions(self.scale, self.window, self.softcap))
+        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

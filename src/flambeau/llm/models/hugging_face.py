@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu_squared",
+    "xielu": "xielu",
 }
 SUPPORTED = {  # options with only one supported value
     "use_qk_norm": (None, False),
@@ -55,6 +56,8 @@ CANONICAL_FILES = {
     "grouped_qkv": False,
     "normalized_head": False,
     "transposed": "",
+    "values_from_keys": frozenset(),
+    "qvk_blocks": 0,
     "either_order": False,
 }
 QUANTIZATION_METHODS = (
@@ -233,7 +236,8 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     parameters = rope_parameters(config, family)
     kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = RENAMED_KINDS.get(kind, kind)
-    if parameters.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in family.understands:
+    is_partial = kind != "proportional" and parameters.get("partial_rotary_factor", 1) != 1
+    if is_partial and "partial_rotary_factor" not in family.understands:
         raise CheckpointError("partial_rotary_factor is not supported here: the whole head must be rotated")
     if kind == "mrope" and "mrope_section" in family.understands:  # how positions are divided, not how they are scaled
         return None
@@ -255,7 +259,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
     mscales = {key: number(parameters, key) for key in MSCALES} if has_mscales else {}
     return RopeScaling(
         kind=kind,
-        factor=number(parameters, "factor", trained / original if kind in ("yarn", "longrope") else None),
+        factor=number(parameters, "factor", default_factor(kind, trained, original)),
         original_length=original,
         low_frequency_factor=number(parameters, "low_freq_factor", 1.0),
         high_frequency_factor=number(parameters, "high_freq_factor", 4.0),
@@ -265,10 +269,18 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
         mscale=parameters.get("mscale"),
         mscale_all_dimensions=parameters.get("mscale_all_dim"),
         truncate=parameters.get("truncate", True),
+        proportion=number(parameters, "partial_rotary_factor", 1.0) if kind == "proportional" else 1.0,
         short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
         long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
         **mscales,
     )
+
+
+def default_factor(kind: RopeKind, trained: int, original: int) -> float | None:
+    """The factor of positions where config.json has none; None: it has to."""
+    if kind == "proportional":
+        return 1.0
+    return trained / original if kind in ("yarn", "longrope") else None
 
 
 def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, ...]:
@@ -314,6 +326,8 @@ def windowed_layers(config: Config, family: Family) -> frozenset[int]:
                 f"layer_types are not supported for {family.model_type}: all its layers have the window"
             )
         return frozenset(i for i, kind in enumerate(named) if kind == "sliding_attention")
+    if family.windowed == "named":
+        return frozenset()
     if family.windowed == "all":
         return frozenset(range(num_layers))
     if family.windowed == "unrotated":

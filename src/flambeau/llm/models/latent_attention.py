@@ -47,7 +47,7 @@ class LatentAttention(nn.Module):
         hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
         self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
         self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
-        self.is_paired = arch.paired_rope
+        self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
         size = arch.unrotated_size + arch.rotary_size
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
@@ -73,6 +73,8 @@ class LatentAttention(nn.Module):
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
         q = torch.cat((q_latent, rotate(self.to_halves(q_rotated), *rotation)), dim=-1)
+        if self.is_tempered and rotations.query_scale is not None:
+            q = (q * rotations.query_scale).to(q.dtype)
         y = attend(self.layer, q, k, k, AttentionOptions(self.scale))
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ class Experts(nn.Module):
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
-        self.kind: Activation = "silu" if arch.has_gate else arch.activation
+        self.kind: Activation = arch.activation
 
     def reset_parameters(self) -> None:
         """Random weights, as nn.Linear has them."""
@@ -112,7 +112,7 @@ class Experts(nn.Module):
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if self.limit is None:
-            return F.silu(gate) * up
+            return self.activation(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
 
@@ -150,7 +150,7 @@ class SharedExpert(nn.Module):
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down_proj(self.activation(gate) * up)  # type: ignore[no-any-return]
 
 
 class SparseMLP(nn.Module):
@@ -164,16 +164,17 @@ class SparseMLP(nn.Module):
         self.normalizes_experts = arch.normalizes_experts
         self.router, self.settings = arch.router, RouterSettings.of(arch)
         self.routed_scale = arch.routed_scale
+        self.expert_scales = nn.Parameter(torch.ones(arch.num_experts)) if arch.experts_beside_mlp else None
         # float32 whatever the type of the network: it decides between scores that are close.
         bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router in BIASED else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
         self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[…, E] to […, E]."""
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+        """[…, E] to […, E]; the router may read other numbers than the experts."""
         x_TE = x.flatten(0, -2)
-        weights_TA, chosen_TA = self.choose(x_TE)
+        weights_TA, chosen_TA = self.choose(x_TE if scored is None else scored.flatten(0, -2))
         y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
         if self.shared_expert is None:
             return y
@@ -186,6 +187,8 @@ class SparseMLP(nn.Module):
         weights_TA, chosen_TA = self.route(x_TE)
         if self.normalizes_experts:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
+        if self.expert_scales is not None:
+            weights_TA = weights_TA * self.expert_scales[chosen_TA]
         return (weights_TA if self.routed_scale == 1.0 else weights_TA * self.routed_scale), chosen_TA
 
     def route(self, x_TE: Tensor) -> Routing:

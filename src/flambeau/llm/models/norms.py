@@ -25,6 +25,17 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
+class PlainRMSNorm(nn.Module):
+    """An RMSNorm without weights."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.size, self.epsilon = size, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (self.size,), eps=self.epsilon).to(x.dtype)
+
+
 class SharedRMSNorm(RMSNorm):
     """An RMSNorm over numbers of which this rank has some."""
 
@@ -88,13 +99,15 @@ class HeadNorm(nn.Module):
         return (y * self.weight.float()).to(x.dtype)
 
 
-def make_norm(arch: Architecture, size: int | None = None) -> RMSNorm | CenteredNorm:
+def make_norm(arch: Architecture, size: int | None = None) -> RMSNorm | PlainRMSNorm | CenteredNorm:
     """A norm over the hidden state, or over so many numbers."""
     size = size or arch.hidden_size
     if arch.norm == "layer":
         return CenteredNorm(
             size, arch.norm_epsilon, weight=arch.has_norm_weight, bias=arch.norm_bias, offset=arch.norm_offset
         )
+    if not arch.has_norm_weight:
+        return PlainRMSNorm(size, arch.norm_epsilon)
     if arch.norm_offset:
         return OffsetRMSNorm(size, arch.norm_epsilon, arch.norm_offset)
     return RMSNorm(size, arch.norm_epsilon)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 MAX_TABLE_LENGTH = 1 << 20
+LOCAL = {"rope_scaling": None, "local_rope_theta": None, "shapes": ()}  # of the architecture of layers with a window
 Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
 
 
@@ -37,6 +38,9 @@ class Rotation(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
+        # Rotated layers differ in their heads only if those with a window have a rotation of their own.
+        wide, local = layers_of_each_rotation(arch)
+        given, arch = arch, arch.of_layer(wide)
         self.arch = arch
         self.cos: Tensor
         self.sin: Tensor
@@ -45,9 +49,7 @@ class Rotation(nn.Module):
         self.has_tables = arch.max_length <= MAX_TABLE_LENGTH or self.switch_length is not None
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
-        self.local = (
-            Rotation(replace(arch, rope_theta=theta, rope_scaling=None, local_rope_theta=None)) if theta else None
-        )
+        self.local = Rotation(replace(given.of_layer(local), rope_theta=theta, **LOCAL)) if theta else None
         self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor, rotary_3T: Tensor | None = None) -> Rotations:
@@ -66,6 +68,7 @@ class Rotation(nn.Module):
         else:
             angles = positions.unsqueeze(-1).float() * self.inverse
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+            sin = -sin if self.arch.reversed_rope else sin
         return both_halves(cos, sin)
 
     def angles_of_axes(self, positions_3T: Tensor) -> Angles:
@@ -116,6 +119,13 @@ class Rotation(nn.Module):
         return self
 
 
+def layers_of_each_rotation(arch: Architecture) -> tuple[int, int]:
+    """A layer without a window, and one with it."""
+    layers = range(arch.num_layers)
+    wide = next((layer for layer in layers if arch.window(layer) is None), 0)
+    return wide, next((layer for layer in layers if arch.window(layer) is not None), wide)
+
+
 def both_halves(cos: Tensor, sin: Tensor) -> Angles:
     """[…, D/2] to […, 1, D], as `rotate` takes them."""
     return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((-sin, sin), dim=-1).unsqueeze(-2)
@@ -137,7 +147,7 @@ def rotation_tables(arch: Architecture, length: int, *, is_long: bool = True) ->
     """
     inverse, factor = inverse_wavelengths(arch, is_long=is_long)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
-    return angles.cos() * factor, angles.sin() * factor
+    return angles.cos() * factor, angles.sin() * (-factor if arch.reversed_rope else factor)
 
 
 def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Tensor, float]:
@@ -148,6 +158,9 @@ def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Te
     scaling = arch.rope_scaling
     if scaling is None:
         return inverse, 1.0
+    if scaling.kind == "proportional":
+        num_rotated = int(scaling.proportion * size // 2)
+        return inverse / scaling.factor * (torch.arange(size // 2, device="cpu") < num_rotated), 1.0
     if scaling.kind == "linear":
         return inverse / scaling.factor, 1.0
     if scaling.kind == "llama3":

@@ -35,6 +35,7 @@ PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_n
 EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(?:[._](\w+))?$")  # several tensors if quantized or biased
 DELTA_NET = re.compile(r"\.mixer\.(in_proj_qkv|conv1d)\.")
 CONVOLUTION_PART = re.compile(r"\.mixer\.([qkv])_conv1d\.weight$")
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 HEAD_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
 ONE_HEAD_NORM = re.compile(r"(\.self_attn\.([qk])_norm)\.norms\.(\d+)\.weight$")
 GATES = re.compile(r"\.experts\.gate_up_proj(_bias)?$")
@@ -75,12 +76,27 @@ def vision_name(name: str) -> str | None:
     return None if found is None else (found[1] or found[2] or "") + name[found.end() :]
 
 
+def layer_number(name: str) -> int | None:
+    """The layer that a tensor belongs to."""
+    found = LAYER.search(name)
+    return None if found is None else int(found[1])
+
+
+def of_its_layer(arch: Architecture, name: str) -> Architecture:
+    """The architecture with the sizes of a tensor's layer; further layers have those of all."""
+    layer = layer_number(name)
+    return arch if layer is None or layer >= arch.num_layers else arch.of_layer(layer)
+
+
 def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     """The projections in a fused parameter and their rows; empty if it is not fused."""
+    arch = of_its_layer(arch, name)
     q_rows, kv_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
     q_rows = 2 * q_rows if arch.gates_attention else q_rows
     if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
         ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
+    elif ".qkv_proj." in name and num_rows == q_rows and arch.shared_keys:
+        ends = {"q_proj": q_rows}
     elif ".gate_up_proj" in name and not arch.has_gate:  # of experts, which have no other name without gates
         ends = {"up_proj": num_rows}
     elif ".gate_up_proj" in name:
@@ -152,7 +168,10 @@ def num_interleaved_heads(arch: Architecture, name: str) -> int:
 
 
 def ungrouped(tensor: Tensor, arch: Architecture) -> Tensor:
-    """Queries, keys and values of each key-value head, side by side → all queries, all keys, all values."""
+    """Queries, keys and values of each key-value head or block of heads, side by side → all queries, keys, values."""
+    if arch.qvk_blocks:
+        blocks = tensor.view(arch.qvk_blocks, 3, -1, *tensor.shape[1:])
+        return torch.cat([blocks[:, part].flatten(0, 1) for part in (0, 2, 1)])
     shared = arch.num_heads // arch.num_kv_heads
     groups = tensor.view(arch.num_kv_heads, shared + 2, arch.head_size, *tensor.shape[1:])
     q, k, v = groups.tensor_split([shared, shared + 1], dim=1)

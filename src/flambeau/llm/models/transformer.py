@@ -18,9 +18,11 @@ from torch.nn import functional as F
 
 from flambeau.llm.models import norms
 from flambeau.llm.models.activations import ACTIVATIONS
+from flambeau.llm.models.altup import AltUp, Laurel, Streams, largest_of_normal
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.attention import Attend, Attention
+from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
 from flambeau.llm.models.latent_attention import LatentAttention
+from flambeau.llm.models.layer_inputs import LayerInput, LayerInputs
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.recurrent import make_mixer
@@ -57,6 +59,68 @@ class PlainMLP(nn.Module):
         return self.down_proj(self.activate(self.up_proj(x)))  # type: ignore[no-any-return]
 
 
+class XieluMLP(PlainMLP):
+    """A feed-forward layer without a gate, whose activation has parameters (Apertus)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.beta, self.eps = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(-1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        y, (positive, negative) = self.up_proj(x), self.factors()
+        below = (torch.expm1(torch.minimum(y, self.eps)) - y) * negative
+        return self.down_proj(torch.where(y > 0, positive * y * y, below) + self.beta * y)  # type: ignore[no-any-return]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Of numbers above 0 and of those below it."""
+        return F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
+
+
+class InnerNormMLP(MLP):
+    """A gated feed-forward layer with a norm before its last layer (BitNet)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.inner_norm = make_norm(arch, arch.intermediate_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.inner_norm(self.activate(gate) * up))  # type: ignore[no-any-return]
+
+
+class CutMLP(MLP):
+    """A gated feed-forward layer of whose gates only the largest count (Gemma 3n)."""
+
+    def __init__(self, arch: Architecture, sparsity: float) -> None:
+        super().__init__(arch)
+        self.sparsity = sparsity
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.activate(largest_of_normal(gate, self.sparsity)) * up)  # type: ignore[no-any-return]
+
+
+class MixedMLP(MLP):
+    """A feed-forward layer beside experts, each with norms of its own (Gemma 4)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.sparse = SparseMLP(arch)
+        self.dense_norm, self.sparse_norm = make_norm(arch), make_norm(arch)
+        self.expert_norm, self.router_norm = make_norm(arch), make_norm(arch)
+        self.router_scale = arch.hidden_size**-0.5
+
+    def forward(self, x: Tensor, raw: Tensor | None = None) -> Tensor:
+        """[…, E] to […, E]; experts and their router read what the layer has not normalized."""
+        assert raw is not None
+        sparse = self.sparse(self.expert_norm(raw), self.router_norm(raw) * self.router_scale)
+        return self.dense_norm(super().forward(x)) + self.sparse_norm(sparse)  # type: ignore[no-any-return]
+
+
 class ScaledMLP(MLP):
     """A gated feed-forward layer with a factor of the gate and one of the output."""
 
@@ -71,14 +135,25 @@ class ScaledMLP(MLP):
 
 
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
+    if arch.key_layer(layer) != layer:
+        return SharedKeyAttention(arch, layer)
     return LatentAttention(arch, layer) if arch.latent_size else Attention(arch, layer)
 
 
 def make_mlp(arch: Architecture, layer: int) -> nn.Module:
+    arch = arch.of_layer(layer)
+    if arch.experts_beside_mlp:
+        return MixedMLP(arch)
     if arch.has_experts(layer):
         return SparseMLP(arch)
     if arch.mlp_scales != (1.0, 1.0):
         return ScaledMLP(arch)
+    if arch.sparsity and arch.sparsity[layer]:
+        return CutMLP(arch, arch.sparsity[layer])
+    if arch.activation == "xielu":
+        return XieluMLP(arch)
+    if arch.inner_norms:
+        return InnerNormMLP(arch)
     return MLP(arch) if arch.has_gate else PlainMLP(arch)
 
 
@@ -120,6 +195,63 @@ class PostNormLayer(DecoderLayer):
         x = self.add(x, self.post_attention_layernorm(self.self_attn(y, rotations, attend)))
         y = self.pre_feedforward_layernorm(x) if self.has_both else x
         return self.add(x, self.post_feedforward_layernorm(self.mlp(y)))
+
+
+class GemmaLayer(PostNormLayer):
+    """Norms in both places, embeddings of the layer's own, and a factor of its output (Gemma 4)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.layer_scale = nn.Parameter(torch.ones(1)) if arch.scales_layers else None
+        self.layer_input = LayerInput(arch) if arch.layer_input_size else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        shared: SharedKeys | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]; `own` are the embeddings […, P] of this layer."""
+        y = self.self_attn(self.input_layernorm(x), rotations, attend, shared)
+        x = x + self.post_attention_layernorm(y)
+        y = self.pre_feedforward_layernorm(x)
+        y = self.mlp(y, x) if isinstance(self.mlp, MixedMLP) else self.mlp(y)
+        x = x + self.post_feedforward_layernorm(y)
+        if self.layer_input is not None:
+            assert own is not None
+            x = x + self.layer_input(x, own)
+        return x if self.layer_scale is None else x * self.layer_scale
+
+
+class StreamLayer(GemmaLayer):
+    """A layer that computes one of several streams, which change the others (Gemma 3n)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.altup, self.laurel = AltUp(arch), Laurel(arch)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        shared: SharedKeys | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """[…, S, E] to […, S, E]; `own` are the embeddings […, P] of this layer."""
+        assert self.layer_input is not None
+        assert own is not None
+        x = self.altup.predict(x)
+        one = x[..., self.altup.active, :]
+        y = self.input_layernorm(one)
+        attended = self.post_attention_layernorm(self.self_attn(y, rotations, attend, shared))
+        one = (one + attended + self.laurel(y)) * 2.0**-0.5
+        one = one + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(one)))
+        x = self.altup.correct(x, one)
+        added = self.layer_input(self.altup.scaled(x), own).unsqueeze(-2)
+        return torch.cat((x[..., :1, :], x[..., 1:, :] + added), dim=-2)
 
 
 class SumNormLayer(DecoderLayer):
@@ -210,12 +342,19 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:
         return FeedForwardLayer(arch, layer)
-    if not arch.has_mlp:
+    if not arch.has_mlp or layer in arch.attention_only_layers:
         return AttentionOnlyLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
+    if has_layer_state(arch):
+        return StreamLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
+
+
+def has_layer_state(arch: Architecture) -> bool:
+    """Whether layers read more than the hidden states: embeddings of their own, or keys of other layers."""
+    return bool(arch.layer_input_size or arch.shared_keys or arch.scales_layers or arch.experts_beside_mlp)
 
 
 class NarrowEmbedding(nn.Embedding):
@@ -286,6 +425,8 @@ class Decoder(nn.Module):
             nn.Embedding(arch.max_length + arch.position_offset, arch.hidden_size) if arch.learned_positions else None
         )
         self.embed_norm = make_norm(arch) if arch.embedding_norm else None
+        self.layer_inputs = LayerInputs(arch) if arch.layer_input_size else None
+        self.streams = Streams(arch) if arch.num_streams else None
 
 
 class Transformer(nn.Module):
@@ -324,12 +465,24 @@ class Transformer(nn.Module):
             x = x.index_copy(0, images.rows_M, replaced)
         rotations = self.rotation(positions, None if images is None else images.rotary_3T)
         inputs = {}
+        has_state = has_layer_state(self.arch)
+        shared: SharedKeys = {}
+        own = None if self.model.layer_inputs is None else self.model.layer_inputs(ids, x)
+        streams = self.model.streams
+        if streams is not None:
+            x = streams.spread(x)
         for number, layer in enumerate(self.model.layers):
             if number in layers:
                 inputs[number] = x
-            x = layer(x, rotations, attend)
+            if has_state:
+                x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
+            else:
+                x = layer(x, rotations, attend)
             if images is not None and number < len(added):
                 x = x.index_add(0, images.rows_M, added[number])
+        if streams is not None:
+            assert not layers, "heads read one stream"
+            x = streams.merge(x)
         inputs[self.arch.num_layers] = x
         if self.arch.wide_residual:
             inputs = {number: x.to(self.model.norm.weight.dtype) for number, x in inputs.items()}

@@ -105,6 +105,11 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "olmo-3": {},
     "olmoe": {},
     "minimax-m2": {},
+    "gemma-4": {"vocab_size_per_layer_input": VOCAB_SIZE},
+    "gemma-4-moe": {},
+    "bitnet": {},
+    "laguna": {},
+    "apertus": {},
     **{kind: {} for kind in HYBRID_KINDS},
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks
@@ -119,7 +124,7 @@ FOUR: dict[str, dict[str, Any]] = {
     "nemotron-h-moe": ATTENTION,
     "falcon-h1-norm": ATTENTION,
 }
-ROUNDED = ("olmo-2", "mamba-2-biased", "lfm-2", "qwen-3.5")
+ROUNDED = ("olmo-2", "gemma-4", "mamba-2-biased", "lfm-2", "qwen-3.5")
 ADAPTED: dict[str, dict[str, Any]] = {
     "olmo-2": {"target_modules": ["q_proj", "k_proj", "o_proj"], "modules_to_save": ["q_norm", "k_norm"]},
     "lfm-2": {"target_modules": ["q_proj", "v_proj", "w1", "w2"]},
@@ -128,6 +133,7 @@ ADAPTED: dict[str, dict[str, Any]] = {
 }
 WRITTEN = (
     "olmo-2",
+    "gemma-4",
     "mamba-2-biased",
     "mamba",
     "lfm-2-biased",

@@ -53,7 +53,7 @@ KINDS = (  # as in csrc/matrix.h
     "fp4_wide",
     "codes",
 )
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # in the order of csrc/activations.h
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "xielu")  # in the order of csrc/activations.h
 
 
 class CMatrix(ctypes.Structure):
@@ -137,6 +137,7 @@ class CLayer(ctypes.Structure):
         ("chunk", c_int64),
         ("query_scales", c_void_p),
         *((name, CNorm) for name in ("attention_sum_norm", "mlp_sum_norm")),
+        *((name, c_float) for name in ("positive", "negative", "beta", "epsilon")),  # of xIELU
     )
 
 

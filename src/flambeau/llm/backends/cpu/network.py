@@ -51,6 +51,7 @@ EXTRAS = frozenset(
         "norm_places",
         "has_norm_weight",
         "has_last_norm",
+        "reversed_rope",
         "is_parallel",
         "parallel_norms",
         "has_gate",
@@ -242,6 +243,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
+    if arch.latent_size and arch.temperature_length:
+        unknown.add("temperature_length")
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)

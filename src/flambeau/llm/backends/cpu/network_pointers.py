@@ -36,9 +36,9 @@ from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.moe import Experts, SparseMLP
-from flambeau.llm.models.norms import RMSNorm
+from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
 from flambeau.llm.models.rope import Rotation, query_scale
-from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer, RowEmbedding
+from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer, RowEmbedding, XieluMLP
 from flambeau.llm.quantize.groups import JoinedLinear
 
 ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
@@ -149,6 +149,8 @@ class NetworkPointers:
             made.experts = self._experts(mlp)
         elif mlp is not None:
             made.gate_up, made.down = self._feed_forward(mlp)
+        if isinstance(mlp, XieluMLP):
+            made.positive, made.negative, made.beta, made.epsilon = map(float, (*mlp.factors(), mlp.beta, mlp.eps))
         if arch.norm_places == "sum":
             made.attention_sum_norm = self._norm(layer.input_layernorm)
             made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
@@ -311,6 +313,8 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
 def norm_weights(norm: Any) -> tuple[Tensor, Tensor | None]:
     """The weights of a norm in float32; a layer norm always has both."""
     offset = getattr(norm, "offset", 0.0)
+    if isinstance(norm, PlainRMSNorm):
+        return torch.ones(norm.size), None
     if isinstance(norm, RMSNorm):
         return norm.weight.detach().float() + offset, None
     weight = norm.weight.detach().float() + offset if norm.weight is not None else torch.ones(norm.size)

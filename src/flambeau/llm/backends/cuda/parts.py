@@ -88,6 +88,10 @@ def unknown_parts(arch: Architecture) -> list[str]:
     unknown = set(arch.extras) - TUNED - COMPARED
     if arch.norm_places == "sum" and arch.has_last_norm:
         unknown.add("norm_places")
+    if arch.qk_norm and arch.norm == "layer":
+        unknown.add("norm")
+    if arch.norm == "rms" and not arch.has_norm_weight:
+        unknown.add("has_norm_weight")
     if arch.wide_qk_norm and arch.late_qk_norm:
         unknown.add("late_qk_norm")
     if arch.qk_norm and arch.rotated_qk_norm:
@@ -96,6 +100,10 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("chunks")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
+    if arch.activation == "xielu" or (arch.num_experts and arch.activation != "silu"):
+        unknown.add("activation")
+    if arch.latent_size and arch.temperature_length:
+        unknown.add("temperature_length")
     if arch.feed_forward_layers and arch.num_experts:
         unknown.add("feed_forward_layers")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:

@@ -39,7 +39,10 @@ HUNYUAN_SUPPORTED = {
     "moe_layer_num_skipped": (None, 0),
     "use_mixed_mlp_moe": (None, False, True),
 }
-VISION = r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector)\."  # tensors
+VISION = (  # tensors of pictures and sounds
+    r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio)\."
+)
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -60,6 +63,16 @@ def expert_groups(config: Config) -> Config:
         if not isinstance(number, int) or not 1 <= number <= found["n_group"]:
             raise CheckpointError(f"{key} {number!r} is not supported; it must be a number from 1 up to n_group")
     return {"num_expert_groups": found["n_group"], "num_chosen_groups": found["topk_group"]}
+
+
+def dense_layers(config: Config, num_dense: int) -> frozenset[int]:
+    """The layers without experts: `mlp_layer_types` names them, or they are the first ones."""
+    num_layers, kinds = config["num_hidden_layers"], config.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(num_dense))
+    if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
+    return frozenset(number for number, kind in enumerate(kinds) if kind == "dense")
 
 
 def stretched_theta(config: Config) -> Config:
@@ -106,6 +119,18 @@ def uniform_bias(config: Config) -> Config:
     """`use_bias`: all layers have one, or none."""
     has_bias = bool(config["use_bias"])
     return {"qkv_bias": has_bias, "output_bias": has_bias, "mlp_bias": has_bias}
+
+
+def growing_queries(config: Config) -> Config:
+    """Queries grow with their position, as Llama 4's do (Ministral 3)."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    beta = parameters.get("llama_4_scaling_beta")
+    if not beta:
+        return {}
+    length = parameters.get("original_max_position_embeddings")
+    if not length:
+        raise CheckpointError("llama_4_scaling_beta needs original_max_position_embeddings among the rope parameters")
+    return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
 
 
 def clipped(config: Config) -> Config:

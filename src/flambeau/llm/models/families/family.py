@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Config = Mapping[str, Any]
-# The layers with a window, unless `layer_types` names them: `pattern` leaves out every nth layer.
-WindowedLayers = Literal["none", "all", "late", "unrotated", "even", "pattern"]
+# The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
+WindowedLayers = Literal["none", "named", "all", "late", "unrotated", "even", "pattern"]
 
 VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3", "qwen_3.5"]
 

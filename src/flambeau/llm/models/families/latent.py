@@ -9,7 +9,9 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import (
     DEEPSEEK_EXPERT_NAMES,
     LLAMA_TOKENS,
+    dense_layers,
     expert_groups,
+    growing_queries,
     minicpm_scales,
     text_only,
 )
@@ -75,10 +77,13 @@ def deepseek_3(config: Config) -> Config:
 
 
 def glm_4_lite(config: Config) -> Config:
-    kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]
-    if len(kinds) != config["num_hidden_layers"] or not set(kinds) <= {"dense", "sparse"}:
-        raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
-    return {**deepseek_3(config), "dense_layers": frozenset(i for i, kind in enumerate(kinds) if kind == "dense")}
+    return {**deepseek_3(config), "dense_layers": dense_layers(config, 1)}
+
+
+def mistral_4(config: Config) -> Config:
+    if (config.get("n_group") or 1) != 1:
+        raise CheckpointError(f"n_group {config['n_group']!r} is not supported here; supported is 1")
+    return {**deepseek_3(config), **growing_queries(config)}
 
 
 def youtu(config: Config) -> Config:
@@ -98,6 +103,17 @@ DEEPSEEK_DEFAULTS = {
     "head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
+}
+MISTRAL_4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 DERIVED_KEYS = frozenset({"qk_head_dim", "num_mtp_layers", "num_local_experts"})  # written beside those that count
 
@@ -193,6 +209,34 @@ LATENT = {
             "rope_interleave": True,
             "eos_token_id": 1,
             "bos_token_id": 0,
+        },
+    ),
+    "Mistral4ForCausalLM": Family(
+        model_type="mistral4",
+        has_kv_heads=False,
+        experts=True,
+        derive=mistral_4,
+        understands=DERIVED_KEYS
+        | {"llama_4_scaling_beta", "max_position_embeddings", "partial_rotary_factor"},  # among the rope parameters
+        supported={"moe_layer_freq": (None, 1)},
+        aliases=DEEPSEEK_ALIASES,
+        renames=DEEPSEEK_NAMES,
+        defaults={
+            **DEEPSEEK_DEFAULTS,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "max_position_embeddings": 1048576,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+            "rope_parameters": MISTRAL_4_ROPE,
+            **LLAMA_TOKENS,
         },
     ),
     "YoutuForCausalLM": Family(

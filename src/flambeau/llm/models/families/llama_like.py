@@ -12,6 +12,7 @@ from flambeau.llm.models.families.config_parts import (
     LLAMA_TOKENS,
     ROTARY_KEYS,
     granite,
+    growing_queries,
     minicpm_scales,
     partial_rotation,
     stretched_theta,
@@ -25,18 +26,6 @@ def olmo_3(config: Config) -> Config:
     """Layers with a window are not scaled."""
     nested = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     return {"local_rope_theta": float(nested.get("rope_theta") or OLMO_3_THETA)}
-
-
-def ministral_3(config: Config) -> Config:
-    """Queries grow with their position, as Llama 4's do."""
-    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    beta = parameters.get("llama_4_scaling_beta")
-    if not beta:
-        return {}
-    length = parameters.get("original_max_position_embeddings")
-    if not length:
-        raise CheckpointError("llama_4_scaling_beta needs original_max_position_embeddings among the rope parameters")
-    return {"tempers_rotated": True, "temperature_length": int(length), "temperature_scale": float(beta)}
 
 
 def cwm(config: Config) -> Config:
@@ -146,7 +135,7 @@ MINISTRAL_3 = replace(
     MISTRAL,
     model_type="ministral3",
     names_layers=False,
-    derive=ministral_3,
+    derive=growing_queries,
     understands=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),  # both among the rope parameters
     defaults={
         "num_key_value_heads": 8,

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import text_only
+from flambeau.llm.models.families.decilm import DECILM
+from flambeau.llm.models.families.dense_others import DENSE_OTHERS
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
+from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
+from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
+from flambeau.llm.models.families.more_experts import MORE_EXPERTS
+from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID, **QWEN_VL}
+FAMILIES = {
+    **LLAMA_LIKE,
+    **DENSE_OTHERS,
+    **DECILM,
+    **GEMMA,
+    **GEMMA_3N_ROWS,
+    **GEMMA_4,
+    **LAYER_NORM,
+    **GPT_LIKE,
+    **OLDER_GPT,
+    **EXPERTS,
+    **MORE_EXPERTS,
+    **LATENT,
+    **LLAMA_4,
+    **HYBRID,
+    **QWEN_VL,
+}
 
 
 def text_family(config: Config, found: Family) -> Family | None:

@@ -69,13 +69,13 @@ def test_tokens_are_those_of_generate(tmp_path, name, caplog):
 def folders(tmp_path_factory):
     """One network for each way."""
     made = {}
-    for name in ("VaultGemma", "Bamba", "CodeGen", "Mamba"):
+    for name in ("JetMoe", "Bamba", "CodeGen", "Mamba"):
         made[name] = tmp_path_factory.mktemp(name)
         write_other(made[name], name)
     return made
 
 
-@pytest.mark.parametrize("name", ["VaultGemma", "Bamba", "CodeGen"])
+@pytest.mark.parametrize("name", ["JetMoe", "Bamba", "CodeGen"])
 def test_preempted_sequences_continue_with_the_same_tokens(folders, name):
     prompts = some_prompts()
     expected = texts(engine_of(load_other(folders[name])), prompts)
@@ -85,7 +85,7 @@ def test_preempted_sequences_continue_with_the_same_tokens(folders, name):
     assert engine.state.num_blocks_used == 0
 
 
-@pytest.mark.parametrize("name", ["VaultGemma", "Bamba", "Mamba"])
+@pytest.mark.parametrize("name", ["JetMoe", "Bamba", "Mamba"])
 def test_log_probabilities_are_those_of_the_network(folders, name):
     import transformers
 
@@ -107,7 +107,7 @@ def test_log_probabilities_are_those_of_the_network(folders, name):
 
 
 def test_prefixes_are_reused_with_paged_attention(folders):
-    engine = engine_of(load_other(folders["VaultGemma"]))
+    engine = engine_of(load_other(folders["JetMoe"]))
     prompt = some_prompts()[3]
     first = texts(engine, [prompt])
     engine.add("again", prompt, GREEDY)
@@ -120,16 +120,16 @@ def test_prefixes_are_reused_with_paged_attention(folders):
 
 def test_proposals_from_the_text_change_nothing(folders):
     prompts = [prompt * 2 for prompt in some_prompts()[:2]]
-    expected = texts(engine_of(load_other(folders["VaultGemma"])), prompts)
-    engine = engine_of(load_other(folders["VaultGemma"], speculation="lookup", speculate_k=3))
+    expected = texts(engine_of(load_other(folders["JetMoe"])), prompts)
+    engine = engine_of(load_other(folders["JetMoe"], speculation="lookup", speculate_k=3))
     assert engine.info.speculation == "lookup"
     assert texts(engine, prompts) == expected
 
 
 def test_a_draft_of_the_own_network_changes_nothing(folders, tmp_path):
     reference("llama-2", vocab_size=VOCAB_SIZE).save_pretrained(tmp_path)
-    expected = texts(engine_of(load_other(folders["VaultGemma"])), some_prompts())
-    engine = engine_of(load_other(folders["VaultGemma"], draft=str(tmp_path), speculate_k=2))
+    expected = texts(engine_of(load_other(folders["JetMoe"])), some_prompts())
+    engine = engine_of(load_other(folders["JetMoe"], draft=str(tmp_path), speculate_k=2))
     assert engine.info.speculation == "draft"
     assert texts(engine, some_prompts()) == expected
 
@@ -214,11 +214,11 @@ def test_settings_of_the_own_network_are_refused_by_name(options, name):
 def test_a_row_of_the_table_stays_with_the_own_network(tmp_path, folders):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     assert reason_for_transformers(tmp_path, EngineConfig()) is None  # incomplete, which is said when it is read
-    assert "VaultGemma" in (reason_for_transformers(folders["VaultGemma"], EngineConfig()) or "")
-    assert reason_for_transformers(folders["VaultGemma"], EngineConfig(model_impl="flambeau")) is None
+    assert "JetMoe" in (reason_for_transformers(folders["JetMoe"], EngineConfig()) or "")
+    assert reason_for_transformers(folders["JetMoe"], EngineConfig(model_impl="flambeau")) is None
     tokenizer = write_json_tokenizer(tmp_path, byte_level_json())
-    with pytest.raises(CheckpointError, match="VaultGemma"):
-        load_engine(folders["VaultGemma"], model_impl="flambeau", tokenizer=str(tokenizer))
+    with pytest.raises(CheckpointError, match="JetMoe"):
+        load_engine(folders["JetMoe"], model_impl="flambeau", tokenizer=str(tokenizer))
 
 
 @pytest.mark.parametrize(("length", "expected"), [(32, False), (33, True)])
@@ -247,7 +247,7 @@ def test_layers_that_know_where_the_prompt_ends_are_refused():
 
 
 def test_layers_of_an_unknown_type_are_not_paged(tmp_path):
-    network = write_other(tmp_path, "VaultGemma")
+    network = write_other(tmp_path, "JetMoe")
     arch = load_other(tmp_path).arch
     check_positions(CausalModel(network), arch, EngineConfig())
     network.config.layer_types = ["full_attention", "compressed_sparse_attention"]

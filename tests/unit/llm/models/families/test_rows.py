@@ -59,6 +59,67 @@ def test_exaone_3_is_a_llama_with_the_names_of_gpt_2(tmp_path):
     torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
 
 
+BLOCKS = (  # of Llama-Nemotron: attention with groups of heads, feed-forward layers with a factor of their size
+    ({"n_heads_in_group": 2}, {"ffn_mult": 0.5}),
+    ({"no_op": True}, {"ffn_mult": 20.0}),
+    ({"n_heads_in_group": 4, "sparsify": None}, {"no_op": True}),
+    ({"n_heads_in_group": 1, "window_length": None, "num_sink_tokens": None}, {"ffn_mult": 5.25}),
+)
+
+
+def without_blocks(reference, heads_per_layer, sizes):
+    """Change a Llama of transformers into one whose layers differ: no size stands for a part that is not there."""
+    torch.manual_seed(3)
+    names = set()
+    for number, (kv_heads, size) in enumerate(zip(heads_per_layer, sizes, strict=True)):
+        layer, at = reference.model.layers[number], f"model.layers.{number}"
+        attention, mlp = layer.self_attn, layer.mlp
+        if kv_heads:
+            attention.num_key_value_groups = 4 // kv_heads
+            attention.k_proj, attention.v_proj = (torch.nn.Linear(32, 8 * kv_heads, bias=False) for _ in range(2))
+        else:
+            layer.self_attn.forward = lambda hidden_states, **_: (torch.zeros_like(hidden_states), None)
+            names |= {f"{at}.input_layernorm.weight"} | {f"{at}.self_attn.{part}_proj.weight" for part in "qkvo"}
+        if size:
+            mlp.gate_proj, mlp.up_proj = (torch.nn.Linear(32, size, bias=False) for _ in range(2))
+            mlp.down_proj = torch.nn.Linear(size, 32, bias=False)
+        else:
+            mlp.forward = torch.zeros_like
+            names |= {f"{at}.post_attention_layernorm.weight"}
+            names |= {f"{at}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    return {name: tensor for name, tensor in reference.state_dict().items() if name not in names}
+
+
+def test_layers_of_llama_nemotron_differ(tmp_path):
+    reference = write_checkpoint(tmp_path, "llama-3.1", num_hidden_layers=4)
+    tensors = without_blocks(reference, (2, 0, 1, 4), (256, 512, 0, 256)).items()
+    keys = {"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "intermediate_size": None}
+    blocks = [{"attention": attention, "ffn": mlp} for attention, mlp in BLOCKS]
+    rewrite(
+        tmp_path,
+        {**keys, "num_key_value_heads": None, "block_configs": blocks},
+        lambda _: {name: tensor.contiguous() for name, tensor in tensors},
+    )
+    torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
+    assert load_model(tmp_path).arch.unknown_keys == ()
+    blocks[2]["attention"] = {"replace_with_linear": True, "n_heads_in_group": None}
+    rewrite(tmp_path, {"block_configs": blocks}, lambda tensors: tensors)
+    with pytest.raises(CheckpointError, match="replace_with_linear True of attention in layer 2"):
+        load_model(tmp_path)
+
+
+def test_layers_of_decilm_have_different_key_value_heads(tmp_path):
+    reference = write_checkpoint(tmp_path, "llama-2")
+    tensors = {name: tensor.clone() for name, tensor in without_blocks(reference, (1, 4), (56, 24)).items()}
+    for name in [name for name in tensors if ".mlp." in name]:
+        tensors[name] = torch.zeros(56, 32).t().contiguous() if "down" in name else torch.ones(56, 32)
+    for layer in reference.model.layers:
+        layer.mlp.forward = torch.zeros_like
+    keys = {"architectures": ["DeciLMForCausalLM"], "model_type": "deci", "num_key_value_heads_per_layer": [1, 4]}
+    rewrite(tmp_path, {**keys, "num_key_value_heads": None}, lambda _: tensors)
+    torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
+
+
 def test_internlm_1_is_a_llama_with_biases_in_attention(tmp_path):
     reference = write_checkpoint(tmp_path, "llama-biased")
     for name, parameter in reference.named_parameters():

@@ -8,7 +8,7 @@
 
 namespace flambeau {
 
-enum Activation : int64_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
+enum Activation : int64_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kXielu };
 
 inline float silu(float x) { return x / (1.0f + exponential(-std::min(std::max(x, -87.0f), 87.0f))); }
 
@@ -25,6 +25,18 @@ inline float gelu(float x) {
   for (float factor : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) series = series * t + factor;
   const float rest = 0.5f * series * t * exponential(-std::min(y * y, 87.0f));
   return x < 0 ? x * rest : x - x * rest;
+}
+
+// The activation of Apertus, whose parameters are those of a layer. For small numbers, expm1 is a series.
+struct Xielu {
+  float positive, negative, beta, epsilon;
+};
+
+inline float xielu(float x, const Xielu& of) {
+  if (!(x <= 0)) return of.positive * x * x + of.beta * x;
+  const float y = std::min(std::max(x, -87.0f), of.epsilon);
+  const float below = y > -0.05f ? y * (1.0f + y * (0.5f + y * (0.16666667f + y * 0.041666668f))) : exponential(y) - 1.0f;
+  return (below - x) * of.negative + of.beta * x;
 }
 
 // out[i] = activate(gate[i]), times up[i] unless that is null.

@@ -44,6 +44,7 @@ struct Layer {
   int64_t chunk = 0;                        // of attention
   const float* query_scales = nullptr;      // [places]: what queries are multiplied with, or null
   Norm attention_sum_norm{}, mlp_sum_norm{};  // of x, after they were added
+  Xielu xielu{};                              // of the feed-forward layer, if that is its activation
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -435,7 +436,10 @@ class Pass {
         for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
       });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
-      activate(net_.activation, gate, up, out, size);
+      if (net_.activation == kXielu)
+        activate(gate, up, out, size, [&](float x) { return xielu(x, layer.xielu); });
+      else
+        activate(net_.activation, gate, up, out, size);
     });
     add(layer, kLoraDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
   }
