@@ -468,6 +468,30 @@ QWEN_3_5 = {
         "mrope_interleaved": True,
     },
 }
+INDEXED = {**LATENT, "index_n_heads": 16, "index_head_dim": 12, "index_topk": 9}  # ties of so many heads are rare
+SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
+    "deepseek-v3.2": Kind(
+        "DeepseekV32",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=0.8, mscale_all_dim=1.0, **YARN),
+        },
+    ),
+    "glm-5": Kind(
+        "GlmMoeDsa",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "num_hidden_layers": 4,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+}
 HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
@@ -639,7 +663,7 @@ HYBRID_KINDS = {  # with recurrent layers
         "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
     ),
 }
-KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS}
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
@@ -99,6 +100,7 @@ class Architecture:
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
     value_size: int = 0  # with a latent: of a head of values
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
+    indexer: IndexerShape | None = None  # with a latent: attention is to some tokens only
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
@@ -155,6 +157,10 @@ class Architecture:
     dtype: str = "float32"
     unknown_keys: tuple[str, ...] = field(default=(), compare=False)  # of config.json, which may have an effect
     source: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json or params.json
+
+    def index_size(self, layer: int) -> int:
+        """The size of a token's key for the indexer of a layer; 0: there is none."""
+        return self.indexer.head_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""

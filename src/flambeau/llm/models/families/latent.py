@@ -75,10 +75,17 @@ def deepseek_3(config: Config) -> Config:
 
 
 def glm_4_lite(config: Config) -> Config:
-    kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]
+    return {**deepseek_3(config), "dense_layers": named_dense_layers(config, num_dense=1)}
+
+
+def named_dense_layers(config: Config, num_dense: int) -> frozenset[int]:
+    """The layers without experts by `mlp_layer_types`, or the first ones."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(num_dense))
     if len(kinds) != config["num_hidden_layers"] or not set(kinds) <= {"dense", "sparse"}:
         raise CheckpointError("mlp_layer_types must name all layers, each one of dense, sparse")
-    return {**deepseek_3(config), "dense_layers": frozenset(i for i, kind in enumerate(kinds) if kind == "dense")}
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "dense")
 
 
 def youtu(config: Config) -> Config:

@@ -14,8 +14,21 @@ from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
+from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
 
-FAMILIES = {**LLAMA_LIKE, **GEMMA, **LAYER_NORM, **GPT_LIKE, **EXPERTS, **LATENT, **LLAMA_4, **HYBRID, **QWEN_VL}
+TABLES = (
+    LLAMA_LIKE,
+    GEMMA,
+    LAYER_NORM,
+    GPT_LIKE,
+    EXPERTS,
+    LATENT,
+    SPARSE_LATENT,
+    LLAMA_4,
+    HYBRID,
+    QWEN_VL,
+)
+FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family in table.items()}
 
 
 def text_family(config: Config, found: Family) -> Family | None:
