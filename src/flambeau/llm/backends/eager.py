@@ -23,6 +23,7 @@ from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.indexer import Selection
 from flambeau.llm.models.recurrent import Recur
+from flambeau.llm.models.slopes import alibi_slopes
 from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.models.transformer import Transformer
 
@@ -177,14 +178,6 @@ def alibi_biases(kind: AlibiKind, num_heads: int, places_C: Tensor, scale: float
     """What is added to the scores [H, 1, C] of each head for each place."""
     slopes = alibi_slopes(num_heads, places_C.device).view(-1, 1, 1)
     return (slopes.bfloat16() * places_C).float() * scale if kind == "scaled" else slopes * places_C
-
-
-def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
-    """The slope of each head [H]; computed on the device, as a captured graph copies nothing from the host."""
-    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above the number of heads
-    first = torch.arange(1, power + 1, device=device) / power
-    more = (2 * torch.arange(num_heads - power, device=device) + 1) / (2 * power)
-    return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
 def attention_mask(

@@ -40,6 +40,7 @@ from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.latent_attention import LatentAttention
+from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.transformer import DecoderLayer, Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
@@ -187,6 +188,9 @@ def join_mixer(mixer: nn.Module, shard: Shard) -> None:
         if name in MIXER_COLUMNS:
             mixer.add_module(name, AllReduced(layer))
     share_groups(mixer, shard.arch, shard.rank, shard.size)
+    if isinstance(mixer, LightningAttention) and shard.arch.recurrence is not None:
+        mixer.num_all_heads = shard.arch.recurrence.num_heads
+        mixer.first_head = shard.rank * mixer.shape.num_heads
 
 
 class LeaderBackend:

@@ -15,7 +15,8 @@ from flambeau.llm.models.vision_architecture import VisionArchitecture
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
-NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
+# Of a part; or after its result has been added; or before a part, and what it gives is added to the normalized stream.
+NormPlaces = Literal["before", "after", "both", "sum", "stream"]
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -100,6 +101,7 @@ class Architecture:
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
     value_size: int = 0  # with a latent: of a head of values
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
+    gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
     indexer: IndexerShape | None = None  # with a latent: attention is to some tokens only
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
@@ -129,6 +131,8 @@ class Architecture:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and the feed-forward layer add
     logit_scale: float = 1.0
+    # Of a normalized stream and of what is added, for attention, recurrent and feed-forward layers (MiniMax).
+    stream_scales: tuple[tuple[float, float], ...] = ()
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
     has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
     feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)

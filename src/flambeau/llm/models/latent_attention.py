@@ -17,7 +17,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.indexer import Indexer
 from flambeau.llm.models.norms import RMSNorm
-from flambeau.llm.models.rope import Rotations, rotate, unpaired
+from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
 LATENT_EPSILON = 1e-6  # of the norms of latents, whatever config.json says of the others
 
@@ -49,6 +49,7 @@ class LatentAttention(nn.Module):
         self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
         self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
         self.is_paired = arch.paired_rope
+        self.is_rotated = layer not in arch.unrotated_layers
         size = arch.unrotated_size + arch.rotary_size
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
@@ -62,6 +63,7 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(arch.latent_size, LATENT_EPSILON)
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
+        self.gate_proj = nn.Linear(hidden, heads, bias=False) if arch.gates_heads else None
         self.indexer = Indexer(arch) if arch.index_size(layer) else None
         self.reuses_selection = arch.indexer is not None and self.indexer is None
 
@@ -69,20 +71,22 @@ class LatentAttention(nn.Module):
         """[…, E] to […, E]."""
         rotation = rotations.ordinary
         latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
-        k_rotated = rotate(self.to_halves(k_rotated.unsqueeze(-2)), *rotation)
+        k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
         k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)
         queries, query_latent = self.queries(x)
         q = torch.unflatten(queries, -1, (self.num_heads, -1))
         q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
-        q = torch.cat((q_latent, rotate(self.to_halves(q_rotated), *rotation)), dim=-1)
+        q = torch.cat((q_latent, self.rotated(q_rotated, rotation)), dim=-1)
         options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection)
         if self.indexer is not None:
             assert query_latent is not None
             options = options._replace(selection=self.indexer(x, query_latent, rotation))
         y = attend(self.layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
+        if self.gate_proj is not None:
+            y = y * torch.sigmoid(self.gate_proj(x).float()).to(y.dtype).unsqueeze(-1)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -92,6 +96,8 @@ class LatentAttention(nn.Module):
         latent = self.q_a_layernorm(self.q_a_proj(x))
         return self.q_b_proj(latent), latent
 
-    def to_halves(self, x: Tensor) -> Tensor:
-        """Put the first coordinates of all pairs before the second ones, if they lie side by side."""
-        return unpaired(x) if self.is_paired else x
+    def rotated(self, x: Tensor, angles: Angles) -> Tensor:
+        """The rotary part […, heads, P] of queries or keys."""
+        if not self.is_rotated:
+            return x
+        return rotate(unpaired(x) if self.is_paired else x, *angles)

@@ -242,6 +242,10 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
+    if arch.norm_places == "stream":
+        unknown.add("norm_places")
+    if arch.latent_size and arch.unrotated_layers & arch.attending_layers:
+        unknown.add("unrotated_layers")
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)
