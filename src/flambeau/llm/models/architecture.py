@@ -119,6 +119,7 @@ class Architecture:
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
+    expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
     router: RouterKind = "softmax"  # how experts are chosen
     router_jitter: float = 0.0  # of a sparse mixer

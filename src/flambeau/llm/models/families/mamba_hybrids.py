@@ -79,6 +79,7 @@ def nemotron_h(config: Config) -> Config:
         "num_experts_per_token": int(config["num_experts_per_tok"]),
         "expert_size": int(config["moe_intermediate_size"]),
         "shared_expert_size": int(config["moe_shared_expert_intermediate_size"]),
+        "expert_latent_size": int(config.get("moe_latent_size") or 0),
         "normalizes_experts": bool(config["norm_topk_prob"]),
         "routed_scale": float(config["routed_scaling_factor"]),
         "router": "biased_sigmoid",
@@ -170,12 +171,17 @@ MAMBA_HYBRIDS = {
         | KERNEL_KEYS
         | {"chunk_size", "expand", "mamba_expand", "mamba_proj_bias", "mamba_dt_limit", "time_step_limit"}
         | {"residual_in_fp32", "rescale_prenorm_residual", "n_shared_experts", "moe_shared_expert_overlap"}
-        | {"num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers"}
+        | {
+            "moe_latent_size",
+            "num_nextn_predict_layers",
+            "mtp_layers_block_type",
+            "mtp_hybrid_override_pattern",
+            "num_hidden_layers",
+        }
         | {"hybrid_override_pattern", "rope_theta", "partial_rotary_factor", "attention_head_dim", "norm_eps"},
         supported={
             "mamba_hidden_act": (None, *SILU),
             "mamba_ssm_cache_dtype": (None, "float32"),
-            "moe_latent_size": (None,),
             "sliding_window": (None,),
         },
         epsilon_key="layer_norm_epsilon",
@@ -199,7 +205,7 @@ MAMBA_HYBRIDS = {
             (r"\.mixer\.([qkvo])_proj\.", r".self_attn.\1_proj."),
             (r"\.mixer\.gate\.e_score_correction_bias$", ".mlp.score_bias"),
             (r"\.mixer\.shared_experts\.", ".mlp.shared_expert."),
-            (r"\.mixer\.(up_proj|down_proj|experts|gate)\b", r".mlp.\1"),
+            (r"\.mixer\.(up_proj|down_proj|experts|gate|fc[12]_latent_proj)\b", r".mlp.\1"),
         ),
         defaults={
             **MAMBA_2_DEFAULTS,
