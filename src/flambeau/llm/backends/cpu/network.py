@@ -66,6 +66,7 @@ EXTRAS = frozenset(
         "unrotated_size",
         "value_size",
         "paired_rope",
+        "gates_heads",
         "has_sinks",
         "alibi",
         "chunks",
@@ -244,8 +245,6 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.norm_places == "stream":
         unknown.add("norm_places")
-    if arch.latent_size and arch.unrotated_layers & arch.attending_layers:
-        unknown.add("unrotated_layers")
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)
