@@ -692,6 +692,41 @@ QWEN_3_5 = {
         "mrope_interleaved": True,
     },
 }
+INDEXED = {**LATENT, "index_n_heads": 16, "index_head_dim": 12, "index_topk": 9}  # ties of so many heads are rare
+SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
+    "deepseek-v3.2": Kind(
+        "DeepseekV32",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **stretched("yarn", mscale=0.8, mscale_all_dim=1.0, **YARN),
+        },
+    ),
+    "glm-5": Kind(
+        "GlmMoeDsa",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "num_hidden_layers": 4,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+}
+KIMI = {
+    **{key: value for key, value in LATENT.items() if key != "q_lora_rank"},
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+    "pad_token_id": None,
+}
 HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
@@ -859,17 +894,85 @@ HYBRID_KINDS = {  # with recurrent layers
             "pad_token_id": None,
         },
     ),
+    "kimi-linear": Kind(
+        "KimiLinear",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 12,
+            "routed_scaling_factor": 0.8,
+            "linear_num_heads": 4,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "ling-3": Kind(
+        "BailingHybrid",
+        {
+            **KIMI,
+            "head_dim": 12,
+            "layer_group_size": 2,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "kda_lower_bound": -2.0,
+        },
+    ),
+    "ling-3-softplus": Kind(
+        "BailingHybrid",
+        {
+            **KIMI,
+            "head_dim": 8,
+            "layer_types": ["full_attention", "linear_attention"],
+            "num_hidden_layers": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "kda_safe_gate": False,
+        },
+    ),
     "jamba-dense": Kind(
         "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
     ),
 }
-KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS}
+LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not know
+    "nemotron-h-latent": Kind(
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 20,
+        },
+    ),
+    "minimax-01": Kind(
+        "MiniMax",
+        {
+            "num_hidden_layers": 3,
+            # The last one attends: transformers has a slightly other decay there than the original code.
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "block_size": 16,
+            "full_attn_alpha_factor": 1.5,
+            "full_attn_beta_factor": 0.6,
+            "linear_attn_alpha_factor": 1.2,
+            "linear_attn_beta_factor": 0.8,
+            "mlp_alpha_factor": 1.3,
+            "mlp_beta_factor": 0.5,
+            "pad_token_id": None,
+        },
+    ),
+}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **LINEAR_KINDS, **SPARSE_KINDS}
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
     """The configuration of a tiny network."""
     sizes = OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY)
-    if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
+    if kind in {**HYBRID_KINDS, **LINEAR_KINDS} and "num_attention_heads" in sizes:
         sizes = {**sizes, **HYBRID_SIZES}
     options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:

@@ -54,6 +54,10 @@ def tiny_hybrid(kind: str, **changes: Any) -> Transformer:
         "mamba2": {"inner_size": 64, "num_heads": 8, "head_size": 8, "state_size": 10, "num_groups": 2},
         "short_conv": {"inner_size": 64, "conv_width": 3},
         "delta_net": {"inner_size": 64, "num_heads": 4, "head_size": 16, "state_size": 8, "num_groups": 2},
+        "kimi_delta": {"inner_size": 64, "num_heads": 4, "head_size": 16, "state_size": 16, "num_groups": 4}
+        | {"gate_rank": 8, "conv_bias": False},
+        "lightning": {"inner_size": 64, "num_heads": 4, "head_size": 16, "state_size": 16, "num_groups": 4}
+        | {"slope_factors": (1.0, 0.6, 0.3), "query_scale": 0.25},
     }[name]
     recurrence = Recurrence(
         **{"kind": name, "is_beside_attention": kind == "joint", "layers": frozenset({0, 2}), **shape, **changes}

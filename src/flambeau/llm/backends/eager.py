@@ -14,13 +14,16 @@ from torch.nn import functional as F
 
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
 from flambeau.llm.backends.recurrent import PagedRecurrence, WholeRecurrence
+from flambeau.llm.backends.sparse import chosen_keys
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.kv_cache import KVCache, load
+from flambeau.llm.executor.kv_cache import KVCache, load, store
 from flambeau.llm.models.architecture import AlibiKind
 from flambeau.llm.models.attention import Attend, AttentionOptions
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.indexer import Selection
 from flambeau.llm.models.recurrent import Recur
+from flambeau.llm.models.slopes import alibi_slopes
 from flambeau.llm.models.step_images import StepImages
 from flambeau.llm.models.transformer import Transformer
 
@@ -30,11 +33,20 @@ class WholeAttention:
 
     recur = WholeRecurrence()
 
+    def __init__(self) -> None:
+        self._chosen: Tensor | None = None  # by the last indexer
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
         length = q.shape[-3]
         positions = torch.arange(length, device=q.device)
         mask = attention_mask(positions, positions, options.window, options.chunk)
+        if options.selection is not None:
+            self._chosen = chosen_keys(options.selection, options.selection.k, mask.expand(*q.shape[:-3], -1, -1))
+            self._chosen = self._chosen.unsqueeze(-3)
+        if options.is_sparse:
+            assert self._chosen is not None
+            mask = self._chosen
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
         y = attend_to(q, k, v, mask, options)
         return y.transpose(-3, -2)
@@ -47,6 +59,7 @@ class PagedAttention:
         self._cache = cache
         self._inputs = inputs
         self._recur = PagedRecurrence(cache.states, inputs) if cache.states.has_layers else None
+        self._chosen: list[Tensor] = []  # by the last indexer: masks of all sequences, or of one after another
 
     @property
     def recur(self) -> Recur:
@@ -57,9 +70,32 @@ class PagedAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
+        if options.selection is not None:
+            self._chosen = self._choose(layer, options.selection)
         attend = attend_uniform if inputs.query_len else attend_ragged
         values = None if cache.is_latent else cache.values[layer]
-        return attend(q, cache.keys[layer], values, inputs, options)
+        chosen = self._chosen if options.is_sparse else None
+        return attend(q, cache.keys[layer], values, inputs, options, chosen)
+
+    def _choose(self, layer: int, selection: Selection) -> list[Tensor]:
+        """What the tokens of the step attend to: one mask [S, Q, C], or [Q, C] of each sequence."""
+        cached, inputs = self._cache.index_keys[layer], self._inputs
+        store(cached, inputs.slots_T, selection.k.unsqueeze(-2))
+        q_TIK, _, weights_TI, count = selection
+        if length := inputs.query_len:
+            own = Selection(q_TIK.unflatten(0, (-1, length)), selection.k, weights_TI.unflatten(0, (-1, length)), count)
+            k_SCK = load(cached, inputs.block_tables_SB, q_TIK.dtype).flatten(1, 3)
+            places_C = torch.arange(k_SCK.shape[1], device=cached.device)
+            return [chosen_keys(own, k_SCK, attention_mask(inputs.positions_T.view(-1, length), places_C, None))]
+        starts, found = inputs.query_starts.tolist(), []
+        for i, context in enumerate(inputs.context_lens_S.tolist()):
+            tokens = slice(starts[i], starts[i + 1])
+            own = Selection(q_TIK[tokens], selection.k, weights_TI[tokens], count)
+            blocks = inputs.block_tables_SB[i, : -(-context // cached.shape[1])]
+            k_CK = load(cached, blocks, q_TIK.dtype).flatten(0, 2)[:context]
+            places_C = torch.arange(context, device=cached.device)
+            found.append(chosen_keys(own, k_CK, attention_mask(inputs.positions_T[tokens], places_C, None)))
+        return found
 
 
 def attend_uniform(
@@ -68,6 +104,7 @@ def attend_uniform(
     values: Tensor | None,
     inputs: StepInputs,
     options: AttentionOptions,
+    chosen: list[Tensor] | None = None,
 ) -> Tensor:
     """For sequences with the same number of tokens: shapes depend on nothing else."""
     length = inputs.query_len
@@ -75,7 +112,7 @@ def attend_uniform(
     k_SGCD = load(keys, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
-    mask_SQC = attention_mask(positions_SQ, places_C, options.window, options.chunk)
+    mask_SQC = attention_mask(positions_SQ, places_C, options.window, options.chunk) if chosen is None else chosen[0]
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
     k_SGCD = k_SGCD.masked_fill_(is_old, 0)
@@ -92,6 +129,7 @@ def attend_ragged(
     values: Tensor | None,
     inputs: StepInputs,
     options: AttentionOptions,
+    chosen: list[Tensor] | None = None,
 ) -> Tensor:
     """For sequences with different numbers of tokens, one after another."""
     starts = inputs.query_starts.tolist()
@@ -107,6 +145,8 @@ def attend_ragged(
         seen_T = None if inputs.images is None else inputs.images.last_seen_T
         last_seen = None if seen_T is None else seen_T[tokens]
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
+        if chosen is not None:
+            mask_QC = chosen[i]
         q_HQD = q_THD[tokens].transpose(0, 1)
         y_HQD = attend_to(q_HQD.unsqueeze(0), k_GCD.unsqueeze(0), v_GCD.unsqueeze(0), mask_QC, options)
         pieces.append(y_HQD[0].transpose(0, 1))
@@ -115,7 +155,7 @@ def attend_ragged(
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
     """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C] is true."""
-    scale, _, softcap, sinks, alibi, _ = options
+    scale, softcap, sinks, alibi = options.scale, options.softcap, options.sinks, options.alibi
     if softcap is None and sinks is None and alibi is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     num_heads, shared = q.shape[-3], q.shape[-3] // k.shape[-3]
@@ -138,14 +178,6 @@ def alibi_biases(kind: AlibiKind, num_heads: int, places_C: Tensor, scale: float
     """What is added to the scores [H, 1, C] of each head for each place."""
     slopes = alibi_slopes(num_heads, places_C.device).view(-1, 1, 1)
     return (slopes.bfloat16() * places_C).float() * scale if kind == "scaled" else slopes * places_C
-
-
-def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
-    """The slope of each head [H]; computed on the device, as a captured graph copies nothing from the host."""
-    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above the number of heads
-    first = torch.arange(1, power + 1, device=device) / power
-    more = (2 * torch.arange(num_heads - power, device=device) + 1) / (2 * power)
-    return torch.exp2(-8.0 * torch.cat((first, more)))
 
 
 def attention_mask(

@@ -310,6 +310,7 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
         windows=(),
         chunks=(),
         unrotated_layers=frozenset(),
+        indexer=None if arch.indexer is None else replace(arch.indexer, reusing_layers=frozenset()),
         num_unused_layers=0,
         unused="",
         renames=(*naming.renames, *arch.renames),

@@ -178,11 +178,13 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
     is_grouped = (arch.grouped_qkv or arch.qvk_blocks > 0) and ".qkv_proj." in name
     has_alternating_gates = arch.interleaved_gates and bool(GATES.search(name))
 
-    is_score_bias = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie
+    is_flat = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie
+    if arch.recurrence is not None and arch.recurrence.kind == "kimi_delta":
+        is_flat = is_flat or name.endswith(".mixer.A_log")  # [1, 1, H, 1] in those of Kimi
     is_normalized = arch.normalized_head and name == "lm_head.weight"
 
     def arrange(tensor: Tensor) -> Tensor:
-        if is_score_bias:
+        if is_flat:
             return tensor.flatten()
         if is_transposed:
             tensor = tensor.transpose(-1, -2)
@@ -200,7 +202,7 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
         return to_halves(rows, heads, arch.head_size, arch.rotary_size).view_as(tensor)
 
     if shard is None:
-        changes = is_score_bias or is_normalized or is_transposed or has_alternating_gates or is_grouped or heads
+        changes = is_flat or is_normalized or is_transposed or has_alternating_gates or is_grouped or heads
         yield name, arrange if changes else as_is
         return
 

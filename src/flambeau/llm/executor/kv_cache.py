@@ -61,12 +61,18 @@ class KVCache:
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
         self.is_latent = arch.latent_size > 0
         self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
+        sizes = {layer: arch.index_size(layer) for layer in range(arch.num_layers)}
+        self.index_keys = {  # of indexers, which choose what is attended to
+            layer: zeros((num_blocks, block_size, 1, size_in(dtype, size)), device, dtype)
+            for layer, size in sizes.items()
+            if size
+        }
         self.of_head: KVCache | None = None  # in the same blocks: what a head keeps, which prefixes are shared with
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that a block holds; the first dimension of each tensor is the block."""
-        own = [tensor for tensor in (*self.keys, *self.values) if len(tensor)]
+        own = [tensor for tensor in (*self.keys, *self.values, *self.index_keys.values()) if len(tensor)]
         return own if self.of_head is None else own + self.of_head.tensors
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
@@ -104,7 +110,12 @@ INT8_MAX = 127
 
 def head_room(arch: Architecture, dtype: torch.dtype) -> int:
     """How many numbers of the cache's type a head takes."""
-    return arch.head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+    return size_in(dtype, arch.head_size)
+
+
+def size_in(dtype: torch.dtype, size: int) -> int:
+    """How many numbers of the cache's type so many take, with their scale."""
+    return size + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def to_int8(x: Tensor) -> Tensor:
@@ -132,8 +143,9 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
     own = [arch.of_layer(layer) for layer in arch.caching_layers]
-    size = sum(one.num_kv_heads * head_room(one, dtype) for one in own)
-    return (1 if arch.latent_size else 2) * size * block_size * dtype.itemsize
+    num_numbers = (1 if arch.latent_size else 2) * sum(one.num_kv_heads * head_room(one, dtype) for one in own)
+    num_numbers += sum(size_in(dtype, size) for size in map(arch.index_size, range(arch.num_layers)) if size)
+    return num_numbers * block_size * dtype.itemsize
 
 
 def num_blocks_for(

@@ -41,6 +41,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
 from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.latent_attention import LatentAttention
+from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.tensor_names import apart_name, of_its_layer
 from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
 
@@ -206,6 +207,9 @@ def join_mixer(mixer: nn.Module, shard: Shard) -> None:
         if name in MIXER_COLUMNS:
             mixer.add_module(name, AllReduced(layer))
     share_groups(mixer, shard.arch, shard.rank, shard.size)
+    if isinstance(mixer, LightningAttention) and shard.arch.recurrence is not None:
+        mixer.num_all_heads = shard.arch.recurrence.num_heads
+        mixer.first_head = shard.rank * mixer.shape.num_heads
 
 
 class LeaderBackend:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.norms import MeanSquare, RMSNorm, SharedRMSNorm
 from flambeau.llm.models.recurrent import GatedNorm, Mamba2
 
@@ -50,9 +51,13 @@ def share_inner_norm(module: nn.Module, rank: int, size: int) -> None:
 
 
 def share_groups(mixer: nn.Module, arch: Architecture, rank: int, size: int) -> None:
-    """Normalize the channels of Mamba 2 over all ranks that have some of a group."""
+    """Normalize the channels of Mamba 2 or lightning attention over all ranks that have some of a group."""
     recurrence = arch.recurrence
-    if not isinstance(mixer, Mamba2) or not isinstance(mixer.norm, GatedNorm) or recurrence is None:
+    if (
+        not isinstance(mixer, Mamba2 | LightningAttention)
+        or not isinstance(mixer.norm, GatedNorm)
+        or recurrence is None
+    ):
         return
     if recurrence.norm_groups < size:
         mixer.norm.mean_square = mean_square_of(recurrence.norm_groups, len(mixer.norm.weight), rank, size)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flambeau.llm.errors import LLMError
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.families.recurrence import Recurrence
+from flambeau.llm.models.families.recurrence import HEADED, Recurrence
 
 MAX_RANKS = 64  # that are tried for an error message
 
@@ -58,7 +58,7 @@ def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
         yield arch.expert_size, "experts with an intermediate size of"
         yield arch.shared_expert_size, "a shared expert with an intermediate size of"
     if arch.recurrence is not None:
-        if arch.recurrence.kind in ("mamba2", "delta_net"):
+        if arch.recurrence.kind in HEADED:
             yield arch.recurrence.num_heads, "heads of recurrent layers"
         else:
             yield arch.recurrence.inner_size, "channels of recurrent layers"
@@ -72,6 +72,7 @@ def shared(arch: Architecture) -> Iterator[tuple[int, str]]:
     recurrence = arch.recurrence
     if recurrence is not None and recurrence.kind == "mamba2":
         yield recurrence.num_groups, "groups of heads with the same B and C"
+    if recurrence is not None and recurrence.kind in ("mamba2", "lightning"):
         if recurrence.norm != "none":
             yield recurrence.norm_groups, "groups of channels that are normalized together"
     elif recurrence is not None and recurrence.kind == "delta_net":
@@ -91,7 +92,7 @@ def unique(found: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
 
 def local_recurrence(recurrence: Recurrence, size: int) -> Recurrence:
     """The shape of one rank's part of recurrent layers."""
-    has_heads = recurrence.kind in ("mamba2", "delta_net")
+    has_heads = recurrence.kind in HEADED
     return replace(
         recurrence,
         inner_size=recurrence.inner_size // size,
@@ -154,11 +155,17 @@ def mixer_parts(recurrence: Recurrence) -> dict[str, list[Part]]:
     if recurrence.kind == "mamba2":
         wide = {"in_proj": [inner, inner, keys, keys, each], "conv1d": [inner, keys, keys], "norm": [inner]}
         return {**wide, **for_all([each], "dt_bias", "A_log", "D")}
-    assert recurrence.kind == "delta_net"
+    if recurrence.kind == "lightning":
+        qkv = [(3 * size, heads)] if recurrence.is_grouped else [inner] * 3
+        return {"in_proj_qkv": qkv, **for_all([inner], "in_proj_z", "norm")}
+    own = {} if recurrence.kind == "delta_net" else for_all([inner], "f_b_proj", "f_proj", "g_b_proj", "g_proj")
+    time = inner if recurrence.kind == "kimi_delta" else each
     return {
+        **own,
+        "dt_bias": [time],
         **for_all([keys], "in_proj_q", "in_proj_k", "q_conv1d", "k_conv1d"),
         **for_all([inner], "in_proj_v", "v_conv1d", "in_proj_z"),
-        **for_all([each], "in_proj_b", "in_proj_a", "dt_bias", "A_log"),
+        **for_all([each], "in_proj_b", "in_proj_a", "A_log"),
     }
 
 

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
 NormKind = Literal["rms", "layer"]
-NormPlaces = Literal["before", "after", "both", "sum"]  # of a part; or after its result has been added
+# Of a part; or after its result has been added; or before a part, and what it gives is added to the normalized stream.
+NormPlaces = Literal["before", "after", "both", "sum", "stream"]
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
 RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
@@ -101,6 +103,8 @@ class Architecture:
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
     value_size: int = 0  # with a latent: of a head of values
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
+    gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
+    indexer: IndexerShape | None = None  # with a latent: attention is to some tokens only
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
@@ -117,6 +121,7 @@ class Architecture:
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
+    expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
     router: RouterKind = "softmax"  # how experts are chosen
     router_jitter: float = 0.0  # of a sparse mixer
@@ -129,6 +134,8 @@ class Architecture:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and the feed-forward layer add
     logit_scale: float = 1.0
+    # Of a normalized stream and of what is added, for attention, recurrent and feed-forward layers (MiniMax).
+    stream_scales: tuple[tuple[float, float], ...] = ()
     recurrence: Recurrence | None = None  # layers with a state of fixed size instead of keys and values
     has_mlp: bool = True  # False: a layer is only its recurrence (Mamba 2) or attention (Nemotron-H) …
     feed_forward_layers: frozenset[int] = frozenset()  # … and these are only a feed-forward layer (Nemotron-H)
@@ -193,6 +200,10 @@ class Architecture:
     def key_layer(self, layer: int) -> int:
         """The layer whose keys and values this one reads."""
         return self.shared_keys[layer] if self.shared_keys else layer
+
+    def index_size(self, layer: int) -> int:
+        """The size of a token's key for the indexer of a layer; 0: there is none."""
+        return self.indexer.head_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""

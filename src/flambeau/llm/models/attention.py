@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import AlibiKind, Architecture
+from flambeau.llm.models.indexer import Selection
 from flambeau.llm.models.norms import HeadNorm, make_norm
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
@@ -37,11 +38,18 @@ class AttentionOptions(NamedTuple):
     sinks: Tensor | None = None  # [H]
     alibi: Alibi | None = None
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
+    selection: Selection | None = None  # which tokens they attend to
+    reuses_selection: bool = False  # those that the last layer with a selection has chosen
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an indexer chooses keys."""
+        return self.selection is not None or self.reuses_selection
 
     @property
     def has_only_softcap(self) -> bool:
         """Beside the scale and the window."""
-        return self.sinks is None and self.alibi is None and self.chunk is None
+        return self.sinks is None and self.alibi is None and self.chunk is None and not self.is_sparse
 
 
 class Attend(Protocol):

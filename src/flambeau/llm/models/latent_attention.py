@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, AttentionOptions
+from flambeau.llm.models.indexer import Indexer
 from flambeau.llm.models.norms import RMSNorm
-from flambeau.llm.models.rope import Rotations, rotate
+from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
 LATENT_EPSILON = 1e-6  # of the norms of latents, whatever config.json says of the others
 
@@ -48,6 +49,7 @@ class LatentAttention(nn.Module):
         self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
         self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
         self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
+        self.is_rotated = layer not in arch.unrotated_layers
         size = arch.unrotated_size + arch.rotary_size
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
@@ -61,30 +63,43 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(arch.latent_size, LATENT_EPSILON)
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
+        self.gate_proj = nn.Linear(hidden, heads, bias=False) if arch.gates_heads else None
+        self.indexer = Indexer(arch) if arch.index_size(layer) else None
+        self.reuses_selection = arch.indexer is not None and self.indexer is None
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
         rotation = rotations.ordinary
         latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
-        k_rotated = rotate(self.to_halves(k_rotated.unsqueeze(-2)), *rotation)
+        k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
         k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)
-        q = torch.unflatten(self.queries(x), -1, (self.num_heads, -1))
+        queries, query_latent = self.queries(x)
+        q = torch.unflatten(queries, -1, (self.num_heads, -1))
         q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
-        q = torch.cat((q_latent, rotate(self.to_halves(q_rotated), *rotation)), dim=-1)
+        q = torch.cat((q_latent, self.rotated(q_rotated, rotation)), dim=-1)
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        y = attend(self.layer, q, k, k, AttentionOptions(self.scale))
+        options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection)
+        if self.indexer is not None:
+            assert query_latent is not None
+            options = options._replace(selection=self.indexer(x, query_latent, rotation))
+        y = attend(self.layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
+        if self.gate_proj is not None:
+            y = y * torch.sigmoid(self.gate_proj(x).float()).to(y.dtype).unsqueeze(-1)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
-    def queries(self, x: Tensor) -> Tensor:
-        """[…, E] to […, H × (N + P)]."""
-        if self.has_query_latent:
-            return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))  # type: ignore[no-any-return]
-        return self.q_proj(x)  # type: ignore[no-any-return]
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[…, E] to […, H × (N + P)], and the latent that these come from."""
+        if not self.has_query_latent:
+            return self.q_proj(x), None
+        latent = self.q_a_layernorm(self.q_a_proj(x))
+        return self.q_b_proj(latent), latent
 
-    def to_halves(self, x: Tensor) -> Tensor:
-        """Put the first coordinates of all pairs before the second ones, if they lie side by side."""
-        return torch.unflatten(x, -1, (-1, 2)).transpose(-1, -2).flatten(-2) if self.is_paired else x
+    def rotated(self, x: Tensor, angles: Angles) -> Tensor:
+        """The rotary part […, heads, P] of queries or keys."""
+        if not self.is_rotated:
+            return x
+        return rotate(unpaired(x) if self.is_paired else x, *angles)

@@ -33,7 +33,7 @@ class Experts(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        count, size, hidden = arch.num_experts, arch.expert_size, arch.hidden_size
+        count, size, hidden = arch.num_experts, arch.expert_size, arch.expert_latent_size or arch.hidden_size
         rows = 2 * size if arch.has_gate else size
         self.gate_up_proj = nn.Parameter(torch.empty(count, rows, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
@@ -161,6 +161,9 @@ class SparseMLP(nn.Module):
         self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
         self.experts = Experts(arch)
         self.experts.reset_parameters()
+        latent = arch.expert_latent_size
+        self.fc1_latent_proj = nn.Linear(arch.hidden_size, latent, bias=False) if latent else None
+        self.fc2_latent_proj = nn.Linear(latent, arch.hidden_size, bias=False) if latent else None
         self.normalizes_experts = arch.normalizes_experts
         self.router, self.settings = arch.router, RouterSettings.of(arch)
         self.routed_scale = arch.routed_scale
@@ -175,7 +178,11 @@ class SparseMLP(nn.Module):
         """[…, E] to […, E]; the router may read other numbers than the experts."""
         x_TE = x.flatten(0, -2)
         weights_TA, chosen_TA = self.choose(x_TE if scored is None else scored.flatten(0, -2))
-        y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+        if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
+            y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+        else:
+            latent = self.experts(self.fc1_latent_proj(x_TE), chosen_TA, weights_TA)
+            y = self.fc2_latent_proj(latent).view_as(x)
         if self.shared_expert is None:
             return y
         shared = self.shared_expert(x)

@@ -8,6 +8,7 @@ Shapes: … any leading dimensions · S sequences · Q tokens of each · E hidde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.families.recurrence import Recurrence, StateShapes
+from flambeau.llm.models.families.recurrence import StateShapes
 from flambeau.llm.models.norms import MeanSquare, normalized
 from flambeau.llm.models.scans import convolve, mask_padding, scan_delta, scan_mamba, scan_mamba2
 
@@ -46,14 +47,23 @@ class Recur(Protocol):
 class GatedNorm(nn.Module):
     """An RMS norm over each of a few groups, and a gate before or after it; in float32."""
 
-    def __init__(self, size: int, epsilon: float, *, gates_first: bool, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        size: int,
+        epsilon: float,
+        *,
+        gates_first: bool,
+        num_groups: int = 1,
+        activation: Callable[[Tensor], Tensor] = F.silu,
+    ) -> None:
         super().__init__()
+        self.activation = activation  # of the gate
         self.weight = nn.Parameter(torch.ones(size))
         self.epsilon, self.gates_first, self.num_groups = epsilon, gates_first, num_groups
         self.mean_square: MeanSquare | None = None  # None: this rank has all channels of a group
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        gate, x = F.silu(gate.float()), x.float()
+        gate, x = self.activation(gate.float()), x.float()
         groups = by_head(x * gate if self.gates_first else x, self.num_groups)
         y = normalized(groups, self.epsilon, self.mean_square).flatten(-2) * self.weight.float()
         return (y if self.gates_first else y * gate).to(self.weight.dtype)
@@ -66,19 +76,26 @@ class Gate(nn.Module):
         return (x.float() * F.silu(gate.float())).to(gate.dtype)
 
 
-class RecurrentMixer(nn.Module):
-    """What all kinds share: a convolution over the last tokens, and where the state is kept."""
+class Mixer(nn.Module):
+    """What all kinds share: where the state is kept."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
         assert arch.recurrence is not None
         self.layer, self.shape = layer, arch.recurrence
-        size, width = self.shape.conv_size, self.shape.conv_width
-        self.conv1d = nn.Conv1d(size, size, width, groups=size, bias=self.shape.conv_bias)
 
     @property
     def state_shapes(self) -> StateShapes:
         return self.shape.state_shapes
+
+
+class RecurrentMixer(Mixer):
+    """A mixer with a convolution over the last tokens."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        size, width = self.shape.conv_size, self.shape.conv_width
+        self.conv1d = nn.Conv1d(size, size, width, groups=size, bias=self.shape.conv_bias)
 
     def convolve(self, x_SQC: Tensor, window: Tensor, lengths_S: Tensor | None) -> tuple[Tensor, Tensor]:
         return convolve(x_SQC, window, self.conv1d.weight, self.conv1d.bias, lengths_S)
@@ -253,28 +270,14 @@ class DeltaNet(RecurrentMixer):
         qkv, window = self.convolve(qkv, states[0], lengths_S)
         q, k, v = torch.split(F.silu(qkv).float(), [keys, keys, shape.inner_size], dim=-1)
         q, k = (by_head(part, shape.num_groups) for part in (q, k))
-        q, k = (self.normalized(part).repeat_interleave(self.shared, dim=2) for part in (q, k))
+        q, k = (unit_vectors(part).repeat_interleave(self.shared, dim=2) for part in (q, k))
         v = by_head(v, shape.num_heads)
         log_decay = mask_padding(-self.A_log.exp() * F.softplus(dt.float() + self.dt_bias), lengths_S)
         beta = mask_padding(beta.float().sigmoid() * shape.max_beta, lengths_S)
         y, state = scan_delta(q * shape.state_size**-0.5, k, v, log_decay, beta, states[1])
         return y, (window, state)
 
-    @staticmethod
-    def normalized(x: Tensor) -> Tensor:
-        """Vectors of length 1."""
-        return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
 
-
-MIXERS: dict[str, type[ShortConvolution | Mamba | Mamba2 | DeltaNet]] = {
-    "short_conv": ShortConvolution,
-    "mamba": Mamba,
-    "mamba2": Mamba2,
-    "delta_net": DeltaNet,
-}
-
-
-def make_mixer(arch: Architecture, layer: int) -> nn.Module:
-    recurrence: Recurrence | None = arch.recurrence
-    assert recurrence is not None
-    return MIXERS[recurrence.kind](arch, layer)
+def unit_vectors(x: Tensor) -> Tensor:
+    """Vectors of length 1."""
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)

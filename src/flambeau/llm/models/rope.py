@@ -179,6 +179,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(wide * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
 
 
+def unpaired(x: Tensor) -> Tensor:
+    """[…, D] whose pairs of coordinates lie side by side: the first ones of all pairs, then the second ones."""
+    return torch.unflatten(x, -1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+
 def stretch_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
     """Low frequencies are divided by the factor, high ones kept, those between blended."""
     wavelength = 2 * math.pi / inverse

@@ -44,8 +44,8 @@ def mask_padding(x: Tensor, lengths_S: Tensor | None) -> Tensor:
     return x.masked_fill(is_padding.view(*is_padding.shape, *[1] * (x.dim() - 2)), 0)
 
 
-def chunks(num_tokens: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, num_tokens, CHUNK))
+def chunks(num_tokens: int, length: int = CHUNK) -> Iterator[slice]:
+    return (slice(start, start + length) for start in range(0, num_tokens, length))
 
 
 def decay_between(log_decay: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,4 +164,34 @@ def scan_delta(
         pieces.append(y.transpose(1, 2))
         left = (total[..., -1:] - total).exp().unsqueeze(-1)
         state = state * total[..., -1, None, None].exp() + (k * left).transpose(-1, -2) @ new
+    return torch.cat(pieces, dim=1), state
+
+
+# ---- delta rule with a decay of each key channel ----
+
+CHANNEL_CHUNK = 16  # tokens: there is a decay for each pair of them and each channel
+
+
+def scan_channel_delta(
+    q_SQHK: Tensor, k_SQHK: Tensor, v_SQHV: Tensor, log_decay_SQHK: Tensor, beta_SQH: Tensor, state_SHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `scan_delta`, where each row of h, the channel of a key, has a decay of its own."""
+    if q_SQHK.shape[1] == 1:
+        q, k, v = (x[:, 0] for x in (q_SQHK, k_SQHK, v_SQHV))
+        state = state_SHKV * log_decay_SQHK[:, 0].unsqueeze(-1).exp()
+        new = (v - (state * k.unsqueeze(-1)).sum(dim=-2)) * beta_SQH[:, 0].unsqueeze(-1)
+        state = state + k.unsqueeze(-1) * new.unsqueeze(-2)
+        return (state * q.unsqueeze(-1)).sum(dim=-2).unsqueeze(1), state
+    pieces, state = [], state_SHKV
+    for chunk in chunks(q_SQHK.shape[1], CHANNEL_CHUNK):
+        q, k, v = (x[:, chunk].transpose(1, 2) for x in (q_SQHK, k_SQHK, v_SQHV))  # [S, H, L, …]
+        beta = beta_SQH[:, chunk].transpose(1, 2).unsqueeze(-1)
+        total, decay = decay_between(log_decay_SQHK[:, chunk].permute(0, 2, 3, 1))  # [S, H, K, L], [S, H, K, L, L]
+        since = total.transpose(-1, -2).exp()
+        faded = decay * k.transpose(-1, -2).unsqueeze(-2)  # what later tokens find of each key
+        links = (beta * torch.einsum("shlk,shklm->shlm", k, faded)).tril(-1)
+        new = torch.linalg.solve_triangular(links, beta * (v - (k * since) @ state), upper=False, unitriangular=True)
+        y = (q * since) @ state + torch.einsum("shlk,shklm->shlm", q, faded) @ new
+        pieces.append(y.transpose(1, 2))
+        state = state * total[..., -1:].exp() + faded[..., -1, :] @ new
     return torch.cat(pieces, dim=1), state

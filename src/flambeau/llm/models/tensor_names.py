@@ -27,7 +27,10 @@ RENAMES = (
     (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$")  # constants
+IGNORED = re.compile(  # constants
+    r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$"
+    r"|\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$"
+)
 FURTHER_TOKENS = re.compile(r"^(model\.mtp_\w+|mtp)\.")  # of layers that predict them (head_weights.py)
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.)|visual\.)")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
@@ -101,7 +104,7 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
         ends = {"up_proj": num_rows}
     elif ".gate_up_proj" in name:
         ends = {"gate_proj": num_rows // 2, "up_proj": num_rows}
-    elif arch.recurrence is not None and arch.recurrence.kind == "delta_net" and DELTA_NET.search(name):
+    elif arch.recurrence is not None and arch.recurrence.kind in ("delta_net", "kimi_delta") and DELTA_NET.search(name):
         form = "in_proj_{}" if ".in_proj_" in name else "{}_conv1d"
         keys = arch.recurrence.num_groups * arch.recurrence.state_size
         ends = {form.format("q"): keys, form.format("k"): 2 * keys, form.format("v"): num_rows}

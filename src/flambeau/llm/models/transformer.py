@@ -23,9 +23,11 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInput, LayerInputs
+from flambeau.llm.models.lightning_attention import LightningAttention
+from flambeau.llm.models.mixers import make_mixer
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
-from flambeau.llm.models.recurrent import make_mixer
+from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotation, Rotations
 from flambeau.llm.models.step_images import StepImages
 
@@ -225,7 +227,7 @@ class GemmaLayer(PostNormLayer):
         return x if self.layer_scale is None else x * self.layer_scale
 
 
-class StreamLayer(GemmaLayer):
+class AltUpLayer(GemmaLayer):
     """A layer that computes one of several streams, which change the others (Gemma 3n)."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
@@ -263,6 +265,33 @@ class SumNormLayer(DecoderLayer):
         return self.post_attention_layernorm(self.add(x, self.mlp(x)))  # type: ignore[no-any-return]
 
 
+class StreamLayer(DecoderLayer):
+    """The residual stream is normalized itself before each part, and scaled as what the part gives is (MiniMax)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.is_recurrent = layer in arch.recurrent_layers
+        if self.is_recurrent:
+            del self.self_attn
+            self.mixer = make_mixer(arch, layer)
+        attending, recurrent, feeding = arch.stream_scales
+        self.scales = (recurrent if self.is_recurrent else attending), feeding
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.input_layernorm(x)
+        y = mix(self.mixer, x, rotations, attend) if self.is_recurrent else self.self_attn(x, rotations, attend)
+        x = self.post_attention_layernorm(x * self.scales[0][0] + y * self.scales[0][1])
+        return x * self.scales[1][0] + self.mlp(x) * self.scales[1][1]  # type: ignore[no-any-return]
+
+
+def mix(mixer: Mixer, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+    """What a recurrent layer gives […, E]; some kinds have rotary positions."""
+    if isinstance(mixer, LightningAttention):
+        return mixer(x, attend.recur, rotations)  # type: ignore[no-any-return]
+    return mixer(x, attend.recur)  # type: ignore[no-any-return]
+
+
 class ParallelLayer(DecoderLayer):
     """Attention and the feed-forward layer read the same input, normalized once or by a norm each."""
 
@@ -292,7 +321,7 @@ class RecurrentLayer(DecoderLayer):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        y = self.mixer(self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), attend.recur)
+        y = mix(self.mixer, self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), rotations, attend)
         x = self.add(x.float() if self.is_wide else x, y)
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
@@ -338,6 +367,8 @@ class JointLayer(DecoderLayer):
 
 
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
+    if arch.norm_places == "stream":
+        return StreamLayer(arch, layer)
     if layer in arch.recurrent_layers:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:
@@ -347,7 +378,7 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
     if has_layer_state(arch):
-        return StreamLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
+        return AltUpLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 

@@ -21,7 +21,13 @@ METHOD = "flambeau"
 CODES = "codes of 4 bits"
 TABLE_SIZE = 16
 DEQUANTIZED = ("mxfp4",)  # while they are loaded
-DECAYS = (".in_proj_ba", ".dt_proj")  # layers that give the decays of recurrent states
+DECAYS = (
+    ".in_proj_ba",
+    ".dt_proj",
+    ".f_a_proj",
+    ".f_b_proj",
+    ".f_proj",
+)  # layers that give the decays of recurrent states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "mtp_block
 QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "mtp_block": "layers.0"}
 FAMILIES = {
     "deepseek-v3": ("model.layers.3.", DEEPSEEK, {"first_k_dense_replace": 0}),
+    "deepseek-v3.2": ("model.layers.3.", DEEPSEEK, {"first_k_dense_replace": 0}),
     "deepseek-v3-halves": ("model.layers.3.", DEEPSEEK, {}),
     "glm-4.5": ("model.layers.3.", DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm-4.7-flash": ("model.layers.3.", DEEPSEEK, {"mlp_layer_types": ["sparse"], "num_hidden_layers": 1}),
@@ -88,7 +89,12 @@ def expected_hidden(kind, layer, rotary, model, ids, hidden):
     embedded = model.get_input_embeddings()(ids)[None]
     positions = torch.arange(len(ids))[None]
     mask = create_causal_mask(
-        config=layer.config, inputs_embeds=embedded, attention_mask=None, past_key_values=None, position_ids=positions
+        config=layer.config,
+        inputs_embeds=embedded,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=positions,
+        allow_is_causal_skip=False,
     )
     states = model.get_decoder().norm(hidden)[None]
     found = layer(embedded, states, rotary(embedded, positions), mask, positions, None)[0]

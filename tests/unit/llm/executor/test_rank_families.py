@@ -20,7 +20,7 @@ from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.adapters import read_peft_adapter, write_peft_adapter
-from support.checkpoints import HYBRID_KINDS, reference, write_checkpoint
+from support.checkpoints import HYBRID_KINDS, LINEAR_KINDS, SPARSE_KINDS, reference, write_checkpoint
 from support.ranks import free_ports, logits_in_threads, run_ranks
 from support.tokenizer_files import write_sentencepiece
 
@@ -110,7 +110,7 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "bitnet": {},
     "laguna": {},
     "apertus": {},
-    **{kind: {} for kind in HYBRID_KINDS},
+    **{kind: {} for kind in (*HYBRID_KINDS, *LINEAR_KINDS, *SPARSE_KINDS)},
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks
 FOUR: dict[str, dict[str, Any]] = {
@@ -122,6 +122,8 @@ FOUR: dict[str, dict[str, Any]] = {
     "lfm-2": ATTENTION,
     "qwen-3-next": {**ATTENTION, "linear_num_value_heads": 8},
     "nemotron-h-moe": ATTENTION,
+    "ling-3": {**ATTENTION, "num_key_value_heads": 4},
+    "minimax-01": ATTENTION,
     "falcon-h1-norm": ATTENTION,
 }
 ROUNDED = ("olmo-2", "gemma-4", "mamba-2-biased", "lfm-2", "qwen-3.5")
@@ -142,6 +144,8 @@ WRITTEN = (
     "olmo-hybrid",
     "nemotron-h-moe",
     "bamba",
+    "kimi-linear",
+    "minimax-01",
 )  # in int8
 
 

@@ -22,11 +22,12 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
-from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, write_checkpoint
+from support.checkpoints import HYBRID_KINDS, LINEAR_KINDS, VOCAB_SIZE, config_of, write_checkpoint
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.ranks import logits_in_threads
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
+ALL_KINDS = (*HYBRID_KINDS, *LINEAR_KINDS)
 LENGTH = 31  # the room of a sequence is 32
 
 
@@ -81,7 +82,7 @@ def inputs_of(tokens: dict[int, tuple[int, list[int]]], query_len: int = 0):
     return inputs
 
 
-@pytest.mark.parametrize("kind", HYBRID_KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_logits_are_those_of_transformers(checkpoint, kind):
     model, reference = checkpoint(kind)
     ids = some_ids(120)  # more than one chunk of a scan
@@ -90,8 +91,10 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
     torch.testing.assert_close(whole, reference_logits(reference, ids), **TOLERANCE)
 
 
-@pytest.mark.parametrize("backend_kind", ["plain", "kernels"])
-@pytest.mark.parametrize("kind", HYBRID_KINDS)
+@pytest.mark.parametrize(
+    ("kind", "backend_kind"),
+    [*((kind, "plain") for kind in ALL_KINDS), *((kind, "kernels") for kind in HYBRID_KINDS)],
+)
 def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind, backend_kind):
     model, reference = checkpoint(kind)
     ids = {i: some_ids(LENGTH, seed=i) for i in range(3)}
@@ -108,7 +111,7 @@ def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, ki
         torch.testing.assert_close(torch.cat(parts), reference_logits(reference, ids[i]), **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", HYBRID_KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_30_greedy_tokens_are_those_of_transformers(checkpoint, kind):
     model, reference = checkpoint(kind)
     ids = some_ids(1)
@@ -122,13 +125,14 @@ def test_30_greedy_tokens_are_those_of_transformers(checkpoint, kind):
     torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", HYBRID_KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
     assert checkpoint(kind)[0].arch.unknown_keys == ()
 
 
 @pytest.mark.parametrize(
-    "kind", ["mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5", "granite-4-hybrid", "granite-4-dense", "jamba"]
+    "kind",
+    ["mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5", "granite-4-hybrid", "granite-4-dense", "jamba", *LINEAR_KINDS],
 )
 def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
     source = tmp_path / "source"
@@ -144,7 +148,9 @@ def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
         assert torch.equal(*(network(ids, positions, WholeAttention()) for network in (model, expected)))
 
 
-@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "olmo-hybrid", "jamba"])
+@pytest.mark.parametrize(
+    "kind", ["mamba-2", "lfm-2", "qwen-3-next", "olmo-hybrid", "jamba", "kimi-linear", "minimax-01"]
+)
 def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
     plain, traced = backend_for(model, 3), backend_for(model, 3)
@@ -233,3 +239,67 @@ def test_older_names_of_layer_types_and_infinity_are_understood(checkpoint, tmp_
     config["time_step_limit"] = [0.0, float("inf")]
     file.write_text(json.dumps(config))
     assert load_model(tmp_path).arch == checkpoint("granite-4-hybrid")[0].arch
+
+
+def test_the_size_of_ling_s_recurrent_heads_is_in_either_key():
+    """Published files have it as head_dim, those of transformers as linear_head_dim beside another head_dim."""
+    config = config_of("ling-3")
+    assert (config["head_dim"], config["linear_head_dim"]) == (8, 12)
+    del config["linear_head_dim"]
+    published = from_hugging_face({**config, "head_dim": 12})
+    assert published.recurrence.head_size == 12
+    assert published == from_hugging_face(config_of("ling-3"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("kimi-linear", {"linear_attn_config": {"num_heads": 4, "gate": 1}}, "gate"),
+        (
+            "kimi-linear",
+            {"layer_types": None, "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}},
+            "kda",
+        ),
+        ("kimi-linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
+        ("ling-3", {"q_lora_rank": 20}, "q_lora_rank"),
+        ("ling-3", {"use_qkv_bias": True}, "use_qkv_bias"),
+        ("minimax-01", {"postnorm": False}, "postnorm"),
+        ("minimax-01", {"shared_intermediate_size": 8}, "shared_intermediate_size"),
+        ("minimax-01", {"sliding_window": 9}, "sliding_window"),
+    ],
+)
+def test_settings_of_linear_attention_that_are_not_supported_are_refused_by_name(kind, changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        from_hugging_face({**config_of(kind), **changes})
+
+
+def test_layers_of_kimi_are_counted_from_one_in_published_files():
+    config = config_of("kimi-linear")
+    section = {
+        "kda_layers": [1, 3],
+        "full_attn_layers": [2],
+        "head_dim": 12,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    }
+    own = {key: config[key] for key in config if not key.startswith("linear_") and key not in ("layer_types", "dtype")}
+    published = {**own, "linear_attn_config": section, "mla_use_nope": True, "moe_layer_freq": 1, "dtype": "float32"}
+    assert from_hugging_face(published).recurrence == from_hugging_face(config).recurrence
+    assert from_hugging_face(published).unknown_keys == ()
+
+
+def test_published_files_of_minimax_have_other_keys():
+    config = config_of("minimax-01")
+    names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    own = {
+        f"layernorm_{name}_{factor}": config.pop(f"{key}_{factor}_factor")
+        for key, name in names.items()
+        for factor in ("alpha", "beta")
+    }
+    del config["layer_types"]
+    more = {"attn_type_list": [0, 0, 1], "postnorm": True, "rotary_dim": 8, "shared_intermediate_size": 0}
+    arch = from_hugging_face({**config, **own, **more, "architectures": ["MiniMaxM1ForCausalLM"]})
+    expected = from_hugging_face(config_of("minimax-01"))
+    assert (arch.recurrence, arch.stream_scales) == (expected.recurrence, expected.stream_scales)
+    assert (arch.rotary_size, expected.rotary_size, arch.unknown_keys) == (8, None, ())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.models import scans
-from flambeau.llm.models.scans import convolve, mask_padding, scan_delta, scan_mamba, scan_mamba2
+from flambeau.llm.models.scans import convolve, mask_padding, scan_channel_delta, scan_delta, scan_mamba, scan_mamba2
 
 S, Q, H, P, G, N = 2, 150, 4, 5, 2, 3  # more than two chunks
 
@@ -44,7 +44,13 @@ def delta_case():
     return scan_delta, inputs, {}, random(S, H, N, P)
 
 
-CASES = {"mamba": mamba_case, "mamba-2": mamba_2_case, "delta": delta_case}
+def channel_delta_case():
+    _, inputs, fixed, state = delta_case()
+    inputs[3] = -random(S, Q, H, N, seed=2).abs()
+    return scan_channel_delta, inputs, fixed, state
+
+
+CASES = {"mamba": mamba_case, "mamba-2": mamba_2_case, "delta": delta_case, "channel-delta": channel_delta_case}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,7 +67,7 @@ def test_many_tokens_are_one_after_another(case):
 @pytest.mark.parametrize("case", CASES)
 def test_strong_decay_does_not_overflow(case):
     scan, inputs, fixed, state = CASES[case]()
-    place = 3 if case == "delta" else 1  # of what decays depend on
+    place = 3 if case.endswith("delta") else 1  # of what decays depend on
     inputs[place] = inputs[place] * 1000
     arguments = [x.float() for x in inputs]
     for at, value in fixed.items():

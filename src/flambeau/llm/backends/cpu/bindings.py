@@ -90,7 +90,7 @@ class CExperts(ctypes.Structure):
     )
 
 
-RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net")  # in the order of csrc/recurrent.h
+RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net", "kimi_delta")  # in the order of csrc/recurrent.h
 
 
 class CRecurrence(ctypes.Structure):
@@ -105,6 +105,8 @@ class CRecurrence(ctypes.Structure):
         ("part_scales", c_void_p),
         *((name, c_float) for name in ("epsilon", "time_low", "time_high", "max_beta", "input_scale", "output_scale")),
         *((name, c_void_p) for name in ("windows", "states")),
+        *((name, CMatrix) for name in ("gate_up", "time_up")),
+        ("lowest_log_decay", c_float),
     )
 
 
@@ -117,6 +119,7 @@ class CLatentAttention(ctypes.Structure):
         *((name, POINTER(CMatrix)) for name in ("to_keys", "to_values")),
         *((name, c_int64) for name in ("latent_size", "rotary_size", "unrotated_size", "value_size", "is_paired")),
         ("epsilon", c_float),
+        ("head_gate", CMatrix),
     )
 
 

@@ -67,6 +67,7 @@ EXTRAS = frozenset(
         "unrotated_size",
         "value_size",
         "paired_rope",
+        "gates_heads",
         "has_sinks",
         "alibi",
         "chunks",
@@ -245,6 +246,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")
+    if arch.norm_places == "stream":
+        unknown.add("norm_places")
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)

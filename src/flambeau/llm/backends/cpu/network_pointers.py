@@ -131,7 +131,8 @@ class NetworkPointers:
         attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
         made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)))
         if isinstance(attention, LatentAttention):
-            made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
+            if attention.is_rotated:
+                made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
             made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
             made.latent = ctypes.pointer(self._latent(attention))
         elif attention is not None:
@@ -177,6 +178,7 @@ class NetworkPointers:
             value_size=attention.kv_b_proj.value_size,
             is_paired=attention.is_paired,
             epsilon=LATENT_EPSILON,
+            head_gate=CMatrix() if attention.gate_proj is None else self.matrix(attention.gate_proj),
         )
         self._references.append(made)
         return made

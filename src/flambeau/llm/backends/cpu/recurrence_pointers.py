@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CMatrix, CNorm, CRecurrence
+from flambeau.llm.models.kimi_delta import KimiDeltaNet
 from flambeau.llm.models.recurrent import DeltaNet, GatedNorm, Mamba, Mamba2, RecurrentMixer, ShortConvolution
 
 MIXER_NORMS = ("norm", "dt_layernorm", "b_layernorm", "c_layernorm")  # of all kinds
@@ -111,9 +112,24 @@ def fill_delta_net(made: CRecurrence, mixer: DeltaNet, pointers: Pointers) -> No
     made.norm, made.epsilon, made.norm_groups = CNorm(pointers.pointer(weight)), mixer.norm.epsilon, shape.num_heads
 
 
+def fill_kimi_delta(made: CRecurrence, mixer: KimiDeltaNet, pointers: Pointers) -> None:
+    shape = mixer.shape
+    made.in_, made.beta = map(pointers.matrix, (mixer.in_proj_qkv, mixer.in_proj_b))
+    if shape.gate_rank:
+        layers = mixer.g_a_proj, mixer.g_b_proj, mixer.f_a_proj, mixer.f_b_proj
+        made.gate, made.gate_up, made.time, made.time_up = map(pointers.matrix, layers)
+    else:
+        made.gate, made.time = map(pointers.matrix, (mixer.g_proj, mixer.f_proj))
+    made.is_grouped, made.lowest_log_decay = False, shape.lowest_log_decay or 0.0
+    made.time_bias = pointers.pointer(mixer.dt_bias.detach().float())
+    weight = mixer.norm.weight.detach().float().repeat(shape.num_heads)
+    made.norm, made.epsilon, made.norm_groups = CNorm(pointers.pointer(weight)), mixer.norm.epsilon, shape.num_heads
+
+
 FILLED: dict[type, Any] = {
     ShortConvolution: fill_short_convolution,
     Mamba: fill_mamba,
     Mamba2: fill_mamba2,
     DeltaNet: fill_delta_net,
+    KimiDeltaNet: fill_kimi_delta,
 }

@@ -78,6 +78,7 @@ COMPARED = frozenset(
         "wide_residual",
     }
 )
+RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net")
 HEAD_PARTS = TUNED | {"num_chosen_groups", "num_expert_groups", "rotary_size"}  # of a head that proposes tokens
 TUNED_HEAD_SIZE = 128  # the largest
 SCALES_OF_GROUPS = "scales of groups"  # of weights: their kernels were measured alone, not in a whole network
@@ -92,6 +93,12 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm")
     if arch.norm == "rms" and not arch.has_norm_weight:
         unknown.add("has_norm_weight")
+    if arch.norm_places == "stream":
+        unknown.add("norm_places")
+    if arch.latent_size and arch.unrotated_layers & arch.attending_layers:
+        unknown.add("unrotated_layers")
+    if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
+        unknown.add("recurrence")
     if arch.wide_qk_norm and arch.late_qk_norm:
         unknown.add("late_qk_norm")
     if arch.qk_norm and arch.rotated_qk_norm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families import hybrid
+from flambeau.llm.models.families import delta_nets
 from flambeau.llm.models.families.family import Config, Family
 
 SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
@@ -84,7 +84,7 @@ def interleaved(config: Config) -> Config:
 
 def qwen_3_5(config: Config) -> Config:
     """The same in the part of a head that is rotated."""
-    parts = hybrid.qwen_3_5_moe(config) if config.get("num_experts") else hybrid.qwen_3_5(config)
+    parts = delta_nets.qwen_3_5_moe(config) if config.get("num_experts") else delta_nets.qwen_3_5(config)
     num_pairs = (parts.get("rotary_size") or 2 * pairs_of(config)) // 2
     found = sections(config, (11, 11, 10), num_pairs, is_interleaved=True)
     return {**parts, "position_axes": in_turns(found, num_pairs)}
@@ -153,6 +153,6 @@ QWEN_VL = {
             "num_experts": 60,
         },
     ),
-    "Qwen3_5ForConditionalGeneration": reading_images(hybrid.QWEN_3_5, "qwen3_5"),
-    "Qwen3_5MoeForConditionalGeneration": reading_images(hybrid.QWEN_3_5_MOE, "qwen3_5_moe"),
+    "Qwen3_5ForConditionalGeneration": reading_images(delta_nets.QWEN_3_5, "qwen3_5"),
+    "Qwen3_5MoeForConditionalGeneration": reading_images(delta_nets.QWEN_3_5_MOE, "qwen3_5_moe"),
 }

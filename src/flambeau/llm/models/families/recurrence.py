@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RecurrentKind = Literal["mamba", "mamba2", "short_conv", "delta_net"]
+RecurrentKind = Literal["mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning"]
+HEADED = ("mamba2", "delta_net", "kimi_delta", "lightning")  # the kinds whose states belong to heads
 InnerNorms = Literal["none", "learned", "plain"]  # with weights (Jamba), or without (Falcon Mamba)
 MixerNorm = Literal["after_gate", "before_gate", "none"]  # Mamba 2
 StateShapes = tuple[tuple[int, ...], ...]  # of one sequence: the window of the convolution, then the state matrix
@@ -32,10 +33,18 @@ class Recurrence:
     time_step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba 2
     is_grouped: bool = True  # delta net: the rows of its projections are grouped by key head (Qwen3-Next)
     max_beta: float = 1.0  # delta net: 2 allows states to change their sign (OLMo hybrid)
+    gate_rank: int = 0  # Kimi: of the projections to decays and to gates; 0: these are one matrix each
+    lowest_log_decay: float | None = None  # Kimi: of a token; None: there is no limit
+    # Lightning attention only:
+    slope_factors: tuple[float, ...] = ()  # of each layer of the network; heads have the slopes of ALiBi
+    activates_inputs: bool = False  # queries, keys and values
+    normalizes_qk: bool = False  # queries and keys of each head
+    rotary_size: int = 0  # of a head's queries and keys; 0: they are not rotated
+    query_scale: float = 1.0
     # Falcon H1 only:
     is_beside_attention: bool = False  # a layer has both, and adds up what they say
     norm: MixerNorm = "after_gate"
-    norm_groups: int = 1
+    norm_groups: int = 1  # also of lightning attention
     input_scale: float = 1.0
     part_scales: tuple[float, ...] = ()  # of the gate, x, B, C and the time step
     output_scale: float = 1.0
@@ -43,7 +52,7 @@ class Recurrence:
     @property
     def conv_size(self) -> int:
         """The channels of the convolution."""
-        more = self.kind in ("mamba2", "delta_net")
+        more = self.kind in ("mamba2", "delta_net", "kimi_delta")
         return self.inner_size + (2 * self.num_groups * self.state_size if more else 0)
 
     @property
@@ -54,6 +63,8 @@ class Recurrence:
             return (window,)
         if self.kind == "mamba":
             return window, (self.inner_size, self.state_size)
+        if self.kind == "lightning":
+            return ((self.num_heads, self.head_size, self.state_size),)
         if self.kind == "mamba2":
             return window, (self.num_heads, self.head_size, self.state_size)
         return window, (self.num_heads, self.state_size, self.head_size)

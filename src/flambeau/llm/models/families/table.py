@@ -20,24 +20,27 @@ from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
+from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
 
-FAMILIES = {
-    **LLAMA_LIKE,
-    **DENSE_OTHERS,
-    **DECILM,
-    **GEMMA,
-    **GEMMA_3N_ROWS,
-    **GEMMA_4,
-    **LAYER_NORM,
-    **GPT_LIKE,
-    **OLDER_GPT,
-    **EXPERTS,
-    **MORE_EXPERTS,
-    **LATENT,
-    **LLAMA_4,
-    **HYBRID,
-    **QWEN_VL,
-}
+TABLES = (
+    LLAMA_LIKE,
+    DENSE_OTHERS,
+    DECILM,
+    GEMMA,
+    GEMMA_3N_ROWS,
+    GEMMA_4,
+    LAYER_NORM,
+    GPT_LIKE,
+    OLDER_GPT,
+    EXPERTS,
+    MORE_EXPERTS,
+    LATENT,
+    SPARSE_LATENT,
+    LLAMA_4,
+    HYBRID,
+    QWEN_VL,
+)
+FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family in table.items()}
 
 
 def text_family(config: Config, found: Family) -> Family | None:

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flambeau.llm.backends.eager import WholeAttention, alibi_slopes
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.models.families import llama_like
+from flambeau.llm.models.slopes import alibi_slopes
 from support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 LENGTH = 24

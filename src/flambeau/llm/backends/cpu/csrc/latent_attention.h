@@ -26,10 +26,15 @@ struct LatentAttention {
   int64_t latent_size, rotary_size, unrotated_size, value_size;
   int64_t is_paired;  // the two coordinates of a rotation lie side by side
   float epsilon;      // of both norms
+  Matrix head_gate;   // [H, hidden], a gate for what each head gives, or there is none
 };
 
-// Rotates the coordinates of one head; those of the output are its two halves.
+// Rotates the coordinates of one head; those of the output are its two halves. Without angles, they stay as they are.
 inline void rotate_head(const float* from, float* to, const float* cos, const float* sin, int64_t half, bool is_paired) {
+  if (!cos) {
+    std::copy_n(from, 2 * half, to);
+    return;
+  }
   for (int64_t i = 0; i < half; ++i) {
     const float first = is_paired ? from[2 * i] : from[i], second = is_paired ? from[2 * i + 1] : from[half + i];
     to[i] = first * cos[i] - second * sin[i];

@@ -373,7 +373,8 @@ class Pass {
     multiply(layer, kLoraLatent, latent.latent, input, latents);
     float* keys = space.grown(space.keys, count * size);
     each_token([&](int64_t t) {
-      const float *cos = layer.cos + tokens_.positions[t] * half, *sin = layer.sin + tokens_.positions[t] * half;
+      const float* cos = layer.cos ? layer.cos + tokens_.positions[t] * half : nullptr;
+      const float* sin = layer.cos ? layer.sin + tokens_.positions[t] * half : nullptr;
       latent.latent_norm.apply(latents + t * size, keys + t * size, rank, latent.epsilon);
       rotate_head(latents + t * size + rank, keys + t * size + rank, cos, sin, half, latent.is_paired);
       for (int64_t h = 0; h < heads; ++h) {
@@ -390,6 +391,13 @@ class Pass {
     float* values = space.grown(space.values, count * width);
     multiply_heads(latent.to_values, heads, attended_, heads * size, size, values, width, latent.value_size, count,
                    num_threads_);
+    if (latent.head_gate.weights) {
+      float* gates = space.grown(space.latents, count * heads);
+      latent.head_gate.multiply(input, gates, count, false, num_threads_);
+      each_token([&](int64_t t) {
+        for (int64_t i = 0; i < width; ++i) values[t * width + i] *= logistic(gates[t * heads + i / latent.value_size]);
+      });
+    }
     add(layer, kLoraOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
   }
 

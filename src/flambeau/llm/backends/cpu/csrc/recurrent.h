@@ -1,4 +1,4 @@
-// Recurrent layers: short convolutions, Mamba 1 and 2, gated delta nets. A sequence has a state instead of keys and values.
+// Recurrent layers: short convolutions, Mamba 1 and 2, gated delta nets, delta nets whose channels decay. A sequence has a state instead of keys and values.
 //
 // Tokens are computed one after the other: a sequence gets the same bits in any batch, and in any chunks of its prompt.
 // What is computed does not depend on other sequences, and a state is read and written in its slot.
@@ -19,7 +19,7 @@
 
 namespace flambeau {
 
-enum RecurrentKind : int64_t { kShortConvolution, kMamba, kMamba2, kDeltaNet };
+enum RecurrentKind : int64_t { kShortConvolution, kMamba, kMamba2, kDeltaNet, kKimiDelta };
 
 struct Recurrence {
   int64_t kind, channels, width, inner, heads, head_size, state_size, groups;
@@ -31,7 +31,7 @@ struct Recurrence {
   Matrix gate, beta, time;  // delta net; `time` of Mamba 1: from the rank to the channels
   Matrix parameters;        // Mamba 1: time steps, B and C
   const float *conv_weight, *conv_bias;  // [W, C], [C] or null
-  const float* time_bias;                // [H]
+  const float* time_bias;                // [H]; of channels that decay [H, N]
   const float* decay;                    // [H]; Mamba 1: [I, N]. Negative: a factor of time steps
   const float* skip;                     // [H]; Mamba 1: [I]
   Norm norm;                             // of outputs [I], or there is none
@@ -40,6 +40,8 @@ struct Recurrence {
   float epsilon;                         // of all these norms
   float time_low, time_high, max_beta, input_scale, output_scale;
   float *windows, *states;  // [slots, C, W - 1]; [slots, H, P, N], [slots, I, N], or [slots, H, N, P] of a delta net
+  Matrix gate_up, time_up;  // of channels that decay: `gate` and `time` may be narrow projections before these
+  float lowest_log_decay;   // the same: of a token; 0: there is no limit
 };
 
 // The sequences of a step. One whose first token is in this step has no state yet.
@@ -133,15 +135,15 @@ inline float advance_channel(float* state, float x, float time, const float* dec
   return total;
 }
 
-// h ← decay · h; h ← h + k (beta · (v − hᵀk))ᵀ; y = hᵀq, for neighboring columns of h [N, P].
-template <int parts>
-inline void advance_columns(float* state, int64_t stride, const float* q, const float* k, const float* v, float decay,
-                            float beta, int64_t size, float* y) {
+// h ← decay · h; h ← h + k (beta · (v − hᵀk))ᵀ; y = hᵀq, for neighboring columns of h [N, P]. Each row may have a decay.
+template <int parts, bool by_channel>
+inline void advance_columns(float* state, int64_t stride, const float* q, const float* k, const float* v,
+                            const float* decay, float beta, int64_t size, float* y) {
   Floats found[parts] = {}, total[parts] = {};
   for (int64_t n = 0; n < size; ++n)
     for (int i = 0; i < parts; ++i) {
       float* at = state + n * stride + i * kLanes;
-      const Floats h = load(at) * decay;
+      const Floats h = load(at) * decay[by_channel ? n : 0];
       write(h, at);
       found[i] += h * k[n];
     }
@@ -156,10 +158,11 @@ inline void advance_columns(float* state, int64_t stride, const float* q, const 
   for (int i = 0; i < parts; ++i) write(total[i], y + i * kLanes);
 }
 
-inline void advance_column(float* state, int64_t stride, const float* q, const float* k, float v, float decay, float beta,
-                           int64_t size, float* y) {
+template <bool by_channel>
+inline void advance_column(float* state, int64_t stride, const float* q, const float* k, float v, const float* decay,
+                           float beta, int64_t size, float* y) {
   float found = 0, total = 0;
-  for (int64_t n = 0; n < size; ++n) found += (state[n * stride] *= decay) * k[n];
+  for (int64_t n = 0; n < size; ++n) found += (state[n * stride] *= decay[by_channel ? n : 0]) * k[n];
   const float added = (v - found) * beta;
   for (int64_t n = 0; n < size; ++n) total += (state[n * stride] += added * k[n]) * q[n];
   *y = total;
@@ -178,7 +181,8 @@ class RecurrentPass {
       case kShortConvolution: return short_convolution(input);
       case kMamba: return mamba(input);
       case kMamba2: return mamba_2(input);
-      default: return delta_net(input);
+      case kDeltaNet: return delta_net<false>(input);
+      default: return delta_net<true>(input);
     }
   }
 
@@ -291,6 +295,7 @@ class RecurrentPass {
   // y [T, I] with its gate and its norm, in place.
   void gate_and_normalize(float* y, const float* gates, int64_t stride) {
     const int64_t size = layer_.inner, part = size / layer_.norm_groups;
+    const bool is_logistic = layer_.kind == kKimiDelta;
     each_token([&](int64_t t) {
       float* row = y + t * size;
       const float* gate = gates + t * stride;
@@ -299,7 +304,7 @@ class RecurrentPass {
       if (!layer_.norm) return;
       for (int64_t at = 0; at < size; at += part) layer_.norm.apply(row + at, row + at, part, layer_.epsilon, at);
       if (!layer_.gates_first)
-        for (int64_t i = 0; i < size; ++i) row[i] *= silu(gate[i]);
+        for (int64_t i = 0; i < size; ++i) row[i] *= is_logistic ? logistic(gate[i]) : silu(gate[i]);
     });
   }
 
@@ -403,8 +408,8 @@ class RecurrentPass {
   DeltaParts project(const float* input) {
     const int64_t inner = layer_.inner, heads = layer_.heads, groups = layer_.groups, size = layer_.state_size;
     if (!layer_.is_grouped)
-      return {multiply(layer_.in, input, space_.mixed), multiply(layer_.gate, input, space_.gates),
-              multiply(layer_.beta, input, space_.betas), multiply(layer_.time, input, space_.times)};
+      return {multiply(layer_.in, input, space_.mixed), widened(layer_.gate, layer_.gate_up, input, space_.gates),
+              multiply(layer_.beta, input, space_.betas), widened(layer_.time, layer_.time_up, input, space_.times)};
     const float* rows = multiply(layer_.in, input, space_.projected);      // [G]: a query, a key, values, their gates
     const float* pairs = multiply(layer_.beta, input, space_.parameters);  // [G]: betas, time steps
     const DeltaParts parts{room(space_.mixed, layer_.channels), room(space_.gates, inner), room(space_.betas, heads),
@@ -425,9 +430,29 @@ class RecurrentPass {
     return parts;
   }
 
+  // The outputs of one matrix, or of two with few numbers between them.
+  float* widened(const Matrix& down, const Matrix& up, const float* input, std::vector<float>& buffer) {
+    if (!up.weights) return multiply(down, input, buffer);
+    return multiply(up, multiply(down, input, space_.projected), buffer);
+  }
+
+  // From the outputs of a projection to the decays of a token: of heads, or of their channels.
+  template <bool by_channel>
+  void to_decays(float* time) {
+    const int64_t each = by_channel ? layer_.state_size : 1;
+    for (int64_t head = 0; head < layer_.heads; ++head)
+      for (int64_t n = head * each; n < (head + 1) * each; ++n) {
+        const float x = time[n] + layer_.time_bias[n], rate = layer_.decay[head];
+        const float limit = layer_.lowest_log_decay;
+        time[n] = decay_of(limit < 0 ? limit * logistic(-rate * x) : softplus(x) * rate);
+      }
+  }
+
+  template <bool by_channel>
   const float* delta_net(const float* input) {
     const int64_t inner = layer_.inner, heads = layer_.heads, size = layer_.state_size, width = layer_.head_size;
     const int64_t keys = layer_.groups * size, channels = layer_.channels, shared = heads / layer_.groups;
+    const int64_t decays = by_channel ? size : 1;  // of a head
     const DeltaParts parts = project(input);
     float* mixed = convolve(parts.mixed, channels, true);
     each_token([&](int64_t t) {
@@ -437,11 +462,9 @@ class RecurrentPass {
         const float factor = 1.0f / std::sqrt(length + 1e-6f) / (at < keys ? std::sqrt(static_cast<float>(size)) : 1.0f);
         for (int64_t i = 0; i < size; ++i) row[at + i] *= factor;
       }
-      float *beta = parts.betas + t * heads, *time = parts.times + t * heads;
-      for (int64_t n = 0; n < heads; ++n) {
-        beta[n] = logistic(beta[n]) * layer_.max_beta;
-        time[n] = decay_of(softplus(time[n] + layer_.time_bias[n]) * layer_.decay[n]);
-      }
+      float* beta = parts.betas + t * heads;
+      for (int64_t n = 0; n < heads; ++n) beta[n] = logistic(beta[n]) * layer_.max_beta;
+      to_decays<by_channel>(parts.times + t * heads * decays);
     });
     float* y = room(space_.outputs, inner);
     each_part(heads, [&](int64_t s, int64_t head) {
@@ -452,18 +475,18 @@ class RecurrentPass {
         for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
           part = next_state(part, t, head * size * width + first, last - first, size, width);
           const float *row = mixed + t * channels, *q = row + head / shared * size, *k = q + keys;
-          const float *v = row + 2 * keys + head * width, decay = parts.times[t * heads + head];
+          const float *v = row + 2 * keys + head * width, *decay = parts.times + (t * heads + head) * decays;
           const float beta = parts.betas[t * heads + head];
           float* to = y + t * inner + head * width;
           int64_t at = first;
           if (at + 4 * kLanes <= last) {
-            advance_columns<4>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
+            advance_columns<4, by_channel>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
             at += 4 * kLanes;
           }
           for (; at + kLanes <= last; at += kLanes)
-            advance_columns<1>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
+            advance_columns<1, by_channel>(part + at - first, width, q, k, v + at, decay, beta, size, to + at);
           for (; at < last; ++at)
-            advance_column(part + at - first, width, q, k, v[at], decay, beta, size, to + at);
+            advance_column<by_channel>(part + at - first, width, q, k, v[at], decay, beta, size, to + at);
         }
       }
     });

@@ -1,0 +1,19 @@
+"""IndexerShape: the shape of indexers, which choose the tokens that a token attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerShape:
+    """How an indexer chooses the tokens that a token attends to (DeepSeek V3.2)."""
+
+    num_heads: int
+    head_size: int  # of its queries and keys; `rotary_size` of them are rotated
+    num_chosen: int
+    paired_rope: bool = False  # the two coordinates of a rotation lie side by side
+    reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
+
+    def chooses_in(self, layer: int) -> bool:
+        return layer not in self.reusing_layers

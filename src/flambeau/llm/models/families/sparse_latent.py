@@ -1,0 +1,97 @@
+"""Families with latent attention to the tokens that an indexer chooses (DeepSeek V3.2, GLM-5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.config_parts import dense_layers
+from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.indexer_shape import IndexerShape
+from flambeau.llm.models.families.latent import DEEPSEEK_3, DERIVED_KEYS, deepseek_3
+
+SPARSE_TYPE = "indexed_attention"  # of all layers, in the files of transformers
+FULL, SHARED = "full", "shared"
+PATTERN = {"F": FULL, "S": SHARED}
+
+
+def deepseek_3_2(config: Config) -> Config:
+    if not config.get("q_lora_rank"):
+        raise CheckpointError("index_topk needs q_lora_rank: indexers read the latents of queries")
+    types = config.get("layer_types")
+    if types is not None and set(types) != {SPARSE_TYPE}:
+        raise CheckpointError(f"layer_types must be {SPARSE_TYPE} for all layers; others are not supported")
+    parts = deepseek_3(config)
+    indexer = IndexerShape(
+        num_heads=int(config["index_n_heads"]),
+        head_size=int(config["index_head_dim"]),
+        num_chosen=int(config["index_topk"]),
+        paired_rope=bool(config["indexer_rope_interleave"]),
+    )
+    if indexer.head_size < parts["rotary_size"]:
+        raise CheckpointError(f"index_head_dim {indexer.head_size} is less than the rotated part of a head")
+    num_dense = int(config["first_k_dense_replace"])
+    return {**parts, "indexer": indexer, "dense_layers": dense_layers(config, num_dense)}
+
+
+def glm_5(config: Config) -> Config:
+    """Some layers attend to what the indexer of an earlier one has chosen."""
+    parts = deepseek_3_2(config)
+    reusing = frozenset(i for i, kind in enumerate(indexer_types(config)) if kind == SHARED)
+    return {**parts, "indexer": replace(parts["indexer"], reusing_layers=reusing)}
+
+
+def indexer_types(config: Config) -> list[str]:
+    """Which layers have an indexer: named one by one, by a letter each, or every few layers."""
+    num_layers = config["num_hidden_layers"]
+    pattern, every = config.get("index_topk_pattern"), max(1, int(config.get("index_topk_freq") or 1))
+    types = config.get("indexer_types")
+    if types is None and pattern is not None:
+        types = [PATTERN.get(kind, kind) for kind in pattern]
+    if types is None:
+        offset = int(config["index_skip_topk_offset"])
+        types = [SHARED if max(0, i - offset + 1) % every else FULL for i in range(num_layers)]
+    if len(types) != num_layers or not set(types) <= {FULL, SHARED}:
+        raise CheckpointError(f"indexer_types must name {num_layers} layers, each one of {FULL}, {SHARED}")
+    if types[0] != FULL:
+        raise CheckpointError("the first layer must have an indexer of its own: there is none before it")
+    return [*types]
+
+
+DEEPSEEK_3_2 = replace(
+    DEEPSEEK_3,
+    model_type="deepseek_v32",
+    derive=deepseek_3_2,
+    understands=DERIVED_KEYS | {"layer_types"},
+    supported={key: values for key, values in DEEPSEEK_3.supported.items() if key != "index_topk"},
+    defaults={
+        **DEEPSEEK_3.defaults,
+        "max_position_embeddings": 163840,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "indexer_rope_interleave": False,
+    },
+)
+SPARSE_LATENT: dict[str, Family] = {
+    "DeepseekV32ForCausalLM": DEEPSEEK_3_2,
+    "GlmMoeDsaForCausalLM": replace(
+        DEEPSEEK_3_2,
+        model_type="glm_moe_dsa",
+        derive=glm_5,
+        understands=DERIVED_KEYS | {"layer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"},
+        defaults={
+            **DEEPSEEK_3_2.defaults,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_n_heads": 32,
+            "indexer_rope_interleave": True,
+            "index_skip_topk_offset": 2,
+        },
+    ),
+}

@@ -1,0 +1,74 @@
+"""Indexer: which cached tokens a token attends to (sparse attention of DeepSeek V3.2 and GLM-5).
+
+A few small heads score every token against those before it, by keys of their own, which are cached beside the latents.
+Attention is to the tokens with the best scores only. Up to so many tokens, that is all of them.
+
+The original code rounds these queries and keys to fp8, after a rotation (Hadamard's) that leaves products as they are.
+Here they have the type of the network, and keys that of the cache.
+
+Shapes: … any leading dimensions · E hidden · L latent of queries · I heads · K size of a head
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.norms import CenteredNorm
+from flambeau.llm.models.rope import Angles, rotate, unpaired
+
+KEY_EPSILON = 1e-6
+
+
+class Selection(NamedTuple):
+    """What an indexer says of tokens; attention is to the keys that match best."""
+
+    q: Tensor  # […, I, K]
+    k: Tensor  # […, K], to be cached
+    weights: Tensor  # […, I] of the heads, in float32
+    num_chosen: int
+
+
+class HeadWeights(nn.Module):
+    """A linear layer in float32, never quantized: it decides between scores that are close."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, hidden_size, dtype=torch.float32))
+        nn.init.normal_(self.weight, std=hidden_size**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.weight)
+
+
+class Indexer(nn.Module):
+    """Scores of tokens by several heads with one key for all, whose first part is rotated."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        assert arch.indexer is not None
+        assert arch.rotary_size is not None
+        shape = self.shape = arch.indexer
+        self.rotary_size = arch.rotary_size
+        self.wq_b = nn.Linear(arch.query_latent_size, shape.num_heads * shape.head_size, bias=False)
+        self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
+        self.k_norm = CenteredNorm(shape.head_size, KEY_EPSILON, bias=True)
+        self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
+        self.scale = (shape.num_heads * shape.head_size) ** -0.5
+
+    def forward(self, x: Tensor, query_latent: Tensor, angles: Angles) -> Selection:
+        """From inputs […, E] of a layer and latents […, L] of its queries."""
+        q = torch.unflatten(self.wq_b(query_latent), -1, (self.shape.num_heads, -1))
+        k = self.k_norm(self.wk(x)).unsqueeze(-2)
+        q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
+        return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
+
+    def rotated(self, x: Tensor, angles: Angles) -> Tensor:
+        """[…, heads, K] with the first coordinates rotated."""
+        first, rest = x.tensor_split([self.rotary_size], dim=-1)
+        first = unpaired(first) if self.shape.paired_rope else first
+        return torch.cat((rotate(first, *angles), rest), dim=-1)

@@ -1,0 +1,196 @@
+"""Attention to the tokens that an indexer chooses: steps and engines find what transformers finds."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from flambeau.llm.backends.cpu.backend import CpuBackend
+from flambeau.llm.backends.cpu.network import unknown_parts
+from flambeau.llm.backends.cuda import parts
+from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
+from flambeau.llm.backends.inductor import compile_step, dummy_inputs
+from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.kv_cache import KVCache, block_bytes
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.quantize.quantizer import quantize
+from flambeau.llm.sampling_params import SamplingParams
+from support.checkpoints import SPARSE_KINDS, VOCAB_SIZE, config_of, write_checkpoint
+from support.llm_steps import room, step_inputs
+from support.tiny_models import tiny_engine
+
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+def some_ids(length: int, seed: int = 7) -> list[int]:
+    return torch.randint(VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+PROMPTS = [
+    some_ids(length, seed) for seed, length in enumerate((1, 40, 5, 23))
+]  # shorter and longer than the 9 tokens that are chosen
+
+
+@pytest.fixture(scope="module", params=SPARSE_KINDS)
+def networks(request, tmp_path_factory):
+    """One of ours, and the one of transformers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    reference = write_checkpoint(folder, request.param)
+    return load_model(folder), reference
+
+
+def expected_logits(reference, ids):
+    with torch.inference_mode():
+        return reference(torch.tensor([ids])).logits[0].float()
+
+
+def check_greedy(reference, prompts, completions):
+    for prompt, one in zip(prompts, completions, strict=True):
+        logits = expected_logits(reference, [*prompt, *one.token_ids])
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == one.token_ids
+
+
+def test_logits_are_those_of_transformers(networks):
+    model, reference = networks
+    ids = some_ids(48)
+    with torch.inference_mode():
+        whole = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), WholeAttention()))
+    torch.testing.assert_close(whole, expected_logits(reference, ids), **TOLERANCE)
+    assert model.arch.unknown_keys == ()
+
+
+def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks):
+    model, reference = networks
+    cache = room(model, 2)
+    for keys in cache.index_keys.values():
+        keys.fill_(torch.nan)  # of sequences that have left
+    backend, ids = EagerBackend(model, cache), {i: some_ids(31, seed=i) for i in range(2)}
+    found, done = {0: [], 1: []}, {0: 0, 1: 0}
+    for lengths in ({0: 5}, {0: 1, 1: 19}, {0: 22, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 9}):
+        step = {i: (done[i], ids[i][done[i] : done[i] + length]) for i, length in lengths.items()}
+        is_decoding = set(lengths.values()) == {1} and len(lengths) == 2
+        rows = torch.arange(sum(lengths.values()))
+        logits = (
+            backend.decode(step_inputs(step, query_len=1)) if is_decoding else backend.prefill(step_inputs(step), rows)
+        )
+        for (i, length), part in zip(lengths.items(), logits.split([*lengths.values()]), strict=True):
+            found[i].append(part)
+            done[i] += length
+    for i, pieces in found.items():
+        torch.testing.assert_close(torch.cat(pieces), expected_logits(reference, ids[i])[: done[i]], **TOLERANCE)
+    assert done == {0: 31, 1: 31}
+
+
+def test_scores_of_many_tokens_are_computed_some_at_a_time(networks, monkeypatch):
+    monkeypatch.setattr("flambeau.llm.backends.sparse.NUMBERS_AT_ONCE", 16 * 31 * 4)
+    test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks)
+
+
+def test_an_engine_generates_what_transformers_does(networks):
+    model, reference = networks
+    engine = tiny_engine(model, num_blocks=60, max_step_tokens=16, max_num_seqs=4)
+    check_greedy(reference, PROMPTS, engine.generate(PROMPTS, GREEDY))
+    turn = [*PROMPTS[1], *some_ids(9)]
+    [again] = engine.generate([turn], GREEDY)
+    assert again.counts.num_cached >= 36
+    check_greedy(reference, [turn], [again])
+
+
+def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
+    model, reference = networks
+    engine = tiny_engine(model, num_blocks=28, max_num_seqs=4)
+    prompts = [some_ids(20, seed) for seed in range(4)]
+    check_greedy(reference, prompts, engine.generate(prompts, GREEDY))
+    assert engine.state.num_preempted > 0
+    engine = tiny_engine(model, speculation="lookup", max_num_seqs=4)
+    repeated = [some_ids(6, seed) * 5 for seed in range(3)]
+    check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
+
+
+def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
+    """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
+
+    def trace(step, *, options, **more):
+        kept = {key: value for key, value in options.items() if key == "guard_filter_fn"}
+        return compiler(step, backend="eager", options=kept, **more)
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", trace)
+    reference = write_checkpoint(tmp_path, "glm-5")
+    model = load_model(tmp_path)
+    cache, ids = room(model, 2), some_ids(31)
+    plain = EagerBackend(model, cache)
+    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}), torch.tensor([0]))
+    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu")))
+    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1))
+    torch.testing.assert_close(found[0], expected_logits(reference, ids)[-1], **TOLERANCE)
+    torch.testing.assert_close(found[1], expected_logits(reference, ids[1:30])[-1], **TOLERANCE)
+
+
+def test_quantized_weights_and_caches_are_close(networks):
+    model, reference = networks
+    cache = room(model, 1, rubbish=1.0)
+    small = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=torch.bfloat16)
+    ids = some_ids(31)
+    expected = expected_logits(reference, ids)
+    found = EagerBackend(model, small).prefill(step_inputs({0: (0, ids)}), torch.arange(31))
+    assert (found - expected)[:9].norm() < 0.05 * expected[:9].norm()  # later tokens may choose others
+    assert {keys.dtype for keys in small.index_keys.values()} == {torch.bfloat16}
+    assert small.tensors[-1] is [*small.index_keys.values()][-1]
+    assert block_bytes(model.arch, 4, torch.bfloat16) == sum(t[0].numel() * 2 for t in small.tensors)
+
+
+def test_kernels_leave_the_network_to_others_by_name(networks):
+    model, _ = networks
+    assert unknown_parts(model.arch) == ["indexer"]
+    assert parts.unknown_parts(model.arch) == ["indexer"]
+
+
+def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
+    write_checkpoint(tmp_path, "deepseek-v3.2")
+    model = quantize(load_model(tmp_path, dtype=torch.bfloat16), "int8")
+    indexer = model.model.layers[0].self_attn.indexer
+    assert indexer.weights_proj.weight.dtype == torch.float32
+    assert type(indexer.wq_b).__name__ == "Int8Linear"
+    backend = CpuBackend(model, room(model, 1, dtype=torch.bfloat16))
+    ids = some_ids(20)
+    with torch.inference_mode():
+        assert backend.prefill(step_inputs({0: (0, ids)}), torch.tensor([19])).isfinite().all()
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("deepseek-v3.2", {"q_lora_rank": None}, "q_lora_rank"),
+        ("deepseek-v3.2", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("deepseek-v3.2", {"index_head_dim": 6}, "index_head_dim"),
+        ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
+        ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),
+        ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
+        ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
+    ],
+)
+def test_other_settings_are_refused_by_name(kind, changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        from_hugging_face({**config_of(kind), **changes})
+
+
+def test_published_settings_of_glm_5():
+    """Layers that share a choice are named by a pattern or a frequency, as transformers reads them."""
+    from transformers import GlmMoeDsaConfig
+
+    config = {key: value for key, value in config_of("glm-5").items() if key != "indexer_types"}
+    rng = random.Random(3)
+    cases = [{"index_topk_freq": rng.randint(1, 5), "index_skip_topk_offset": rng.randint(1, 4)} for _ in range(6)]
+    for changes in ({}, {"index_topk_pattern": "FSSF"}, *cases):
+        given = json.loads(json.dumps({**config, **changes}))
+        expected = GlmMoeDsaConfig(**{**given, "architectures": None}).indexer_types
+        found = from_hugging_face(given).indexer.reusing_layers
+        assert [("shared" if i in found else "full") for i in range(4)] == expected
+    assert not from_hugging_face({**config, "indexer_rope_interleave": False}).indexer.paired_rope
