@@ -52,10 +52,18 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
 LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
+    "AyaVisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
     "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -63,6 +71,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
 )
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (
