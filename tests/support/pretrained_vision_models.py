@@ -100,6 +100,41 @@ PIXTRAL_PROCESSOR = {
     "image_end_token": "[IMG_END]",
 }
 LLAVA = {"text_config": LLAMA, "vision_config": CLIP, "image_token_index": ID["<image>"], "vision_feature_layer": -2}
+GLM_4V = {
+    **TEXT,
+    "model_type": "glm4v_text",
+    "hidden_size": 64,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 2, 1],
+    },
+}
+GLM_TOWER = {
+    "depth": 2,
+    "hidden_size": 24,
+    "num_heads": 2,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+    "out_hidden_size": 64,
+    "intermediate_size": 40,
+}
+GLM_TOKENS = {
+    "image_token_id": ID["<|image|>"],
+    "video_token_id": ID["<video>"],
+    "image_start_token_id": ID["<|image_start|>"],
+    "image_end_token_id": ID["<|image_end|>"],
+    "video_start_token_id": ID["<img>"],
+    "video_end_token_id": ID["</img>"],
+}
+GLM_IMAGES = {
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 2 * 40},
+    **COLORS,
+}
 KINDS = {
     "mistral-3": Kind(
         name="Mistral3",
@@ -359,6 +394,38 @@ KINDS = {
             "max_patches": 4,
             **COLORS,
         },
+    ),
+    "glm-4v": Kind(
+        name="Glm4v",
+        config={"text_config": GLM_4V, "vision_config": {**GLM_TOWER, "model_type": "glm4v_vision"}, **GLM_TOKENS},
+        processor={"processor_class": "Glm4vProcessor"},
+        images={**GLM_IMAGES, "image_processor_type": "Glm4vImageProcessor"},
+        marker="<|image_start|><|image|><|image_end|>",
+    ),
+    "glm-4v-moe": Kind(
+        name="Glm4vMoe",
+        config={
+            "text_config": {
+                **GLM_4V,
+                "model_type": "glm4v_moe_text",
+                "head_dim": 16,
+                "n_routed_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+            },
+            "vision_config": {**GLM_TOWER, "model_type": "glm4v_moe_vision"},
+            **GLM_TOKENS,
+        },
+        processor={"processor_class": "Glm4vProcessor"},
+        images={**GLM_IMAGES, "image_processor_type": "Glm4vImageProcessor"},
+        marker="<|image_start|><|image|><|image_end|>",
+    ),
+    "glm-4.6v": Kind(
+        name="Glm46V",
+        config={"text_config": GLM_4V, "vision_config": {**GLM_TOWER, "model_type": "glm4v_vision"}, **GLM_TOKENS},
+        processor={"processor_class": "Glm46VProcessor"},
+        images={**GLM_IMAGES, "image_processor_type": "Glm46VImageProcessor"},
+        marker="<|image_start|><|image|><|image_end|>",
     ),
 }
 

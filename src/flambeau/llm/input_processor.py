@@ -168,7 +168,8 @@ class InputProcessor:
         places = image_places(prompt_ids, self._vision.image_id)
         lengths = [len(image.features) for image in images]
         fits = sum(map(len, places)) == sum(lengths)
-        fits = fits if self._vision.is_divided else [*map(len, places)] == lengths
+        if not self._vision.is_divided or any(image.grid is not None for image in images):
+            fits = [*map(len, places)] == lengths
         if not fits or (places and places[-1].stop == len(prompt_ids)):
             raise InvalidRequest(
                 f"the prompt has {listed(map(len, places))} tokens in the places of images, and the images need "

@@ -37,9 +37,15 @@ class PixtralProcessor:
         self._break, self._end = str(given["image_break_token"]), str(given["image_end_token"])
 
     def __call__(
-        self, images: list[Image], text: list[str], *, return_text_replacement_offsets: bool = False, **options: Any
+        self,
+        images: list[Image],
+        text: list[str],
+        *,
+        return_tensors: str = "pt",
+        return_text_replacement_offsets: bool = False,
+        return_mm_token_type_ids: bool = False,
     ) -> dict[str, Any]:
-        found = self.image_processor(images, patch_size=self._side, **{"return_tensors": "pt", **options})
+        found = self.image_processor(images, patch_size=self._side, return_tensors=return_tensors)
         if not return_text_replacement_offsets:
             return dict(found)
         rows, columns = (int(length) // self._side for length in found["image_sizes"][0])

@@ -77,7 +77,7 @@ class PretrainedProcessor:
 
     def _run(self, image: Image, **options: Any) -> Any:
         with torch.inference_mode():
-            return self._processor(images=[image], text=[self.marker], **options)
+            return self._processor(images=[image], text=[self.marker], return_mm_token_type_ids=False, **options)
 
     def try_out(self) -> None:
         """Read a trial image; raises if settings are missing, or are those of another model."""

@@ -30,9 +30,11 @@ from flambeau.llm.core.outputs import Completion
 from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
+from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_files import ImageFile
-from flambeau.llm.images.pretrained_encoder import joined
+from flambeau.llm.images.pretrained_encoder import joined, load_pretrained_encoder
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES, ImageReader
+from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, ImageInput, encode_request
@@ -160,6 +162,7 @@ def test_every_family_is_compared():
     assert {f"{kind.name}ForConditionalGeneration" for kind in KINDS.values()} == set(IMAGE_READERS)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers' own inputs
 @pytest.mark.parametrize("kind", KINDS)
 def test_chats_with_images_are_those_of_transformers(tmp_path, monkeypatch, kind):
     if kind == "smolvlm":  # its processor asks for a package that only videos need
@@ -250,6 +253,18 @@ def test_the_decoder_alone_is_quantized_and_adapted(made, tmp_path):
     [found, plain] = [made.engine.generate([ids], GREEDY, adapter=name, images=images)[0] for name in ("own", "")]
     assert found.token_ids == expected.token_ids != plain.token_ids
     made.check(*ONE, ids, plain)
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "bitsandbytes", "fp8"])
+def test_the_encoder_beside_a_quantized_decoder_is_read_as_it_is(made, tmp_path, method):
+    model = copy(made.folder, tmp_path, "config.json", quantization_config={"quant_method": method, "bits": 4})
+    assert made.engine.images is not None
+    arch = made.engine.images.arch
+    assert isinstance(arch, PretrainedVision)
+    network = load_pretrained_encoder(model, arch, device=torch.device("cpu"), dtype=torch.float32)
+    found = ImageEncoder(network, made.engine.images.processor, cache_bytes=0)
+    file = ImageFile(data=WIDE, name="")
+    assert torch.equal(found.encode([file])[0].features, made.engine.encode_images([file])[0].features)
 
 
 def test_names_of_tokens_in_a_text_are_no_images(made):

@@ -9,6 +9,7 @@ from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
+from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
@@ -42,7 +43,8 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    base = next((f for f in FAMILIES.values() if f.model_type == named and not f.text_section), None)
+    families = (*FAMILIES.values(), *GLM_VISION.values())
+    base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
     text = replace(text_only(base), images=reader)
