@@ -275,12 +275,12 @@ def test_interrupted_download_is_not_served(models, tmp_path):
 def test_what_cannot_be_served_ends_the_command_with_one_sentence(models, tmp_path):
     _, hub = models
     (tmp_path / "vision").mkdir()
-    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    config = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama"}
     (tmp_path / "vision" / "config.json").write_text(json.dumps(config))
     env = {**os.environ, **QUIET, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": path()}
     for name, reason in (
         ("acme/absent", "has no model acme/absent"),
-        (str(tmp_path / "vision"), "LlavaForConditionalGeneration, which no built-in handler serves"),
+        (str(tmp_path / "vision"), "MllamaForConditionalGeneration, which no built-in handler serves"),
     ):
         command = [sys.executable, "-m", "flambeau.cli.main", "serve", name, "--port", "0"]
         found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)

@@ -53,12 +53,23 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
 LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
+    "AyaVisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
     "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -66,6 +77,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
 )
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from flambeau.llm.core.sequence import (
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
 from flambeau.llm.grammar.reasoning_budget import ReasoningBudget
-from flambeau.llm.models.vision_architecture import VisionArchitecture
+from flambeau.llm.models.vision_architecture import ONE_IMAGE, PretrainedVision, VisionArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
@@ -163,9 +163,14 @@ class InputProcessor:
             if images:
                 raise InvalidRequest("this model reads text only; leave the images out", "prompt")
             return ()
+        if isinstance(self._vision, PretrainedVision) and self._vision.reader.reads_one and len(images) > 1:
+            raise InvalidRequest(f"the prompt has {len(images)} images, and {ONE_IMAGE}", "prompt")
         places = image_places(prompt_ids, self._vision.image_id)
         lengths = [len(image.features) for image in images]
-        if [*map(len, places)] != lengths or (places and places[-1].stop == len(prompt_ids)):
+        fits = sum(map(len, places)) == sum(lengths)
+        if not self._vision.is_divided or any(image.grid is not None for image in images):
+            fits = [*map(len, places)] == lengths
+        if not fits or (places and places[-1].stop == len(prompt_ids)):
             raise InvalidRequest(
                 f"the prompt has {listed(map(len, places))} tokens in the places of images, and the images need "
                 f"{listed(lengths)}; send images in the messages of a chat",
@@ -173,7 +178,8 @@ class InputProcessor:
             )
         is_whole = self._vision.attends_both_ways
         return tuple(
-            PromptImage(place.start, place.stop, image, is_whole) for place, image in zip(places, images, strict=True)
+            PromptImage(part.start, part.stop, images[number], is_whole, first)
+            for part, number, first in image_parts(places, lengths)
         )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
@@ -225,6 +231,20 @@ def image_places(prompt_ids: Many[int], image_id: int) -> list[range]:
                 is_next = places and places[-1].stop == place
                 places.append(range(places.pop().start if is_next else place, place + 1))
     return places
+
+
+def image_parts(places: Many[range], lengths: Many[int]) -> Iterator[tuple[range, int, int]]:
+    """The parts of images in these places: which image it is, and which of its embeddings is the first."""
+    number = first = 0
+    for place in places:
+        start = place.start
+        while start < place.stop:
+            stop = min(place.stop, start + lengths[number] - first)
+            yield range(start, stop), number, first
+            first += stop - start
+            start = stop
+            if first == lengths[number]:
+                number, first = number + 1, 0
 
 
 def listed(numbers: Iterable[int]) -> str:

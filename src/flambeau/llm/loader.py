@@ -73,12 +73,15 @@ from flambeau.llm.executor.parallel import (
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.pretrained_encoder import load_pretrained_encoder
+from flambeau.llm.images.pretrained_processor import MissingPackage
 from flambeau.llm.images.processors import read_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.proposers import (
     check_head,
     head_digest,
@@ -416,11 +419,20 @@ def load_images(
     """The encoder of images, in a model that has one."""
     if arch.vision is None:
         return None
-    if not has_vision(path):
+    if not has_vision(path, arch):
         logger.warning("%s holds no weights of an encoder of images: the model reads text only", path)
         return None
-    processor = read_processor(path if path.is_dir() else path.parent, arch.vision)  # first: it fails quickly
-    network = load_vision(path, arch.vision, device=device, dtype=dtype)
+    folder = path if path.is_dir() else path.parent
+    try:
+        processor = read_processor(folder, arch.vision)  # first: it fails quickly
+    except MissingPackage as error:
+        logger.warning("%s: the model reads text only, and requests with images are refused: %s", path, error)
+        return None
+    network = (
+        load_pretrained_encoder(folder, arch.vision, device=device, dtype=dtype)
+        if isinstance(arch.vision, PretrainedVision)
+        else load_vision(path, arch.vision, device=device, dtype=dtype)
+    )
     return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 

@@ -85,7 +85,7 @@ def test_sentence_transformers_are_known_by_modules_json(tmp_path):
     assert choose_handler(folder).handler == "sentence_embedder"
 
 
-@pytest.mark.parametrize("name", ["LlavaForConditionalGeneration", "EncodecModelFor", "UNet2DConditionModelX"])
+@pytest.mark.parametrize("name", ["MllamaForConditionalGeneration", "EncodecModelFor", "UNet2DConditionModelX"])
 def test_what_is_not_served_is_refused_by_name_with_a_remedy(tmp_path, name):
     folder = write(tmp_path, architectures=[name], model_type="llava", auto_map={"AutoModel": "m.M"})
     with pytest.raises(ConfigError, match=rf"{name}.*trust_remote_code is off.*task: TASK"):

@@ -12,7 +12,8 @@ from flambeau.errors import HandlerError, InvalidField
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.images.image_files import MAX_BYTES, ImageFile
 from flambeau.llm.images.image_processor import FixedProcessor, ImageProcessor
-from flambeau.llm.models.vision_architecture import VisionArchitecture
+from flambeau.llm.images.pretrained_processor import PretrainedProcessor
+from flambeau.llm.models.vision_architecture import ONE_IMAGE, PatchArchitecture, VisionArchitecture
 from flambeau.llm.text.chat_template import IMAGE_PART
 from flambeau.llm.text.tokenizer import Tokenizer
 from flambeau.wire.generation import ImageInput
@@ -22,55 +23,55 @@ TEXT_ONLY = "this model reads text only; leave images out, or use a model that r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatImages:
-    """What stands for an image in a prompt: some text, and a token that is repeated."""
+    """What stands for an image in a prompt: a text, in which a token is repeated."""
 
-    expansions: Mapping[str, str]  # what the chat template writes for an image, and what replaces it
-    image_id: int
+    marker: str  # what the chat template writes for an image
+    token: str  # the repeated one
+    around: tuple[str, str]  # what is written before and behind these, where the processor does not
     processor: ImageProcessor
 
     @classmethod
     def of(cls, arch: VisionArchitecture, processor: ImageProcessor, tokenizer: Tokenizer) -> ChatImages:
         """Gemma's template writes the token before an image; blank lines are around it. Qwen's writes all three."""
-        ids = arch.begin_id, arch.image_id, arch.end_id
-        begin, image, end = names = [tokenizer.token_text(token) for token in ids]
-        if tuple(map(tokenizer.named_id, names)) != ids:
+        ids = [arch.image_id]
+        if isinstance(arch, PatchArchitecture):
+            ids = [arch.begin_id, arch.image_id, arch.end_id]
+        names = [tokenizer.token_text(one) for one in ids]
+        if [*map(tokenizer.named_id, names)] != ids:
             raise HandlerError(
                 f"config.json has the tokens {', '.join(map(str, ids))} for images, which are no special tokens of the "
                 "tokenizer; use the files that came with the checkpoint"
             )
-        expansions = {begin: f"\n\n{begin}{image}{end}\n\n"} if arch.attends_both_ways else {}
-        return cls(expansions=expansions, image_id=arch.image_id, processor=processor)
+        token = names[len(names) // 2]
+        if isinstance(processor, PretrainedProcessor):
+            return cls(marker=processor.marker, token=token, around=("", ""), processor=processor)
+        if not arch.attends_both_ways:
+            return cls(marker=token, token=token, around=("", ""), processor=processor)
+        return cls(marker=names[0], token=token, around=(f"\n\n{names[0]}", f"{names[-1]}\n\n"), processor=processor)
 
-    def counts(self, images: Sequence[ImageInput]) -> list[int]:
-        """How many tokens each image takes. Raises InvalidField for one that cannot be read."""
-        return [self._count(image) for image in images]
+    def texts(self, images: Sequence[ImageInput]) -> list[str]:
+        """What stands for each image. Raises InvalidField for one that cannot be read."""
+        if isinstance(self.processor, PretrainedProcessor) and self.processor.reads_one and len(images) > 1:
+            raise InvalidField(images[1].name, f"{images[1].name} is a second image, and {ONE_IMAGE}")
+        return [self._text(image) for image in images]
 
-    def _count(self, image: ImageInput) -> int:
+    def num_tokens(self, text: str) -> int:
+        return text.count(self.token)
+
+    def _text(self, image: ImageInput) -> str:
+        before, behind = self.around
         if isinstance(self.processor, FixedProcessor):
-            return self.processor.tokens
+            return before + self.token * self.processor.tokens + behind
         if not image.data and not image.url.startswith("data:"):
             raise InvalidField(
                 image.name, f"{image.name}: how many tokens an image takes depends on its size; send it as a data URL"
             )
         try:
-            return self.processor.num_tokens(to_file(image))
+            if isinstance(self.processor, PretrainedProcessor):
+                return self.processor.text_of(to_file(image))
+            return before + self.token * self.processor.num_tokens(to_file(image)) + behind
         except InvalidRequest as error:
             raise InvalidField(image.name, str(error)) from None
-
-    def expand(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """The prompt with all tokens of its images. Raises InvalidField unless the template has shown every image."""
-        places = [place for place, token in enumerate(ids) if token == self.image_id]
-        if len(places) != len(counts):
-            raise InvalidField(
-                "messages",
-                f"the model's chat template shows {len(places)} of the {len(counts)} images in the messages",
-            )
-        expanded: list[int] = []
-        first = 0
-        for place, count in zip(places, counts, strict=True):
-            expanded += [*ids[first:place], *[self.image_id] * count]
-            first = place + 1
-        return [*expanded, *ids[first:]]
 
 
 def num_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:

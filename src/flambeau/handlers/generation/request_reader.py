@@ -178,14 +178,15 @@ class RequestReader:
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
     ) -> list[int]:
-        counts = images.counts(files)
+        texts = images.texts(files)
+        counts = [*map(images.num_tokens, texts)]
         if sum(counts) >= self._max_length:  # before their tokens are put into a prompt
             raise InvalidField(
                 "messages",
                 f"{len(counts)} images take {sum(counts)} tokens, and the model's context has only "
                 f"{self._max_length}; send fewer or smaller ones",
             )
-        ids = images.expand(self._encode_template(messages, {**options, "expansions": images.expansions}), counts)
+        ids = self._encode_template(messages, {**options, "expansions": {images.marker: texts}})
         if len(ids) >= self._max_length:  # before images are encoded, which takes long
             raise InvalidField(
                 "messages",

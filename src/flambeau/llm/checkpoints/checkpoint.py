@@ -25,6 +25,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -52,6 +53,7 @@ from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.presets import from_meta, preset
 from flambeau.llm.models.tensor_names import Renames, canonical_name
 from flambeau.llm.models.transformer import NarrowEmbedding, Transformer, like_embeddings
+from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.quantizer import build as build_network
 
@@ -114,7 +116,7 @@ def load_model(
             path,
             arch.max_length,
         )
-    if arch.unused:
+    if arch.unused and arch.vision is None:
         unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]
         if unused:
             logger.warning(
@@ -170,12 +172,19 @@ def read_declared(path: Path, files: list[WeightFile] | None = None) -> Architec
     if gguf is not None:
         return gguf_architecture(read_model_header(gguf))
     if (folder / "config.json").is_file():
-        return read_hugging_face(folder)
+        arch = read_hugging_face(folder)
+        return with_own_head(arch, files or open_files(path)) if isinstance(arch.vision, PretrainedVision) else arch
     if (folder / "params.json").is_file():
         files = open_weights(path) if files is None else files
         params = read_object(folder / "params.json", CheckpointError)
         return from_mistral(params) if is_mistral(params) else from_meta(params, vocab_size=embedding(files).shape[0])
     return preset(folder.resolve().name)
+
+
+def with_own_head(arch: Architecture, files: list[WeightFile]) -> Architecture:
+    """A network whose head is tied if the files have none; what config.json says of it differs between classes."""
+    names = (canonical_name(stored.name, arch.renames) for file in files for stored in file)
+    return replace(arch, tied_embeddings=not any(name.startswith("lm_head.") for name in names))
 
 
 def unsupported_reason(path: Path) -> str | None:

@@ -104,7 +104,7 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Reject weights whose names or shapes do not fit config.json; no weight is read."""
     arch = read_hugging_face(folder)
-    if arch.vision is not None and has_vision(folder):
+    if arch.vision is not None and has_vision(folder, arch):
         raise CheckpointError(
             f"{folder} reads images, and a quantized copy would lose the encoder of images; serve the original with "
             "quantization: int8, int4 or fp8 in its model-config.yaml, which quantizes the decoder while it is loaded"

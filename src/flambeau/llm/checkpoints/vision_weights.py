@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
 from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, mismatch
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.grid_vision import GridEncoder
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.tensor_names import vision_name
 from flambeau.llm.models.vision import SiglipEncoder
-from flambeau.llm.models.vision_architecture import GridArchitecture, SiglipArchitecture, VisionArchitecture
+from flambeau.llm.models.vision_architecture import (
+    GridArchitecture,
+    PretrainedVision,
+    SiglipArchitecture,
+    VisionArchitecture,
+)
 
 UNUSED = "vision_tower.head."  # pools an image to one vector, for other tasks
 CONSTANTS = (".position_ids", "rotary_pos_emb.inv_freq")
@@ -26,9 +33,12 @@ def make_encoder(arch: VisionArchitecture) -> VisionNetwork:
     return SiglipEncoder(arch)
 
 
-def has_vision(path: Path) -> bool:
+def has_vision(path: Path, arch: Architecture) -> bool:
     """Whether a checkpoint holds any weights of an encoder; those of models that were trained on text may not."""
-    return any(vision_name(stored.name) is not None for file in open_files(path) for stored in file)
+    names = (stored.name for file in open_files(path) for stored in file)
+    if isinstance(arch.vision, PretrainedVision):
+        return any(re.search(arch.unused, name) for name in names)
+    return any(vision_name(name) is not None for name in names)
 
 
 def load_vision(

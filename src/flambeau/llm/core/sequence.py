@@ -107,12 +107,13 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image in the tokens of a prompt."""
+    """An image in the tokens of a prompt, or a part of one with other tokens around it."""
 
     start: int
     end: int
     image: EncodedImage
     is_whole: bool = True  # its tokens attend to each other in both directions, so one step computes them all
+    first: int = 0  # which of the image's embeddings is that of the first token
 
     @property
     def num_saved(self) -> int:
@@ -180,7 +181,7 @@ class Sequence:
         found: list[Hashable] = [*self.tokens[start:end]]
         for image in self.images:
             for place in range(max(start, image.start), min(end, image.end)):
-                found[place - start] = (image.image.digest, place - image.start)
+                found[place - start] = (image.image.digest, place - image.start + image.first)
         if self.is_long and start == 0 and found:
             found[0] = -1 - self.tokens[0]
         if start == 0 and found and (num_saved := sum(image.num_saved for image in self.images)):

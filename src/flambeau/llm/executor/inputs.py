@@ -225,7 +225,7 @@ def images_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) 
             begin, end = max(start, one.start), min(start + length, one.end)
             if begin < end:
                 rows.append(np.arange(begin, end) - start + first_row)
-                features.append(one.image.features[begin - one.start : end - one.start])
+                features.append(one.image.features[begin - one.start + one.first : end - one.start + one.first])
             if begin < end and one.is_whole:
                 assert end == one.end, "an image is divided between two chunks"
                 has_whole = True

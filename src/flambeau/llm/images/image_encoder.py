@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.errors import LLMError
 from flambeau.llm.images.image_files import ImageFile
 from flambeau.llm.images.image_processor import ImageProcessor, ResizedImage
 from flambeau.llm.models.vision_architecture import VisionArchitecture
@@ -27,8 +28,8 @@ class VisionEncoder(Protocol):
     @property
     def arch(self) -> VisionArchitecture: ...
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int] | None) -> Tensor:
-        """[N, X], of an image with so many rows and columns of patches."""
+    def encode(self, pixels: Tensor, grid: tuple[int, int] | None, more: Mapping[str, Any]) -> Tensor:
+        """[N, X], of an image with so many rows and columns of patches; `more` is for encoders of transformers."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
 
@@ -88,7 +89,14 @@ class ImageEncoder:
     def _encode(self, image: ResizedImage) -> Tensor:
         """[N, X], on the host."""
         with own_stream(self._device):
-            return self._network.encode(image.pixels().to(self._device, self._dtype), image.grid).cpu()
+            pixels = image.pixels().to(self._device, self._dtype)
+            features = self._network.encode(pixels, image.grid, image.more).cpu()
+        if image.num_tokens not in (None, len(features)):  # those of several images would be mixed up
+            raise LLMError(
+                f"an image has {image.num_tokens} tokens by its processor and {len(features)} by its encoder; the "
+                "settings of the processor and config.json do not belong together: copy them again"
+            )
+        return features
 
 
 @contextmanager

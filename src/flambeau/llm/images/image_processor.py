@@ -6,7 +6,7 @@ Shapes: H height · W width · S pixels of a side
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -72,6 +72,8 @@ class ResizedImage:
     pixels: Callable[[], Tensor]  # [3, S, S], or patches with their numbers side by side
     grid: tuple[int, int] | None = None  # rows and columns of patches, which become those of tokens by merging
     merge_size: int = 1  # patches of a side of a token
+    more: Mapping[str, Any] = field(default_factory=dict)  # what an encoder of transformers takes besides
+    num_tokens: int | None = None  # that stand for it in a prompt, if they were counted
 
     @property
     def token_grid(self) -> tuple[int, int] | None:

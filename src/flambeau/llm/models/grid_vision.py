@@ -10,7 +10,9 @@ decoder's hidden size
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +155,7 @@ class GridEncoder(nn.Module):
         late = [NewerMerger(arch, is_late=True) for _ in arch.deep_layers]
         self.deepstack_merger_list = nn.ModuleList(late) if arch.is_newer else None
 
-    def encode(self, patches_PI: Tensor, grid: Grid | None) -> Tensor:
+    def encode(self, patches_PI: Tensor, grid: Grid | None, more: Mapping[str, Any]) -> Tensor:
         """One image to [N, X], or [N, (1 + L) X] where the first L layers of the decoder add something, too."""
         assert grid is not None, "its patches have rows and columns"
         return self(patches_PI, grid)  # type: ignore[no-any-return]

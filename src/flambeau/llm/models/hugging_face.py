@@ -15,7 +15,7 @@ from flambeau.llm.models.families.config_parts import partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
 from flambeau.llm.models.grid_vision_config import grid_decoder_config, read_grid_vision
-from flambeau.llm.models.vision_config import decoder_config, read_vision
+from flambeau.llm.models.vision_config import decoder_config, read_pretrained_vision, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 ACTIVATIONS: dict[str, Activation] = {
@@ -157,6 +157,9 @@ def from_hugging_face(config: Config) -> Architecture:
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
             "it must be an even number"
         )
+    if family.images is not None:
+        scale = arch.embedding_scale if family.scales_images else 1.0
+        return replace(arch, vision=read_pretrained_vision(family.images, whole, hidden, scale))
     if family.vision is None:
         return arch
     if family.vision == "siglip":

@@ -10,7 +10,9 @@ decoder's hidden size
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +124,7 @@ class SiglipEncoder(nn.Module):
         self.vision_tower = VisionTower(arch)
         self.multi_modal_projector = Projector(arch)
 
-    def encode(self, pixels_3SS: Tensor, grid: tuple[int, int] | None) -> Tensor:
+    def encode(self, pixels_3SS: Tensor, grid: tuple[int, int] | None, more: Mapping[str, Any]) -> Tensor:
         """One image to [N, X]."""
         return self(pixels_3SS.unsqueeze(0))[0]  # type: ignore[no-any-return]
 

@@ -5,15 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from flambeau.llm.models.families.image_readers import ImageReader
+
 VisionActivation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu"]
+
+ONE_IMAGE = (
+    "this model encodes several images of a chat otherwise than a single one, which is not supported; send one image"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionArchitecture:
-    """What all encoders have: a transformer over patches of an image."""
+    """What the engine has to know of every encoder."""
 
     # Whether the decoder's tokens of an image attend to each other in both directions.
     attends_both_ways: ClassVar[bool] = False
+    # Whether other tokens may be between those of one image, such as the ends of its rows.
+    is_divided: ClassVar[bool] = False
+
+    text_size: int  # the decoder's hidden size
+    image_id: int  # the token in the places of an image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedVision(VisionArchitecture):
+    """An encoder of transformers, which that package builds from config.json."""
+
+    is_divided: ClassVar[bool] = True
+
+    reader: ImageReader
+    scale: float = 1.0  # of its embeddings, in the decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchArchitecture(VisionArchitecture):
+    """An encoder of our own: a transformer over patches of an image."""
 
     hidden_size: int
     num_layers: int
@@ -22,14 +48,12 @@ class VisionArchitecture:
     patch_size: int  # pixels of a side
     norm_epsilon: float
     activation: VisionActivation
-    text_size: int  # the decoder's hidden size
-    image_id: int  # the token in the places of an image …
-    begin_id: int  # … and those around them
+    begin_id: int  # the tokens around those of an image
     end_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiglipArchitecture(VisionArchitecture):
+class SiglipArchitecture(PatchArchitecture):
     """An encoder (SigLIP) of images of one size, whose patches are pooled to the tokens of an image (Gemma 3)."""
 
     attends_both_ways: ClassVar[bool] = True
@@ -39,7 +63,7 @@ class SiglipArchitecture(VisionArchitecture):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridArchitecture(VisionArchitecture):
+class GridArchitecture(PatchArchitecture):
     """An encoder of images of any size; a square of patches becomes a token (Qwen2-VL to Qwen 3.5)."""
 
     merge_size: int = 2  # patches of a side of the square

@@ -8,7 +8,8 @@ from typing import Any
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.config_keys import HARMLESS
-from flambeau.llm.models.vision_architecture import SiglipArchitecture, VisionActivation
+from flambeau.llm.models.families.image_readers import ImageReader
+from flambeau.llm.models.vision_architecture import PretrainedVision, SiglipArchitecture, VisionActivation
 
 ENCODER = "siglip_vision_model"
 ACTIVATIONS: dict[str, VisionActivation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -83,6 +84,15 @@ def read_vision(config: Mapping[str, Any], text_size: int) -> SiglipArchitecture
         begin_id=tokens["boi_token_index"],
         end_id=tokens["eoi_token_index"],
     )
+
+
+def read_pretrained_vision(
+    reader: ImageReader, config: Mapping[str, Any], text_size: int, scale: float
+) -> PretrainedVision:
+    """An encoder of transformers, which reads its settings itself."""
+    named = next((key for key in ("image_token_id", "image_token_index") if config.get(key) is not None), None)
+    image_id = reader.image_id if named is None else whole_number(named, config[named])
+    return PretrainedVision(text_size=text_size, image_id=image_id, reader=reader, scale=scale)
 
 
 def check_sizes(sizes: Mapping[str, int], num_tokens: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from flambeau.llm.errors import TokenizerError
+from flambeau.llm.errors import InvalidRequest, TokenizerError
 from flambeau.llm.gguf_header import GgufHeader, gguf_path, read_header
 from flambeau.llm.text.chat_template import (
     ChatTemplate,
@@ -199,24 +200,24 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
-        expansions: Mapping[str, str] = MappingProxyType({}),
+        expansions: Mapping[str, Sequence[str]] = MappingProxyType({}),
         **options: Any,
     ) -> list[int]:
         """The prompt ids of a conversation. Messages cannot contain special tokens.
 
         With `continue_final_message` the prompt ends with the text of the last message, and the model continues it.
-        `expansions` are names of special tokens that the template writes, and the texts that replace them.
+        `expansions` are names that the template writes, and the texts that replace them one after another.
         """
         if self.template is None:
             return self._vocabulary.encode(plain_text(messages), add_special=True)
-        masked, others = self._mask(messages), self._mask(options)
+        masked, others = self._mask(messages, (*expansions,)), self._mask(options)
         if continue_final_message:
             masked, others = with_end_mark(masked), {**others, "add_generation_prompt": False}
         text = self.render_chat(masked, tools=self._mask(tools), **others)
         if continue_final_message:
             text = up_to_end_mark(text)
-        for name, expansion in expansions.items():
-            text = text.replace(name, expansion)  # those in messages are masked
+        for name, texts in expansions.items():
+            text = expanded(text, name, texts)  # those in messages are masked
         if self._vocabulary.finds_special and MASK not in text:
             return self._vocabulary.encode(text, add_special=False)
         return self._encode_parts(text)
@@ -225,13 +226,14 @@ class Tokenizer:
         """The ids of a text in which names of special tokens are these tokens, with nothing added."""
         return self._encode_parts(text)
 
-    def _mask(self, value: Any) -> Any:
-        """A copy in which the names of special tokens are broken up."""
+    def _mask(self, value: Any, others: tuple[str, ...] = ()) -> Any:
+        """A copy in which the names of special tokens are broken up, and `others`."""
         if isinstance(value, str):
-            return self._name_pattern.sub(lambda found: found[0][0] + MASK + found[0][1:], value)
+            masked = self._name_pattern.sub(lambda found: found[0][0] + MASK + found[0][1:], value)
+            return reduce(lambda text, name: text.replace(name, name[0] + MASK + name[1:]), others, masked)
         if isinstance(value, Mapping):
-            return {self._mask(key): self._mask(item) for key, item in value.items()}
-        return [self._mask(item) for item in value] if isinstance(value, list | tuple) else value
+            return {self._mask(key, others): self._mask(item, others) for key, item in value.items()}
+        return [self._mask(item, others) for item in value] if isinstance(value, list | tuple) else value
 
     def _encode_parts(self, text: str) -> list[int]:
         """Ids of a rendered conversation: special tokens for whole names, text between them."""
@@ -246,6 +248,16 @@ class Tokenizer:
 
     def _encode_text(self, text: str) -> list[int]:
         return self._vocabulary.encode_plain(text.replace(MASK, "")) if text else []
+
+
+def expanded(text: str, name: str, texts: Sequence[str]) -> str:
+    """The text with `texts` in the places of a name; raises InvalidRequest unless there are as many of both."""
+    first, *others = text.split(name)
+    if len(others) != len(texts):
+        raise InvalidRequest(
+            f"the model's chat template shows {len(others)} of the {len(texts)} images in the messages", "messages"
+        )
+    return first + "".join(part for pair in zip(texts, others, strict=True) for part in pair)
 
 
 def with_spaces(name: str, strips: Mapping[str, Strips]) -> str:

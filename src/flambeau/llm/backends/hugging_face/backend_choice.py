@@ -28,13 +28,14 @@ from flambeau.llm.backends.hugging_face.checks import (
     whole_logits,
 )
 from flambeau.llm.backends.hugging_face.paged_backend import PagedBackend
-from flambeau.llm.backends.hugging_face.pretrained import first_lines, quiet, read_pretrained
+from flambeau.llm.backends.hugging_face.pretrained import read_pretrained
 from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
 from flambeau.llm.backends.hugging_face.state_backend import StateBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
 from flambeau.llm.executor.kv_cache import available_bytes, num_blocks_of
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.transformers_package import first_lines, quiet
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hugging_face import read_config, token_ids
+from flambeau.llm.transformers_package import check_weights, first_lines, import_transformers, quiet
 
-logger = logging.getLogger(__name__)
-
-INSTALL = "pip install 'flambeau[transformers]'"
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -29,7 +25,6 @@ LENGTH_KEYS = (
     "n_ctx",
 )
 UNLIMITED = 32_768  # tokens of a sequence where config.json has no limit
-NAMED_KEYS = 8  # in a message
 
 
 def read_pretrained(path: Path, *, device: torch.device, dtype: torch.dtype, trusts_code: bool) -> Any:
@@ -46,22 +41,6 @@ def read_pretrained(path: Path, *, device: torch.device, dtype: torch.dtype, tru
         raise CheckpointError(f"transformers cannot load {path}: {first_lines(error)}") from error
     check_weights(path, info)
     return model.to(device).eval().requires_grad_(False)
-
-
-def import_transformers() -> Any:
-    """The package; its parts are imported when they are used."""
-    try:
-        transformers = importlib.import_module("transformers")
-        importlib.import_module("transformers.modeling_utils")
-    except ImportError as error:
-        missing = importlib.util.find_spec("transformers") is None
-        what = f"is not installed: {INSTALL}" if missing else f"cannot be imported: {first_lines(error)}"
-        raise CheckpointError(f"the transformers package, which may have it, {what}") from error
-    except RuntimeError as error:  # a torchvision that does not fit torch
-        raise CheckpointError(
-            f"the transformers package, which may have it, cannot be imported: {first_lines(error)}"
-        ) from error
-    return transformers
 
 
 def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bool) -> Any:
@@ -94,42 +73,6 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
             "gpt_handler serves models of other tasks"
         )
     return found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' own progress bars and reports, which are for notebooks; errors are raised."""
-    settings = importlib.import_module("transformers.utils.logging")
-    level, had_bar = settings.get_verbosity(), settings.is_progress_bar_enabled()
-    settings.set_verbosity_error()
-    settings.disable_progress_bar()
-    try:
-        yield
-    finally:
-        settings.set_verbosity(level)
-        if had_bar:
-            settings.enable_progress_bar()
-
-
-def check_weights(path: Path, info: Mapping[str, Any]) -> None:
-    """Raise if a weight is not in the files: transformers would make up random ones."""
-    absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
-    if absent:
-        raise CheckpointError(
-            f"{path} has no weights that fit {some_of(absent)}; check that config.json belongs to them"
-        )
-    if more := sorted(info["unexpected_keys"]):
-        logger.warning("%s has weights that the network does not use: %s", path, some_of(more))
-
-
-def some_of(names: list[str]) -> str:
-    more = len(names) - NAMED_KEYS
-    return ", ".join(names[:NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")
-
-
-def first_lines(error: BaseException) -> str:
-    """An error of transformers may have pages."""
-    return " ".join(str(error).split())[:400]
 
 
 def read_limits(path: Path, *, trusts_code: bool) -> Architecture:

@@ -40,8 +40,8 @@ HUNYUAN_SUPPORTED = {
     "use_mixed_mlp_moe": (None, False, True),
 }
 VISION = (  # tensors of pictures and sounds
-    r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|"
-    r"vision_embedder|embed_vision|audio_tower|embed_audio)\."
+    r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio)\b"
 )
 CLIP_KEYS = frozenset({"clip_qkv"})
 
@@ -87,12 +87,12 @@ def stretched_theta(config: Config) -> Config:
 
 
 def text_only(family: Family) -> Family:
-    """The same family in checkpoints that also hold a vision model, which is left out."""
+    """The same family in checkpoints that also hold a vision model, which is no part of its network."""
     return replace(
         family,
         text_section="text_config",
         parts={**family.parts, "unused": VISION},
-        renames=((r"^language_model\.", ""), (r"^model\.language_model\.", "model."), *family.renames),
+        renames=((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."), *family.renames),
     )
 
 

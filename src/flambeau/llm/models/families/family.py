@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flambeau.llm.models.families.image_readers import ImageReader
+
 Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
 WindowedLayers = Literal["none", "named", "all", "late", "unrotated", "even", "pattern"]
@@ -18,7 +20,7 @@ class Family:
     """Settings of a class of models that its config.json does not contain."""
 
     model_type: str
-    text_section: str = ""  # of config.json: the section of the language model, in models whose images are not read
+    text_section: str = ""  # of config.json: the section of the language model, in models with further encoders
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False
@@ -42,3 +44,5 @@ class Family:
     mlp_ratio: int | None = None  # the default of the intermediate size, in hidden sizes
     dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
     vision: VisionKind | None = None  # the encoder of images, whose settings are under `vision_config`
+    images: ImageReader | None = None  # what transformers encodes images with
+    scales_images: bool = False  # the scale of embeddings of tokens is also that of images

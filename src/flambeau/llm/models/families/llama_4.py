@@ -1,11 +1,9 @@
-"""Llama 4, text only: attention in chunks, layers without positions, experts whose inputs are weighed."""
+"""Llama 4: attention in chunks, layers without positions, experts whose inputs are weighed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import LLAMA_TOKENS, text_only
+from flambeau.llm.models.families.config_parts import LLAMA_TOKENS
 from flambeau.llm.models.families.family import Config, Family
 
 LAYER_TYPES = ("full_attention", "chunked_attention")
@@ -91,7 +89,4 @@ TEXT = Family(
     },
 )
 
-LLAMA_4 = {
-    "Llama4ForCausalLM": TEXT,
-    "Llama4ForConditionalGeneration": replace(text_only(TEXT), model_type="llama4"),
-}
+LLAMA_4 = {"Llama4ForCausalLM": TEXT}

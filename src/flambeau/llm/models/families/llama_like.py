@@ -16,7 +16,6 @@ from flambeau.llm.models.families.config_parts import (
     minicpm_scales,
     partial_rotation,
     stretched_theta,
-    text_only,
     uniform_bias,
 )
 from flambeau.llm.models.families.family import Config, Family
@@ -156,7 +155,6 @@ LLAMA_LIKE = {
     "MistralForCausalLM": MISTRAL,
     "MinistralForCausalLM": replace(MISTRAL, model_type="ministral"),
     "Ministral3ForCausalLM": MINISTRAL_3,
-    "Mistral3ForConditionalGeneration": replace(text_only(MISTRAL), model_type="mistral3"),
     "Qwen2ForCausalLM": Family(
         model_type="qwen2",
         qkv_bias=True,
@@ -222,6 +220,7 @@ LLAMA_LIKE = {
     ),
     "GraniteForCausalLM": Family(
         model_type="granite",
+        scales_images=True,
         derive=granite,
         defaults={
             "embedding_multiplier": 1.0,

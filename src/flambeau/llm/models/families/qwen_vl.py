@@ -68,12 +68,16 @@ def pairs_of(config: Config) -> int:
 
 
 def divided(config: Config) -> Config:
-    """One section of dimensions after another."""
     num_pairs = pairs_of(config)
     found = sections(config, (16, 24, 24), num_pairs, is_interleaved=False)
-    if sum(found) != num_pairs:
+    return {"position_axes": one_after_another(found, num_pairs)}
+
+
+def one_after_another(numbers: tuple[int, int, int], num_pairs: int) -> tuple[int, ...]:
+    """The axes of pairs of dimensions, in one section after another."""
+    if sum(numbers) != num_pairs:
         raise CheckpointError(f"mrope_section is missing: three numbers that add up to {num_pairs}")
-    return {"position_axes": tuple(axis for axis, number in enumerate(found) for _ in range(number))}
+    return tuple(axis for axis, number in enumerate(numbers) for _ in range(number))
 
 
 def interleaved(config: Config) -> Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.decilm import DECILM
@@ -11,8 +13,10 @@ from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
 from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
 from flambeau.llm.models.families.gemma_4 import GEMMA_4
+from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
+from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
@@ -22,6 +26,10 @@ from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
 
+WITH_READERS = {
+    name: Family(model_type=reader.model_type, text_section="text_config", images=reader)
+    for name, reader in IMAGE_READERS.items()
+}
 TABLES = (
     LLAMA_LIKE,
     DENSE_OTHERS,
@@ -39,19 +47,23 @@ TABLES = (
     LLAMA_4,
     HYBRID,
     QWEN_VL,
+    WITH_READERS,
 )
 FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family in table.items()}
 
 
-def text_family(config: Config, found: Family) -> Family | None:
+def text_family(config: Config, found: Family) -> Family:
     """The family of the language model in a checkpoint with pictures, by the model_type of its own section."""
-    named = (config.get(found.text_section) or {}).get("model_type")
+    reader = found.images
+    named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    base = next((f for f in FAMILIES.values() if f.model_type == named and not f.text_section), None)
+    families = (*FAMILIES.values(), *GLM_VISION.values())
+    base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
-    return text_only(base)
+    text = replace(text_only(base), images=reader)
+    return text if reader is None else replace(text, defaults={**TEXT_SIZES.get(named, {}), **base.defaults})
 
 
 def family_of(config: Config) -> Family:

@@ -243,7 +243,7 @@ def test_the_first_deepseek_has_the_experts_of_qwen_without_a_gate_for_the_share
     torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
 
 
-def test_text_of_kimi_2_is_deepseek_3(tmp_path):
+def test_text_of_kimi_2_is_deepseek_3(tmp_path, caplog):
     reference = write_checkpoint(tmp_path, "deepseek-v3")
     text = {**config_of("deepseek-v3"), "model_type": "kimi_k2", "num_nextn_predict_layers": 0}
     no_keys = dict.fromkeys(key for key in text if key not in ("dtype", "transformers_version"))
@@ -253,6 +253,7 @@ def test_text_of_kimi_2_is_deepseek_3(tmp_path):
         tmp_path, {**no_keys, **keys}, lambda tensors: {f"language_model.{k}": v for k, v in tensors.items()} | vision
     )
     torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
+    assert "2 tensors are left out, for example of pictures" in caplog.text
 
 
 def test_first_gemmas_say_gelu_and_mean_its_approximation():

@@ -1,0 +1,104 @@
+"""PretrainedImageEncoder: pixels → the embeddings that stand for an image, by an encoder of transformers.
+
+The model's own class is built without its decoder, and transformers reads the weights that are left: their names in old
+and new files are its matter.
+
+Shapes: N tokens of an image · X the decoder's hidden size
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.images.pretrained_processor import import_images
+from flambeau.llm.models.config_keys import HARMLESS
+from flambeau.llm.models.hugging_face import read_config
+from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.models.vision_config import UNUSED
+from flambeau.llm.transformers_package import check_present, first_lines, quiet
+
+logger = logging.getLogger(__name__)
+
+
+class PretrainedImageEncoder:
+    """The parts of a model of transformers that encode images."""
+
+    def __init__(self, model: Any, arch: PretrainedVision) -> None:
+        self.arch = arch
+        self._model = model
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int] | None, more: Mapping[str, Any]) -> Tensor:
+        """One image to [N, X]."""
+        moved = {name: value.to(pixels.device) if isinstance(value, Tensor) else value for name, value in more.items()}
+        found = self._model.get_image_features(pixel_values=pixels, **moved)
+        projects = self.arch.reader.projects
+        features = self._model.multi_modal_projector(found.last_hidden_state) if projects else found.pooler_output
+        return joined(features) * self.arch.scale
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        found: Iterator[nn.Parameter] = self._model.parameters(recurse)
+        return found
+
+
+def joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """Embeddings of the tiles of an image, one after another."""
+    tiles = [features] if isinstance(features, Tensor) else features
+    return torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in tiles])
+
+
+def load_pretrained_encoder(
+    folder: Path, arch: PretrainedVision, *, device: torch.device, dtype: torch.dtype
+) -> PretrainedImageEncoder:
+    """The encoder, ready to run; raises CheckpointError if transformers cannot load all of it."""
+    transformers = import_images(arch)
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            name_unknown_keys(folder, config)
+            config.quantization_config = None  # that of the decoder
+            del config.quantization_config
+            model, info = without_decoder(getattr(transformers, arch.reader.class_name)).from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # check_present names them
+                output_loading_info=True,
+            )
+    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"transformers cannot load the encoder of {folder}: {first_lines(error)}") from error
+    check_present(folder, info)
+    return PretrainedImageEncoder(model.to(device).eval().requires_grad_(False), arch)
+
+
+def without_decoder(cls: Any) -> Any:
+    """The class of a model that has no decoder, whose weights are then not read."""
+
+    class Encoder(cls):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for name in ("language_model", "text_model"):
+                if hasattr(self, name):
+                    setattr(self, name, nn.Module())
+
+    Encoder.__name__ = cls.__name__  # by which transformers finds the names of its weights
+    return Encoder
+
+
+def name_unknown_keys(folder: Path, config: Any) -> None:
+    """Name what transformers knows nothing of, so that it has no effect."""
+    given = read_config(folder).get("vision_config") or {}
+    known = type(config.vision_config)().to_dict().keys() | HARMLESS | {*UNUSED}
+    if unknown := sorted(given.keys() - known):
+        logger.warning(
+            "vision_config in %s has keys that transformers does not know and that have no effect: %s",
+            folder,
+            ", ".join(unknown),
+        )

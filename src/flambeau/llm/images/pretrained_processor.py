@@ -1,0 +1,158 @@
+"""PretrainedProcessor: an image → what an encoder of transformers takes, and the text that stands for it in a prompt.
+
+Both come from the processor of transformers that belongs to the checkpoint. Pillow resizes wherever transformers has a
+variant for it; others need torchvision.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flambeau.llm.errors import CheckpointError, InvalidRequest
+from flambeau.llm.images.image_files import ImageFile, open_image, size_of
+from flambeau.llm.images.image_processor import ResizedImage
+from flambeau.llm.images.pixtral_processor import PixtralProcessor
+from flambeau.llm.json_files import read_object
+from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.transformers_package import first_lines, import_transformers, quiet
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+OFFSETS = "text_replacement_offsets"  # what transformers calls the texts in the places of images
+SETTINGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # name the processor's class
+TRIAL_SIZE = (48, 64)  # height and width of the image that is read when a model is loaded
+NUM_SIZES = 1024  # of images whose texts are kept
+
+
+class MissingPackage(CheckpointError):
+    """Images cannot be read before a package is installed."""
+
+
+class PretrainedProcessor:
+    """Reads images with a processor of transformers."""
+
+    def __init__(self, processor: Any, arch: PretrainedVision) -> None:
+        self.marker: str = processor.image_token  # what the chat template writes for an image
+        self.reads_one = arch.reader.reads_one
+        self._processor, self._reader = processor, arch.reader
+        self._image_token: str = processor.tokenizer.convert_ids_to_tokens(arch.image_id)
+        self._text_of_size = lru_cache(NUM_SIZES)(self._make_text)
+
+    def read(self, file: ImageFile) -> ResizedImage:
+        with named(file):
+            found = self._run(open_image(file), return_tensors="pt")
+        pixels = found["pixel_values"]
+        rows, columns = found["image_grid_thw"][0, 1:].tolist() if self._reader.has_grid else (0, 0)
+        return ResizedImage(
+            pixels=lambda: pixels,
+            grid=(rows, columns) if self._reader.has_grid else None,
+            merge_size=self._processor.image_processor.merge_size if self._reader.has_grid else 1,
+            more={name: found[name] for name in self._reader.inputs if name in found},
+            num_tokens=self.num_tokens(file),
+        )
+
+    def num_tokens(self, file: ImageFile) -> int:
+        return self.text_of(file).count(self._image_token)
+
+    def text_of(self, file: ImageFile) -> str:
+        """What stands for the image in a prompt, which depends on its size alone."""
+        with named(file):
+            return self._text_of_size(size_of(file))
+
+    def _make_text(self, size: tuple[int, int]) -> str:
+        from PIL import Image
+
+        found = self._run(Image.new("RGB", size[::-1]), **{f"return_{OFFSETS}": True})
+        [[replaced]] = found[OFFSETS]
+        return str(replaced["replacement"])
+
+    def _run(self, image: Image, **options: Any) -> Any:
+        with torch.inference_mode():
+            return self._processor(images=[image], text=[self.marker], return_mm_token_type_ids=False, **options)
+
+    def try_out(self) -> None:
+        """Read a trial image; raises if settings are missing, or are those of another model."""
+        if self._image_token not in (text := self._make_text(TRIAL_SIZE)):
+            raise ValueError(f"the processor writes no {self._image_token} for an image, but {text[:100]}")
+
+
+@contextmanager
+def named(file: ImageFile) -> Iterator[None]:
+    """Raise InvalidRequest for an image that the processor does not take, such as one that is too narrow."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{file.name} is an image that the model does not take: {first_lines(error)}", file.name
+        ) from None
+
+
+def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> PretrainedProcessor:
+    """Raises MissingPackage where one is needed, and CheckpointError for files that do not describe a processor."""
+    transformers = import_images(arch)
+    name = class_name(folder, arch)
+    if arch.reader.needs_torchvision and importlib.util.find_spec("torchvision") is None:
+        raise MissingPackage(f"{name} of transformers needs torchvision: pip install torchvision")
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with quiet():
+            image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+            processor = PretrainedProcessor(make_processor(folder, name, image_processor, tokenizer), arch)
+            processor.try_out()
+    except ImportError as error:
+        raise MissingPackage(f"{name} of transformers needs a package: {first_lines(error)}") from error
+    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"transformers cannot read images with the settings in {folder} ({name}): {first_lines(error)}; copy its "
+            "preprocessor_config.json, processor_config.json and the files of its tokenizer from the model's source"
+        ) from error
+    return processor
+
+
+def import_images(arch: PretrainedVision) -> Any:
+    try:
+        return import_transformers("which encodes its images")
+    except CheckpointError as error:
+        raise MissingPackage(str(error)) from error
+
+
+def class_name(folder: Path, arch: PretrainedVision) -> str:
+    """The processor that the files name, or that of the family; others were not compared."""
+    known = arch.reader.processors
+    files = [folder / name for name in SETTINGS if (folder / name).is_file()]
+    named = [str(found) for file in files if (found := read_object(file, CheckpointError).get("processor_class"))]
+    if named and named[0] not in known:
+        raise CheckpointError(f"{folder} names the processor {named[0]}; supported is {' or '.join(known)}")
+    return named[0] if named else known[0]
+
+
+def make_processor(folder: Path, name: str, image_processor: Any, tokenizer: Any) -> Any:
+    if name == PixtralProcessor.__name__:
+        file = folder / SETTINGS[0]
+        settings = read_object(file, CheckpointError) if file.is_file() else {}
+        return PixtralProcessor(image_processor, tokenizer, settings)
+    cls = without_videos(getattr(importlib.import_module("transformers"), name))
+    parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+    settings, _ = cls.get_processor_dict(folder, local_files_only=True)
+    return cls.from_args_and_dict([parts.get(part) for part in cls.get_attributes()], settings)
+
+
+def without_videos(cls: Any) -> Any:
+    """The class of a processor that needs none for videos, which may need torchvision."""
+
+    class Reader(cls):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
+            return type(None) if value is None else super().check_argument_for_proper_class(name, value)
+
+    Reader.__name__ = cls.__name__
+    return Reader
