@@ -68,7 +68,7 @@ def model(tmp_path):
     return folder
 
 
-async def test_agent_tells_who_it_is(tmp_path):
+async def test_agent_names_itself(tmp_path):
     async with linked(ModelCache(tmp_path / "cache")) as link:
         assert (link.joined.node, link.joined.host, link.joined.address) == ("n", "h", "127.0.0.1")
         assert {"python", "flambeau"} <= {*link.joined.versions}

@@ -115,7 +115,7 @@ async def test_waiting_for_workers_includes_those_that_restart():
 
 
 @pytest.mark.parametrize("end", ["scaling down", "closing"])
-async def test_nobody_waits_for_workers_that_are_not_wanted_any_more(end):
+async def test_workers_that_are_not_needed_any_more_are_not_awaited(end):
     pool = new_pool(new_worker=lambda slot: FakeWorker())
     pool.scale(2, 2)
     await until(lambda: len(pool.workers) == 2)
