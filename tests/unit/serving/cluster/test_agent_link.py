@@ -19,9 +19,9 @@ from flambeau.serving.cluster import agent_link
 from flambeau.serving.cluster.agent_link import AgentLink
 from flambeau.serving.cluster.placed_worker import process_state_of
 from flambeau.serving.cluster.worker_port import WorkerPort
-from flambeau.serving.workers.inspection import Stacks
 from flambeau.serving.workers.process_state import GONE, ProcessState, ThreadState
-from flambeau.wire.control import RemoteFiles, Start
+from flambeau.serving.workers.stacks import Stacks
+from flambeau.wire.cluster_messages import RemoteFiles, Start
 from flambeau.wire.model_files import digest_of
 from flambeau.wire.tls import WrongServer
 from support.file_server import serving_files

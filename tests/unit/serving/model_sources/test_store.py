@@ -11,7 +11,7 @@ from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.model_sources.downloader import Downloader
 from flambeau.serving.model_sources.store import PREFIX, Store, claim, hub_files, make_private, models_in, sweep
 from flambeau.serving.model_sources.urls import compile_patterns
-from flambeau.wire.control import RemoteFiles
+from flambeau.wire.cluster_messages import RemoteFiles
 from support.archives import pack_handler
 from support.file_server import serving_files
 
