@@ -33,6 +33,7 @@ ALIASES = {
     "ner": "token-classification",
     "text-to-audio": "text-to-speech",
 }
+EMBEDDING_TAGS = ("sentence-similarity", "feature-extraction")
 SUFFIXES = {  # of the class in `architectures` → tasks of that class, the default first
     "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
     "ForTokenClassification": ("token-classification",),
