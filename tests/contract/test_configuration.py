@@ -176,7 +176,7 @@ def test_torn_snapshot_is_skipped_for_the_one_before(command):
         assert command.logged(torn.name, level="WARN")
 
 
-def test_no_snapshots_when_told_so(command):
+def test_no_snapshots_when_they_are_off(command):
     command.started("--ncs", "--models", "echo.mar")
     command.run("--stop", "--foreground")
     assert command.snapshots() == []

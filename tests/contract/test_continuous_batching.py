@@ -106,7 +106,7 @@ def test_request_that_cannot_be_read_fails_alone(server):
     assert len(long.rest()) == 299
 
 
-def test_worker_that_dies_in_a_running_batch_comes_back_and_spares_those_who_had_heard_nothing(start, tmp_path):
+def test_worker_that_dies_in_a_running_batch_is_replaced(start, tmp_path):
     server = serve(start, tmp_path)
     long = Stream(server, "stepping", {"n": 100_000, "pause": 0.01})
     pid = long.line()["pid"]
@@ -183,7 +183,7 @@ def test_hundred_clients_that_come_and_go_leave_nothing_behind(start, tmp_path):
     assert len(server.predict("stepping", {"n": 5}).body.splitlines()) == 5
 
 
-def test_async_communication_gives_way(start, tmp_path):
+def test_continuous_batching_overrules_async_communication(start, tmp_path):
     server = serve(start, tmp_path, more="asyncCommunication: true\n")
     assert len(server.predict("stepping", {"n": 3}).body.splitlines()) == 3
     assert server.logged("asyncCommunication", "continuousBatching")

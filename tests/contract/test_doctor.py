@@ -36,7 +36,7 @@ def test_installation_that_will_work(store, tmp_path):
     assert "1 model, 0 problems" in result.stdout
 
 
-def test_what_will_not_work_is_told_and_the_exit_status_says_so(store, tmp_path):
+def test_what_will_not_work_is_listed_and_sets_the_exit_status(store, tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("load_models=gone.mar\n")
     (store / "broken.mar").write_bytes(b"not an archive")
@@ -47,7 +47,7 @@ def test_what_will_not_work_is_told_and_the_exit_status_says_so(store, tmp_path)
     assert "neither a zip" in problems["broken.mar"]
 
 
-def test_pins_of_shared_packages_and_broken_imports_are_told_beforehand(store, tmp_path):
+def test_pins_of_shared_packages_and_broken_imports_are_reported_beforehand(store, tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("install_py_dep_per_model=true\ndisable_token_authorization=true\n")
     (tmp_path / "requirements.txt").write_text("torch<0.5\n")

@@ -76,7 +76,7 @@ def test_large_inputs_go_through_shared_memory(serve):
     assert len(client.predict(order={"do": "big", "bytes": 4_000_000})) == 4_000_000
 
 
-def test_ping_tells_the_health_as_json_text(serve):
+def test_ping_has_the_health_as_json_text(serve):
     _, client = serve()
     assert client.inference.Ping(Empty(), timeout=60).health == '{\n  "status": "Healthy"\n}'
 
@@ -197,7 +197,7 @@ def test_predictions_puts_the_parts_of_a_stream_together(serve_orders):
     assert "max_response_size" in text
 
 
-def test_a_stream_that_breaks_tells_it_after_the_parts_that_were_made(serve_orders):
+def test_a_stream_that_breaks_ends_with_an_error_after_the_parts_that_were_made(serve_orders):
     replies = serve_orders.inference.StreamPredictions(
         request(order={"do": "stream", "n": 5, "fail at": 2}), timeout=60
     )

@@ -55,7 +55,7 @@ def test_a_server_whose_model_cannot_load_is_not_serving(opened):
     assert check(client.management_channel) == SERVING
 
 
-def test_watchers_are_told_of_changes_and_do_not_hold_up_the_end(opened):
+def test_watchers_get_changes_and_do_not_delay_the_end(opened):
     server, client = opened("orders.py")
     server.wait_ready()
     watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)

@@ -166,7 +166,7 @@ def test_describe_and_list_say_what_rest_says(managed):
         ),
     ],
 )
-def test_what_goes_wrong_is_told(managed_orders, method, fields, code, details):
+def test_each_error_names_its_cause(managed_orders, method, fields, code, details):
     assert refusal(managed_orders.manage, method, **fields) == (code, details)
 
 
@@ -220,7 +220,7 @@ def configured(tmp_path):
         server.stop()
 
 
-def test_each_port_wants_its_own_key(configured, tmp_path):
+def test_each_port_requires_its_own_key(configured, tmp_path):
     server, client = configured(keys=KeysConfig(is_on=True, file=tmp_path / "keys.json"))
     file = tmp_path / "keys.json"  # empty at first
     keys = server.until(lambda: file.exists() and file.read_text() and json.loads(file.read_text()))

@@ -220,7 +220,7 @@ def test_bad_tensors_are_invalid_arguments(client, inputs, raw, words):
     assert words in text
 
 
-def test_wanted_outputs_that_do_not_exist_are_told(public):
+def test_requested_outputs_that_do_not_exist_are_named(public):
     tensor = triton.InferInput("a", [1], "FP32")
     tensor.set_data_from_numpy(np.ones(1, dtype="float32"))
     other = triton.InferInput("b", [1], "FP32")

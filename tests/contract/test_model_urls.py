@@ -275,7 +275,7 @@ def test_pattern_that_is_no_expression_stops_the_start(configured, store):
         configured(model_store=store, allowed_urls=["("])
 
 
-def test_signature_of_a_url_is_told_to_nobody(configured, store, web, tmp_path):
+def test_signature_of_a_url_is_never_shown(configured, store, web, tmp_path):
     server = configured(
         model_store=store, allowed_urls=[rf"{web.url}/.*"], allow_private_urls=True, log_folder=tmp_path / "logs"
     )

@@ -186,7 +186,7 @@ def test_async_handler_runs_requests_side_by_side_and_answers_each_when_it_is_do
     assert server.logged("asyncCommunication", "batchSize 8")
 
 
-def test_error_of_an_async_request_reaches_nobody_else(start, tmp_path):
+def test_error_of_an_async_request_fails_no_other(start, tmp_path):
     server = serve(start, tmp_path, handler="asynchronous", asyncCommunication="true")
     good = server.at_once(lambda i: ask(server, s=0.8, i=i), [*range(4)])
     bad = server.at_once(lambda i: server.predict("asynchronous", {"s": 0.1, "raise": True}), [*range(3)])

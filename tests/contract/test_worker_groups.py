@@ -73,7 +73,7 @@ def test_ranks_compute_one_answer_together(shared):
     assert worker["memoryUsage"] > worker["ranks"][1]["memoryUsage"] > 1 << 20
 
 
-def test_ranks_find_what_torchrun_would_have_told_them(shared):
+def test_ranks_have_the_variables_of_torchrun(shared):
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "LOGLEVEL"]
     told = shared.predict("tensor_parallel", {"variables": [*names, "MASTER_PORT"]}).json
     assert [told[name] for name in names] == ["0", "0", "2", "2", "127.0.0.1", "1", "INFO"]
@@ -230,7 +230,7 @@ def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
-def test_server_that_stops_while_a_group_loads_leaves_nobody_behind(start, tmp_path):
+def test_server_that_stops_while_a_group_loads_leaves_no_process(start, tmp_path):
     server = serve(start, tmp_path).wait_listening()
 
     def pids():

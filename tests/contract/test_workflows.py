@@ -274,7 +274,7 @@ def test_workflow_from_a_url_goes_with_its_file(place, server, tmp_path):
         assert os.listdir(place / "flows") == []
 
 
-def test_node_that_somebody_took_away_is_named(place, server):
+def test_node_that_was_unregistered_is_named(place, server):
     flow(place, "seq", {"begin": ["m1"]}, {"m1": MODEL, "retry-attempts": 0})
     running = server()
     assert running.register_workflow("seq.war").status == 200

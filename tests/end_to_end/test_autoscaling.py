@@ -83,7 +83,7 @@ def test_model_that_could_not_load_again_does_not_grow(start, tmp_path):
     trouble.unlink()
 
 
-def test_model_that_nobody_asks_falls_asleep_and_wakes_for_the_next_request(start, tmp_path):
+def test_model_without_requests_sleeps_and_wakes_for_the_next_one(start, tmp_path):
     server = serve(start, tmp_path, SLEEPY).wait_ready()
     pid = server.predict("napper", {}).json["pid"]
     server.until(lambda: state(server) == "sleeping")

@@ -149,7 +149,7 @@ def test_batch_belongs_to_a_key_and_ends_with_it(tmp_path):
         assert "ursula" in json.loads(record.read_bytes())["errors"][0]["message"]
 
 
-def test_server_without_a_folder_tells_the_remedy(tmp_path):
+def test_server_without_a_folder_names_the_remedy(tmp_path):
     with ConfiguredServer(tmp_path) as server, client_of(server) as client:
         for call in (client.files.list, client.batches.list):
             with pytest.raises(openai.BadRequestError, match="--files-folder"):

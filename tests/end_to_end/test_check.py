@@ -87,13 +87,13 @@ def test_archives_with_stages_are_checked(check, tmp_path):
     assert [row["name"] for row in stages][:3] == ["preprocess", "inference", "postprocess"]
 
 
-def test_handler_that_does_not_load_is_told(check):
+def test_handler_that_does_not_load_is_reported(check):
     ok, verdicts, _ = check("    def initialize(self, context):\n        raise OSError('no weights')\n")
     assert not ok
     assert verdicts["loads"][1].startswith("OSError: no weights (handler.py:")
 
 
-def test_sample_that_is_not_answered_is_told(check):
+def test_sample_that_is_not_answered_is_reported(check):
     ok, verdicts, _ = check("    def handle(self, data, context):\n        return {'a': 1}\n")
     assert not ok
     assert "(handler.py:16) returned dict of 1 (a), expected a list" in verdicts["sample 0.json"][1]

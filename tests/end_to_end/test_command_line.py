@@ -186,7 +186,7 @@ def test_port_out_of_range_is_refused(port):
     assert result.returncode == 2
 
 
-def test_any_free_port_is_told(tmp_path):
+def test_any_free_port_is_printed(tmp_path):
     words = [
         *MODULE,
         "serve",

@@ -132,7 +132,7 @@ def test_page_that_is_opened_later_shows_what_was_before(window, served):
     assert history > 2
 
 
-def test_death_of_a_worker_is_told_within_two_seconds(browser, served):
+def test_death_of_a_worker_is_shown_within_two_seconds(browser, served):
     took = []
     while not took or (min(took) > 2 and len(took) < 3):  # a busy machine may be late once, not always
         browser.wait(lambda: len(served.worker_pids("echo")) == 1)
@@ -149,7 +149,7 @@ def test_death_of_a_worker_is_told_within_two_seconds(browser, served):
     assert browser.sees("killed by SIGKILL")
 
 
-def test_slow_worker_is_called_slow_and_a_hung_one_is_told_with_its_place(browser, served, added):
+def test_slow_worker_is_called_slow_and_a_hung_one_is_shown_with_its_place(browser, served, added):
     config = "minWorkers: 1\nmaxWorkers: 1\nhangTimeoutInSec: 2\n"
     added("hanging", lambda store: pack_handler(store, "hanging", config=config))
     browser.click("hanging")
@@ -165,7 +165,7 @@ def test_slow_worker_is_called_slow_and_a_hung_one_is_told_with_its_place(browse
     browser.wait(lambda: browser.sees("ready") and len(served.worker_pids("hanging")) == 1)
 
 
-def test_loading_model_tells_for_how_long_and_then_that_it_is_ready(browser, served):
+def test_loading_model_shows_for_how_long_and_then_that_it_is_ready(browser, served):
     served.manage("POST", "/models?url=tardy.mar&initial_workers=1&synchronous=false")
     assert browser.sees("Loading")
     browser.wait(lambda: "for " in browser.find(".row-head").text)
@@ -190,7 +190,7 @@ def test_what_a_stopped_server_said_last_is_marked(window, start):
 # ---- a model ----
 
 
-def test_parts_of_the_time_of_a_request_are_told(browser, served):
+def test_parts_of_the_time_of_a_request_are_shown(browser, served):
     browser.open(f"{served.management_url}/#/model/three_stages/1.0")
     assert served.predict("three_stages", {"x": 4}).status == 200
     chart = browser.find(".span svg.chart")
@@ -209,7 +209,7 @@ def test_charts_are_read_with_the_keyboard(browser, served):
     assert browser.evaluate("document.querySelectorAll('.cursor').length") == 1
 
 
-def test_each_setting_tells_where_its_value_came_from(browser, served):
+def test_each_setting_shows_where_its_value_came_from(browser, served):
     browser.open(f"{served.management_url}/#/model/storyteller/1.0")
     assert row_of(browser, "responseTimeout") == ["77 s", "--response-timeout"]
     assert row_of(browser, "minWorkers") == ["1", "model-config.yaml"]
@@ -260,7 +260,7 @@ def test_model_is_registered_from_the_store_made_default_and_removed(browser, se
     browser.wait(lambda: "second" not in browser.find(".models tbody").text)
 
 
-def test_mistake_in_a_registration_is_told_where_it_was_made(browser):
+def test_mistake_in_a_registration_is_shown_where_it_was_made(browser):
     browser.click("Register a model")
     browser.click("URL")
     browser.find("#url").send_keys("no-such.mar", Keys.ENTER)
@@ -283,7 +283,7 @@ def test_archive_is_uploaded_in_pieces_and_registered(browser, served, store, tm
     assert served.manage("DELETE", "/models/sent").status == 200
 
 
-def test_server_accepts_no_uploads_unless_it_is_told_to(start, tmp_path):
+def test_server_accepts_no_uploads_unless_that_is_set(start, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     server = start("echo.py", "--model-store", str(store)).wait_ready()
@@ -376,7 +376,7 @@ def test_chat_streams_and_colors_tokens(browser, served):
         assert run_python(browser.find(".snippet pre").text).strip() == said.strip()
 
 
-def test_text_of_a_chat_that_fails_is_told(browser, served):
+def test_text_of_a_chat_that_fails_is_shown(browser, served):
     play(browser, served, "storyteller")
     browser.evaluate("(document.querySelector('#prompt').value = 'a '.repeat(3000), 0)")
     browser.find("#prompt").send_keys(Keys.ENTER)
@@ -469,7 +469,7 @@ def test_inference_address_points_to_the_console(window, served):
     window.driver.get_log("browser")
 
 
-def test_key_is_asked_for_and_a_wrong_one_is_told(window, configured, tmp_path):
+def test_key_is_requested_and_a_wrong_one_is_named(window, configured, tmp_path):
     keys = tmp_path / "keys.json"
     server = configured(HANDLERS / "echo.py", keys=KeysConfig(is_on=True, file=keys), pages=True).wait_ready()
     window.open(f"{server.management_url}/")

@@ -225,7 +225,7 @@ BAD_INPUTS = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input_is_told_why(server, case):
+def test_bad_input_is_rejected_with_the_reason(server, case):
     body, kind, reason = BAD_INPUTS[case]
     reply = server.predict("torchscript", body, kind=kind)
     assert reply.status == 400, reply.body

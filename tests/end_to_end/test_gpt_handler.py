@@ -107,7 +107,7 @@ def test_stream_brings_the_new_text_as_it_is_made(server, text):
     stream.leave()
 
 
-def test_stream_of_events_tells_why_it_ended(server, text):
+def test_stream_of_events_ends_with_the_reason(server, text):
     stream = Stream(server, "gpt", {"data": PROMPT}, headers=EVENTS)
     response = stream.begin()
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -184,7 +184,7 @@ def test_kserve_and_explanations_are_answered(server, text):
     connection.close()
 
 
-def test_what_the_engine_runs_with_is_told(server):
+def test_what_the_engine_runs_with_is_logged(server):
     told = customized(server)
     assert (told["device"], told["dtype"], told["quantization"], told["speculation"]) == ("cpu", "float32", None, None)
     assert (told["compile"], told["decode"]) == (False, "plain PyTorch")
@@ -248,7 +248,7 @@ def test_two_prompts_are_refused(own):
     )
 
 
-def test_compiled_steps_are_told_of_when_they_take_over(start, tmp_path):
+def test_compiled_steps_are_logged_when_they_take_over(start, tmp_path):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
     server = start(write_model(tmp_path / "gpt", STORYTELLER / "target", compile=True))
@@ -357,7 +357,7 @@ def test_two_ranks_generate_what_one_does_and_die_as_one(parallel, text):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
 
 
-def test_ranks_end_together_when_they_are_told_to(parallel):
+def test_ranks_end_together_when_they_are_stopped(parallel):
     [worker] = parallel.describe("gpt")["workers"]
     warnings = parallel.logged(level="WARNING")
     assert parallel.stop() == 0

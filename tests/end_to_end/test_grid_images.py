@@ -8,15 +8,25 @@ import json
 import pytest
 import torch
 
+from flambeau.archive.pack import Recipe, pack
 from flambeau.http_client import fetch
 from support.pictures import encode, jpeg, picture
+from support.running import RunningServer
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("transformers")
 
 from support.grid_vision_models import BEGIN, END, IMAGE, write_grid_model  # noqa: E402
-from support.network_server import serving_networks  # noqa: E402
+from support.language_models import ONE_THREAD  # noqa: E402
 
+SETTINGS = """
+minWorkers: 1
+maxWorkers: 1
+handler:
+  model_path: {folder}
+  max_num_seqs: 8
+  num_blocks: 256
+"""
 GREEDY = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 MODEL = {"model": "qwen", **GREEDY}
 # Files, and how many tokens they take.
@@ -31,9 +41,16 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(made):
-    folder, _ = made
-    with serving_networks(folder, {"qwen": folder / "qwen"}) as running:
-        yield running
+    folder = made[0]
+    (folder / "store").mkdir()
+    settings = folder / "qwen.yaml"
+    settings.write_text(SETTINGS.format(folder=folder / "qwen"))
+    recipe = Recipe(model_name="qwen", handler="gpt_handler", config_file=settings)
+    pack(recipe, folder / "store", format="no-archive")
+    running = RunningServer(folder / "log", str(folder / "store"), env=ONE_THREAD).wait_listening()
+    running.until(lambda: running.is_ready, timeout=120)  # it loads torch
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")

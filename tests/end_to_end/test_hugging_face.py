@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from flambeau.serving.model_sources.store import hub_files  # noqa: E402
-from flambeau.wire.control import RemoteFiles  # noqa: E402
+from flambeau.wire.cluster_messages import RemoteFiles  # noqa: E402
 from support import pretrained_models  # noqa: E402
 from support.hub_server import serving_hub  # noqa: E402
 from support.language_models import ONE_THREAD, write_language_model  # noqa: E402
@@ -42,7 +42,7 @@ FETCH_AS_A_NODE = """
 import asyncio, sys
 from pathlib import Path
 from flambeau.cluster.model_fetch import fetch
-from flambeau.wire.control import RemoteFiles
+from flambeau.wire.cluster_messages import RemoteFiles
 from flambeau.wire.model_files import digest_of, list_files
 folder, hub, part = sys.argv[1:]
 files = list_files(Path(folder))

@@ -164,7 +164,7 @@ def test_batch_of_images_is_answered_in_order(server, networks):
     assert [reply.json for reply in replies] == classes(networks[1]["batched"], [*map(processed, files)], 5)
 
 
-def test_segmenter_tells_class_and_probability_of_each_pixel(server, networks):
+def test_segmenter_returns_class_and_probability_of_each_pixel(server, networks):
     files = [jpeg(4), jpeg(5, 500, 300)]
     replies = as_batch(server, "segmenter", files)
     with torch.inference_mode():
@@ -177,7 +177,7 @@ def test_segmenter_tells_class_and_probability_of_each_pixel(server, networks):
 
 
 @pytest.mark.parametrize("sizes", [[(60, 40)] * 3, [(60, 40), (50, 70), (60, 40)]])
-def test_detector_tells_objects_above_the_threshold(server, networks, sizes):
+def test_detector_returns_objects_above_the_threshold(server, networks, sizes):
     from torchvision.transforms.functional import to_tensor
 
     files = [jpeg(seed, *size) for seed, size in enumerate(sizes)]

@@ -99,7 +99,7 @@ def test_caller_without_a_key_gets_401_and_the_remedy(server, target):
     assert reply.body.endswith(b"\n")
 
 
-def test_management_tells_a_caller_who_has_the_wrong_key(server, folder):
+def test_management_rejects_a_wrong_key(server, folder):
     key = json.loads((folder / "key_file.json").read_text())["inference"]["key"]
     reply = server.manage("GET", "/models", headers={"Authorization": f"Bearer {key}"})
     assert reply.status == 401

@@ -121,7 +121,7 @@ def open_files(server):
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
-def test_large_bodies_that_nobody_wants_leave_nothing_behind(start):
+def test_large_bodies_that_are_not_needed_leave_nothing_behind(start):
     server = start("echo.py").wait_ready()
     body = b"x" * 300_000
     for path in ("/predictions/nobody", "/ping", "/nowhere", "/predictions/echo"):
@@ -215,7 +215,7 @@ def test_full_queue_is_503_with_retry_after(start, tmp_path):
     assert "--job-queue-size" in refused.message
 
 
-def test_late_requests_are_told_and_never_reach_a_worker(start, tmp_path):
+def test_late_requests_fail_and_never_reach_a_worker(start, tmp_path):
     model = pack_handler(tmp_path, "faulty", config="clientTimeoutInMills: 300\nminWorkers: 1\nmaxWorkers: 1\n")
     server = start(model).wait_ready()
     held = HeldRequests(server, tmp_path).wait_running()

@@ -121,7 +121,7 @@ def test_chat_edits_lines_remembers_them_and_obeys_commands(server, tmp_path):
     assert history.stat().st_mode & 0o077 == 0
 
 
-def test_chat_with_nobody_says_what_to_do(tmp_path):
+def test_chat_without_a_server_names_the_remedy(tmp_path):
     result = run("flambeau llm chat hello --url http://127.0.0.1:9", tmp_path)
     assert result.returncode == 1
     assert "no server answers" in result.stderr
@@ -155,7 +155,7 @@ def test_engine_is_a_library(tmp_path):
     assert len(result.stdout.split()) > 20
 
 
-def test_a_smaller_checkpoint_is_written_and_its_price_told(tmp_path):
+def test_a_smaller_checkpoint_is_written_and_its_loss_printed(tmp_path):
     (tmp_path / "sample.txt").write_text(
         "Once there was a bear.\n\nHe lived in a cave and liked honey best of all.\n" * 2
     )

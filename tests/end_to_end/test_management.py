@@ -221,7 +221,7 @@ def test_metrics_tell_requests_workers_and_queue(start):
     assert "flambeau_requests_total" not in only
 
 
-def test_describe_tells_every_setting_of_the_yaml(start, tmp_path):
+def test_describe_has_every_setting_of_the_yaml(start, tmp_path):
     config = (
         "useJobTicket: true\nsequenceBatching: true\nsequenceMaxIdleMSec: 2000\nsequenceTimeoutMSec: 500\n"
         "maxNumSequence: 4\nmaxSequenceJobQueueSize: 5\nclientTimeoutInMills: 7000\n"

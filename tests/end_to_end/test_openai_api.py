@@ -360,7 +360,7 @@ def test_cause_is_kept_from_those_who_may_not_know(tmp_path):
         assert "cause" not in found.value.body
 
 
-def test_stream_that_can_go_on_survives_its_worker_and_nobody_notices(start):
+def test_stream_that_can_be_resumed_survives_its_worker_without_a_gap(start):
     server = start("scripted.py").wait_ready()
     [pid] = server.worker_pids("scripted")
     steps = [[[0, "one "]], [[0, "two "]], [[0, "three "]], [[0, "four", "stop"]]]
@@ -557,7 +557,7 @@ def test_docs_can_be_followed(server, start, tmp_path):
         assert found.usage.prompt_tokens == 4
 
 
-def test_handler_that_only_says_it_embeds_is_told_what_to_answer(start, tmp_path):
+def test_handler_that_only_claims_to_embed_fails_with_the_remedy(start, tmp_path):
     (tmp_path / "claims.py").write_text(
         "class Claims:\n"
         "    abilities = ('embed',)\n"

@@ -21,7 +21,7 @@ def server(tmp_path_factory):
     running.stop()
 
 
-def test_root_tells_programs_what_is_here(server):
+def test_root_describes_the_server_to_programs(server):
     document = server.request("GET", "/").json
     assert document["name"] == "flambeau"
     assert document["models"] == [{"name": "echo", "version": "1.0", "ready": True}]

@@ -90,7 +90,7 @@ def test_crash_costs_only_the_request_that_caused_it(server):
     assert [reply.status for reply in replies] == [500 if n == 3 else 200 for n in range(8)]
 
 
-def test_exit_in_preprocess_is_told_at_once(server):
+def test_exit_in_preprocess_is_reported_at_once(server):
     reply = server.predict("batched", {"number": 1, "leave": True})
     assert reply.status == 500
     assert "exited with code 3" in reply.cause

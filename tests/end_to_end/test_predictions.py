@@ -54,7 +54,7 @@ def test_forms_become_one_entry_per_field(share):
     assert reply.json["row"] == {"x": ["bytearray", "1"], "y": ["bytearray", "a b!"]}
 
 
-def test_handler_is_told_the_type_of_each_parameter(share):
+def test_handler_gets_the_type_of_each_parameter(share):
     server = share("told.py")
     form = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="data"; filename="x.json"\r\n'
@@ -78,7 +78,7 @@ def test_form_that_cannot_be_read_is_a_bad_request(share):
     assert server.predict("echo", {"still": "alive"}).status == 200
 
 
-def test_context_tells_headers_ids_and_properties(share):
+def test_context_has_headers_ids_and_properties(share):
     server = share("told.py", "--batch-size", "4")
     reply = server.predict("told/1.0/more/path", {}, headers={"X-MiXeD": "Case", "X-Request-Id": "my-own-id"})
     told = reply.json
@@ -117,7 +117,7 @@ def test_any_method_predicts_and_options_describes(share):
     assert server.request("POST", "/").status == 405
 
 
-def test_unknown_model_version_and_path_are_told_apart(share):
+def test_unknown_model_version_and_path_are_distinguished(share):
     server = share("echo.py")
     reply = server.predict("nobody", {})
     assert (reply.status, reply.json["type"]) == (404, "ModelNotFoundException")
@@ -153,7 +153,7 @@ def test_async_handler_takes_many_requests_at_a_time(share):
     assert len({answer["id"] for answer in answers}) == 10
 
 
-def test_failure_in_an_async_handler_concerns_nobody_else(share):
+def test_failure_in_an_async_handler_fails_no_other_request(share):
     server = share("asynchronous.py")
     orders = [{"s": 0.2, "raise": i == 3, "i": i} for i in range(6)]
     replies = [future.result() for future in server.at_once(lambda o: server.predict("asynchronous", o), orders)]

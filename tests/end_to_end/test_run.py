@@ -97,7 +97,7 @@ def test_example_of_the_handler_is_the_input_if_none_is_given(tmp_path):
         ("    return [row['body']['y'] for row in data]\n", "KeyError: 'y' (mine.py:4): row['body'] has the keys 'x'"),
     ],
 )
-def test_mistake_is_told_in_the_words_of_the_server(tmp_path, sample, body, sentence):
+def test_mistake_has_the_words_of_the_server(tmp_path, sample, body, sentence):
     (tmp_path / "mine.py").write_text("def handle(data, context):\n    if data is None:\n        return None\n" + body)
     words = [Path(sys.executable).with_name("flambeau"), "run", tmp_path / "mine.py", "-i", sample]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
@@ -107,7 +107,7 @@ def test_mistake_is_told_in_the_words_of_the_server(tmp_path, sample, body, sent
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
-def test_interrupt_that_a_handler_raises_is_told(tmp_path, sample, command):
+def test_interrupt_that_a_handler_raises_is_reported(tmp_path, sample, command):
     (tmp_path / "mine.py").write_text("def handle(data, context):\n    if data:\n        raise KeyboardInterrupt\n")
     option = "-i" if command == "run" else "--samples"
     words = [Path(sys.executable).with_name("flambeau"), command, tmp_path / "mine.py", option, sample]

@@ -127,7 +127,7 @@ def test_start_prints_the_addresses_of_every_api_and_misspelled_variables(server
     assert server.logged("FLAMBEAU_MAX_REQEST_SIZE", "did you mean FLAMBEAU_MAX_REQUEST_SIZE?", level="WARNING")
 
 
-def test_config_show_tells_where_each_value_comes_from(server):
+def test_config_show_has_the_source_of_each_value(server):
     ports = ["--port", server.port, "--management-port", server.management_port, "--metrics-port", server.metrics_port]
     shown = flambeau(server, "config", "show", "--job-queue-size", "9", *ports)
     assert shown.returncode == 0, shown.stderr

@@ -98,7 +98,7 @@ def raw(server, model, order, *headers):
 # ---- a header for every response ----
 
 
-def test_every_prediction_tells_where_its_time_went(server):
+def test_every_prediction_has_the_parts_of_its_time(server):
     parts = timing(server.predict("slow_stages", {"prepare_s": 0.02, "compute_s": 0.05}))
     total = parts.pop("total")
     assert [*parts] == ["queue", "transfer", "preprocess", "inference", "postprocess", "other"]
@@ -107,12 +107,12 @@ def test_every_prediction_tells_where_its_time_went(server):
     assert sum(parts.values()) == pytest.approx(total, abs=0.01)
 
 
-def test_failed_prediction_tells_it_too(server):
+def test_failed_prediction_has_them_too(server):
     reply = server.predict("slow_stages", {"compute_s": 0.01, "fail": True})
     assert (reply.status, timing(reply)["worker"] >= 10) == (503, True)
 
 
-def test_head_of_a_stream_tells_what_is_known_then(server):
+def test_head_of_a_stream_has_what_is_known_then(server):
     reply = server.predict("streamer", {"n": 3, "pause": 0.01})
     assert [*timing(reply)] == ["queue", "worker", "total"]
 
@@ -122,7 +122,7 @@ def test_response_without_a_job_has_no_times(server):
     assert "server-timing" not in server.request("GET", "/ping").headers
 
 
-def test_generation_tells_when_its_first_token_came(server):
+def test_generation_has_the_time_of_its_first_token(server):
     reply = server.predict("tiny", {"prompt": "To be", "max_new_tokens": 5, "ignore_eos": True})
     parts = timing(reply)
     total = parts.pop("total")
@@ -209,13 +209,13 @@ def test_requests_of_a_batch_know_each_other_and_their_wait(server):
         assert {*each["shared_with"]} == ids - {each["request_id"]}
 
 
-def test_collection_in_the_worker_is_told(server):
+def test_collection_in_the_worker_is_reported(server):
     [event] = explained(server, "slow_stages", {"collect": True})["meanwhile"][:1]
     assert event["what"] == "garbage collection"
     assert event["ms"] >= 1
 
 
-def test_retry_and_the_load_of_the_next_worker_are_told(server, tmp_path):
+def test_retry_and_the_load_of_the_next_worker_are_reported(server, tmp_path):
     found = explained(server, "slow_stages", {"die_once": str(tmp_path / "died")})
     assert milliseconds(found)["lost"] > 0
     told = [event["what"] for event in found["meanwhile"]]
@@ -223,7 +223,7 @@ def test_retry_and_the_load_of_the_next_worker_are_told(server, tmp_path):
     assert milliseconds(found)["queue"] >= found["meanwhile"][1]["ms"] / 2
 
 
-def test_preemption_and_company_of_a_generation_are_told(server):
+def test_preemption_and_neighbors_of_a_generation_are_reported(server):
     def call(prompt):
         return explained(server, "tiny", {"prompt": prompt, "max_new_tokens": 90, "ignore_eos": True})
 

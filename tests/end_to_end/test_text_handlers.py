@@ -107,7 +107,7 @@ def test_bad_texts_are_refused_with_the_reason(server, body, kind, reason):
     assert reason in reply.message
 
 
-def test_explanation_tells_how_much_each_word_adds(server, store):
+def test_explanation_has_what_each_word_adds(server, store):
     text, words = next(iter(TEXTS.items()))
     reply = server.request("POST", "/explanations/single", text.encode(), {"Content-Type": "text/plain"})
     assert reply.status == 200, reply.cause

@@ -68,7 +68,7 @@ def assert_is_the_speech(segments) -> None:
     assert sum(segment["end"] - segment["start"] for segment in segments) > 0.7
 
 
-def test_both_forms_of_the_model_hear_the_same(start, tmp_path):
+def test_both_forms_of_the_model_give_the_same(start, tmp_path):
     server = start(*packed(tmp_path), "--max-batch-delay", "200").wait_ready()
     speech, silence = samples(), np.zeros(32_000, np.int16)
     half_rate = speech[: len(speech) // 2 * 2].reshape(-1, 2).mean(1).astype(np.int16)

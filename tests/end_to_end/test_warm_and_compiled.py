@@ -135,7 +135,7 @@ def test_settings_that_make_no_sense_are_named(tmp_path, name):
     assert words in outcome_of(pack_net(tmp_path, config, name), [])["failure"]
 
 
-def test_request_to_a_model_that_cannot_be_loaded_is_told_why_at_once(server):
+def test_request_to_a_model_that_cannot_be_loaded_fails_with_the_cause_at_once(server):
     reply = server.predict("float8", ROW)
     assert reply.status == 503
     assert "float8 is not known" in reply.message

@@ -86,7 +86,7 @@ def errors_about(server: RunningServer, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CAUSES if kind not in SERVED])
-def test_cause_is_told_in_one_line_and_is_final(tmp_path, kind):
+def test_cause_is_one_line_and_final(tmp_path, kind):
     outcome = outcome_of(write_model(tmp_path, kind), [])
     assert outcome["is_final"]
     assert CAUSES[kind] in outcome["failure"]
@@ -94,7 +94,7 @@ def test_cause_is_told_in_one_line_and_is_final(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_cause_is_told_in_one_line_everywhere(server, kind):
+def test_cause_is_one_line_everywhere(server, kind):
     [worker] = server.describe(kind)["workers"]
     assert worker["state"] == "failed"
     assert CAUSES[kind] in worker["lastFailure"]["reason"]

@@ -67,7 +67,7 @@ def dropped_in(text):
     return sum(int(number) for number in re.findall(rb"(\d+) log lines were dropped", text))
 
 
-def test_unread_console_costs_bounded_memory_and_the_gap_is_told(tmp_path):
+def test_unread_console_costs_bounded_memory_and_the_gap_is_logged(tmp_path):
     unread = Unread(tmp_path / "pipe")
     server = RunningServer(unread.path, str(HANDLERS / "talkative.py"), "--access-log").wait_ready()
     try:
@@ -81,7 +81,7 @@ def test_unread_console_costs_bounded_memory_and_the_gap_is_told(tmp_path):
     assert read + dropped_in(unread.data) == pytest.approx(8 * 20 * 10_000, abs=1000)  # and lines of the server
 
 
-def test_log_disk_that_hangs_costs_bounded_memory_and_the_gap_is_told(tmp_path):
+def test_log_disk_that_hangs_costs_bounded_memory_and_the_gap_is_logged(tmp_path):
     (tmp_path / "logs").mkdir()
     unread = Unread(tmp_path / "logs" / "model_log.log")
     folder = ("--log-folder", str(tmp_path / "logs"))

@@ -48,7 +48,7 @@ def test_stream_whose_worker_is_killed_is_broken_off(start):
     assert server.predict("counting", {"n": 2}).text == counted(2)
 
 
-def test_stream_of_events_whose_worker_is_killed_ends_with_an_event_that_says_so(start):
+def test_stream_of_events_whose_worker_is_killed_ends_with_an_error_event(start):
     server = start("counting.py").wait_ready()
     stream = Stream(server, "counting", {"n": 100_000, "pause": 0.002, "events": True})
     read_some(stream)
@@ -120,7 +120,7 @@ def test_worker_that_generates_is_not_taken_for_silent_however_long_a_reply_take
     assert server.describe("counting")["workers"][0]["restarts"] == 0
 
 
-def test_worker_that_is_stuck_is_replaced_and_its_clients_are_told(start):
+def test_worker_that_is_stuck_is_replaced_and_its_clients_get_an_error(start):
     server = start("counting.py", "--response-timeout", "1").wait_ready()
     stream = Stream(server, "counting", {"n": 9, "hang": 3})
     assert stream.is_broken_off()

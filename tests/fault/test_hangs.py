@@ -184,7 +184,7 @@ def test_replay_lists_bundles(crashed):
     assert json.loads(out)[0]["reason"] == "exited with code 3"
 
 
-def test_replay_sends_the_stored_request_and_tells_that_the_worker_dies_again(crashed):
+def test_replay_sends_the_stored_request_and_reports_that_the_worker_dies_again(crashed):
     [bundle] = [file.parent for file in crashed.glob("*/bundle.json")]
     status, out, err = replay(bundle)
     assert (status, "it dies again: exited with code 3" in out) == (1, True), err

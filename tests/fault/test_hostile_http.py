@@ -336,7 +336,7 @@ def test_small_chunks_cost_about_their_size(server):
     assert answers(server)
 
 
-def test_wishes_for_another_protocol_in_a_row_are_ordinary_requests(server):
+def test_pipelined_requests_for_another_protocol_are_ordinary_requests(server):
     wish = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
     with dial(server) as client:
         client.sendall(wish * 3)
@@ -414,7 +414,7 @@ def two_models(tmp_path_factory):
         (b"x", "multipart/form-data; boundary=" + "b" * 50_000),
     ],
 )
-def test_forms_without_end_hold_nobody_up(two_models, body, kind):
+def test_forms_without_end_do_not_delay_others(two_models, body, kind):
     began = time.monotonic()
     with Load(lambda: timed_look(two_models), threads=1) as load:
         reply = two_models.request("POST", "/invocations", body, {"Content-Type": kind}, timeout=60)

@@ -130,7 +130,7 @@ def test_a_body_that_is_too_large_does_not_take_the_place_of_an_answer(server):
         (b"\x16\x03\x01\x00\xa5\x01\x00\x00", "This is TLS, and the port is not an https:// address"),
     ],
 )
-def test_malformed_requests_are_told_what_is_wrong(server, message, cause):
+def test_malformed_requests_are_rejected_with_the_cause(server, message, cause):
     with dial(server.port) as client:
         client.sendall(message)
         reply = read_all(client)
@@ -168,7 +168,7 @@ def test_early_closes_leave_no_descriptors(server):
     server.until(lambda: open_files(server) <= before)
 
 
-def test_when_all_connections_are_in_use_further_clients_are_told_and_other_ports_answer(tmp_path):
+def test_when_all_connections_are_in_use_further_clients_are_rejected_and_other_ports_answer(tmp_path):
     with ConfiguredServer(tmp_path, FAULTY, max_files=300) as server, ExitStack() as stack:
         for _ in range(30):  # about 36 fit
             stack.enter_context(dial(server.port)).sendall(slow(2))
@@ -248,7 +248,7 @@ def test_tls_clients_that_say_nothing_leave_room_for_the_others(tmp_path):
         assert server.stop() == 0
 
 
-def test_handshakes_that_fail_while_the_server_stops_cost_nobody_an_answer(tmp_path):
+def test_handshakes_that_fail_while_the_server_stops_cost_no_answers(tmp_path):
     server = tls_server(tmp_path, FAULTY)
     is_over = threading.Event()
 

@@ -210,7 +210,7 @@ def test_unread_grpc_streams_cost_little_and_leave_nothing(server, ports):
     assert "Traceback" not in server.log
 
 
-def test_a_grpc_client_that_does_not_read_is_told(server, ports):
+def test_a_grpc_client_that_does_not_read_gets_an_error(server, ports):
     client = Client(*ports)
     try:
         replies = client.inference.StreamPredictions(request("flood", STREAM))

@@ -104,7 +104,7 @@ def test_job_whose_worker_is_killed_from_outside_is_tried_four_times_at_most(sta
     assert server.describe("faulty")["workers"][0]["restarts"] == 4
 
 
-def test_worker_that_hangs_is_replaced_and_its_client_told(start):
+def test_worker_that_hangs_is_replaced_and_its_client_gets_an_error(start):
     server = start("faulty.py", "--response-timeout", "1").wait_ready()
     reply = server.predict("faulty", order("hang"))
     assert reply.status == 500
@@ -207,7 +207,7 @@ def test_answer_over_the_limit_names_the_limit_and_spares_the_worker(start):
     assert server.predict("faulty", order("answer")).json["pid"] == pid
 
 
-def test_ten_megabytes_of_prints_disturb_nobody(start):
+def test_ten_megabytes_of_prints_delay_no_request(start):
     server = start("faulty.py", "--workers", "2").wait_ready()
     began = time.monotonic()
     futures = server.at_once(lambda o: server.predict("faulty", o), [order("print", mb=10)])
@@ -252,7 +252,7 @@ def test_scaling_to_zero_between_two_lives_answers_who_waits(start):
     assert waiting[0].result().status == 503
 
 
-def test_worker_that_cannot_start_is_told_in_readiness_and_describe(start):
+def test_worker_that_cannot_start_is_shown_in_readiness_and_describe(start):
     server = start("broken.py").wait_started()
     ready = server.request("GET", "/readyz")
     assert ready.status == 503

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +24,11 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
 from flambeau.llm.quantize.quantizer import build
+from support import rank_process
 
 T = TypeVar("T")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["flambeau.llm.loader", "support.rank_process"])
 
 
 def free_ports(number: int) -> list[int]:
@@ -33,27 +38,62 @@ def free_ports(number: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def start_ranks(folder: Path, size: int, script: str, given: object) -> list[subprocess.Popen[bytes]]:
+class Rank:
+    """A process that runs a script. It is a fork of one that has imported the engine, so it starts at once."""
+
+    def __init__(self, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        start_fork_server()
+        given = (script, arguments, {**os.environ, **environment}, self._output.name)
+        self._process = FORKS.Process(target=rank_process.run, args=given, daemon=True)
+        self._process.start()
+
+    def wait(self, timeout_s: float) -> str:
+        """What it printed, once it has ended; raises TimeoutError."""
+        self._process.join(timeout_s)
+        if self._process.is_alive():
+            raise TimeoutError(f"a rank did not end within {timeout_s:g} s")
+        return self._output.read().decode()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._output.close()
+
+
+def start_fork_server() -> None:
+    """Start the process whose forks are ranks, unless it runs."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # a fork has one thread
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def start_ranks(folder: Path, size: int, script: str, given: object) -> list[Rank]:
     """The processes; each runs the script with the folder, the number of ranks and what is given, as JSON."""
     [port] = free_ports(1)
-    command = [sys.executable, "-W", "ignore", "-c", script, str(folder), str(size), json.dumps(given)]
+    arguments = [str(folder), str(size), json.dumps(given)]
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return [
-        subprocess.Popen(command, env={**os.environ, **paths, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(size)
-    ]
+    return [Rank(script, arguments, {**meeting, "RANK": str(rank)}) for rank in range(size)]
 
 
 def run_ranks(folder: Path, size: int, script: str, given: object, timeout_s: float = 100) -> list[object]:
     """The lines that rank 0 prints; every rank must end well."""
     ranks = start_ranks(folder, size, script, given)
     try:
-        outputs = [rank.communicate(timeout=timeout_s)[0] for rank in ranks]
+        outputs = [rank.wait(timeout_s) for rank in ranks]
+        assert [rank.exit_code for rank in ranks] == [0] * size
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size
     return [json.loads(line) for line in outputs[0].splitlines()]
 
 

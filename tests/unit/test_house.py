@@ -6,13 +6,12 @@ import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from house import LAZY, LOAD, RULES, TYPE, House, knots, walk  # noqa: E402
+from support.package_imports import ROOT, read_house  # first: it finds the script
+
+from house import LAZY, LOAD, RULES, TYPE, knots, walk  # isort: skip
 
 SERVER_SIDE = (
     "cli",
@@ -103,7 +102,7 @@ SHIMS = ("ts", "model_archiver", "workflow_archiver")  # import names of TorchSe
 
 @pytest.fixture(scope="module")
 def house():
-    return House(ROOT / "src" / "flambeau")
+    return read_house()
 
 
 def test_no_import_cycle_between_rooms_or_modules(house):

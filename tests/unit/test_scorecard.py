@@ -104,7 +104,7 @@ def test_cell_of_the_page_holds_no_markup_of_a_measurement():
     assert report.row(outcome)[-1] == "**found a\\|b &lt;script> (= 0)**"
 
 
-def test_tracebacks_of_the_server_are_told_by_their_last_line():
+def test_tracebacks_of_the_server_are_recognized_by_their_last_line():
     log = "INFO fine\nTraceback (most recent call last):\n  File x\n    y\nValueError: z\n  | Traceback (most recent\n"
     assert server_tracebacks(log) == ["ValueError: z"]
 

@@ -15,7 +15,7 @@ from flambeau.cli.doctor import Finding
 from flambeau.config.server import ClusterConfig
 from flambeau.config.value_types import ClusterManager
 from flambeau.errors import ConfigError
-from flambeau.serving.cluster.survey import NodeReport, survey
+from flambeau.serving.cluster.node_reports import NodeReport, survey
 
 
 def examine_cluster(manager: str, worker_address: str = "") -> Iterator[Finding]:

@@ -29,10 +29,10 @@ from flambeau import __version__
 from flambeau.cluster.model_cache import ModelCache, ModelTransfer
 from flambeau.config.server import SECRET_VARIABLES
 from flambeau.serving.workers.host_resources import family_bytes
-from flambeau.serving.workers.inspection import Stacks, take_stacks
 from flambeau.serving.workers.process_state import GONE, is_stopped, read_process
+from flambeau.serving.workers.stacks import Stacks, take_stacks
 from flambeau.serving.workers.worker_output import count_kernel_kills
-from flambeau.wire.control import (
+from flambeau.wire.cluster_messages import (
     Adopt,
     ControlChannel,
     Ended,

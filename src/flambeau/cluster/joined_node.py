@@ -12,7 +12,7 @@ import msgspec
 
 from flambeau.cluster.local_placer import LocalPlacer
 from flambeau.serving.workers.host_resources import count_cores, count_gpus
-from flambeau.wire.control import ControlChannel, NodeInfo, Nodes, ToPlacer, Welcome, to_placer_decoder
+from flambeau.wire.cluster_messages import ControlChannel, NodeInfo, Nodes, ToPlacer, Welcome, to_placer_decoder
 from flambeau.wire.tls import (
     CONNECT_S,
     HEARTBEAT_S,

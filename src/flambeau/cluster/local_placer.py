@@ -20,7 +20,7 @@ import msgspec
 
 from flambeau.cluster.agent import AgentSettings
 from flambeau.serving.cluster.node_choice import choose, demand_of
-from flambeau.wire.control import (
+from flambeau.wire.cluster_messages import (
     AskNodes,
     Connected,
     ControlChannel,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from flambeau.cluster.model_fetch import FetchFailed, fetch
-from flambeau.wire.control import FileInfo, RemoteFiles
+from flambeau.wire.cluster_messages import FileInfo, RemoteFiles
 from flambeau.wire.model_files import digest_of, list_files
 
 CACHE_VARIABLE = "FLAMBEAU_MODEL_CACHE"

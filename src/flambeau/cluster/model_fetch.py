@@ -13,7 +13,7 @@ from pathlib import Path
 from flambeau.archive.unpack import unpack
 from flambeau.errors import DownloadFailed
 from flambeau.serving.model_sources.downloader import Downloader
-from flambeau.wire.control import FileInfo, RemoteFiles
+from flambeau.wire.cluster_messages import FileInfo, RemoteFiles
 
 
 class FetchFailed(Exception):

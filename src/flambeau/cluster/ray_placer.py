@@ -22,7 +22,7 @@ import msgspec
 
 from flambeau.cluster.agent import Agent, AgentSettings
 from flambeau.serving.cluster.node_choice import allowed, choose, demand_of
-from flambeau.wire.control import (
+from flambeau.wire.cluster_messages import (
     AskNodes,
     Connected,
     ControlChannel,

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from flambeau.wire.control import FileInfo
+from flambeau.wire.cluster_messages import FileInfo
 
 IGNORED = "__pycache__"  # written by workers themselves
 

@@ -196,7 +196,7 @@ def test_settings_with_an_effect_are_not_worth_a_warning(caplog, options):
     assert not caplog.records
 
 
-def test_each_value_tells_where_it_came_from():
+def test_each_value_has_its_source():
     config = ModelConfig().updated({"queue_size": 7}, "the setting job_queue_size")
     config = config.with_options({"batchSize": 8, "responseTimeout": 9}, "model-config.yaml of digits")
     config = config.updated({"batch_size": 16}, "the register call")

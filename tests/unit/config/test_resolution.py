@@ -144,7 +144,7 @@ def test_cors_headers_and_nested_fields_are_set(settings_of):
     assert (config.names_json, config.suggests_names, config.measure.auto_detect) == (True, True, True)
 
 
-def test_entry_of_a_model_gives_way_to_flags_only(settings_of):
+def test_entry_of_a_model_yields_to_flags_only(settings_of):
     text = "workers: 2\nbatch_size: 4\nmodels:\n  - path: a\n    workers: 3\n    max_batch_delay: 50\n    name: n\n"
     settings = settings_of(text)
     [entry] = settings["models"]

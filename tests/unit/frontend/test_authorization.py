@@ -339,7 +339,7 @@ def test_named_keys_survive_a_restart_and_a_renewal(new, config):
         ("Bearer " + "x" * 40, "is wrong, or was revoked"),
     ],
 )
-def test_refusal_tells_the_reason_and_the_remedy(new, header, words):
+def test_refusal_names_the_reason_and_the_remedy(new, header, words):
     keys = new()
     header = header and header.replace("MANAGEMENT", secrets_in(keys)["management"])
     with pytest.raises(InvalidKey) as found:
@@ -348,7 +348,7 @@ def test_refusal_tells_the_reason_and_the_remedy(new, header, words):
     assert "flambeau keys show inference" in found.value.plain
 
 
-def test_expired_key_is_told_as_such(new, clock):
+def test_expired_key_is_named_as_such(new, clock):
     keys = new()
     clock[0] += 60
     with pytest.raises(InvalidKey) as found:

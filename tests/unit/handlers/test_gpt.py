@@ -221,7 +221,7 @@ def test_stream_has_the_prompt_only_where_it_is_asked_for(handler):
     assert text_of(run(handler)[1]).startswith(PROMPT)
 
 
-def test_several_choices_are_told_apart(handler):
+def test_several_choices_are_distinguished(handler):
     join(handler, {"data": PROMPT, "n": 2})
     document = json.loads(text_of(run(handler)[1]))
     assert document["generated_texts"] == [document["generated_text"]] * 2  # greedy
@@ -737,7 +737,7 @@ def test_gpus_that_become_copies_are_named(folder, caplog, monkeypatch):
     assert logged(caplog, "flambeau.handlers.gpt") == [(4, 4)]
 
 
-def test_ranks_that_nobody_started_are_named(folder, monkeypatch):
+def test_ranks_that_were_not_started_are_named(folder, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(HandlerError, match="set parallelType: tp and parallelLevel: 2"):
         new_handler(folder, tensor_parallel_size=2)

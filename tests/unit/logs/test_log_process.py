@@ -210,7 +210,7 @@ def test_entries_wait_behind_the_rest_of_a_frame(targets, tmp_path, monkeypatch)
     ]
 
 
-def test_a_process_that_does_not_read_blocks_nobody_and_misses_nothing(targets, tmp_path):
+def test_a_process_that_does_not_read_blocks_no_caller_and_misses_nothing(targets, tmp_path):
     logs = LogProcess(targets)
     logs.add(LINE, "first")
     until(lambda: lines_of(tmp_path / "ts_log.log"))

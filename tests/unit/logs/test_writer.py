@@ -72,7 +72,7 @@ def test_console_without_a_reader_blocks_neither_callers_nor_files(pipe, tmp_pat
     assert logs.num_dropped == 0
 
 
-def test_console_is_told_how_many_lines_it_missed_when_it_reads_again(pipe, monkeypatch):
+def test_console_gets_the_number_of_lines_it_missed_when_it_is_read_again(pipe, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 0.02)
     monkeypatch.setattr(writer, "NOTE_S", 0.05)
     logs = Logs(pipe[1], is_terminal=False)

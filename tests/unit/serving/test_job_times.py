@@ -64,7 +64,7 @@ def test_time_behind_another_batch_of_the_worker_is_queue_time():
     assert found == {"queue": 0.99, "handler": 1.0, "to_server": 0.01}
 
 
-def test_time_with_workers_that_were_lost_is_told_apart():
+def test_time_with_workers_that_were_lost_is_a_part_of_its_own():
     found = seconds_of(times(retried=10.4, work=Work(10.5, 12.0, 0.0, 1.5)))
     assert found == {"lost": 0.4, "queue": 0.1, "handler": 1.5}
 

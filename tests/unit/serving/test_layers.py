@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts"))
-from house import House  # noqa: E402
+from support.package_imports import read_house
 
 BOTTOM = {
     "flambeau.serving.job",
@@ -24,7 +19,7 @@ BOTTOM = {
 
 @pytest.fixture(scope="module")
 def imports():
-    house = House(ROOT / "src" / "flambeau")
+    house = read_house()
     return {module.name: {target for target, _ in house.inner_imports(module)} for module in house.modules.values()}
 
 

@@ -220,7 +220,7 @@ async def test_more_workers_than_a_model_may_have_are_refused(folder, workers, m
         assert len(model.pool.slots) == 1
 
 
-async def test_model_that_wants_too_many_workers_is_not_registered(folder):
+async def test_model_with_too_many_workers_is_not_registered(folder):
     async with Server(ServerConfig(measure=MetricsConfig(system=False), max_workers_per_model=2)) as server:
         config = ModelConfig(min_workers=3, max_workers=3)
         with pytest.raises(BadRequest, match="min_worker is 3"):

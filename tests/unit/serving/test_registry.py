@@ -97,7 +97,7 @@ def test_names_hold_no_control_characters(name):
     ("url", "name"),
     [("a.mar", "a"), ("x/my-model.tar.gz", "my_model"), ("_a.tgz", "_a"), ("https://h/b.1.mar", "b_1")],
 )
-def test_model_that_nobody_named_is_named_by_its_file(url, name):
+def test_model_without_a_name_is_named_by_its_file(url, name):
     assert name_from(url) == name
 
 

@@ -41,7 +41,7 @@ def test_what_is_read_or_released_is_free_again():
     assert budget.held_bytes == 0
 
 
-def test_within_the_limit_nobody_is_cut():
+def test_within_the_limit_no_client_is_cut():
     budget = ReplyBudget[str](total_bytes=10 * MB)
     budget.hold("a", 10 * MB, 0.0)
     assert budget.to_cut(100.0) == []

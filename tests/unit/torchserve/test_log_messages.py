@@ -96,7 +96,7 @@ def test_worker_that_cannot_load_again_and_again(voice, texts, logs):
     assert logs.lines == [died, (thread, "Traceback"), (thread, "OSError")] * 2  # scripts look for each of them
 
 
-def test_worker_that_can_never_load_is_told_in_one_error(voice, texts, caplog):
+def test_worker_that_can_never_load_is_one_error(voice, texts, caplog):
     voice.worker_starting(WORKER)
     voice.worker_exited(WORKER, FINAL)
     voice.worker_abandoned(WORKER, FINAL, is_repeated=False)

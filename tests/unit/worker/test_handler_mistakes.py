@@ -163,7 +163,7 @@ def test_other_errors_of_cuda_are_left_to_their_traceback():
     assert explain_exception(RuntimeError("CUDA error: device-side assert triggered")) == ""
 
 
-def test_key_that_a_row_lacks_is_told_with_those_it_has():
+def test_key_that_a_row_lacks_is_named_with_those_it_has():
     def read(row):
         return row["data"]
 

@@ -128,7 +128,7 @@ def test_element_without_json_is_found_by_its_path():
     assert "object at result['a'][1]" in caught.value.advice
 
 
-def test_both_numbers_of_a_wrong_count_are_told():
+def test_both_numbers_of_a_wrong_count_are_named():
     with pytest.raises(BadResult) as caught:
         check_result([1], 4)
     assert caught.value.advice.startswith("returned a list of 1 for a batch of 4 requests, expected 4")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from flambeau.errors import HandlerError
+from flambeau.handlers.generation.background_reads import StepResult
 from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.device_backends import eager_backend
@@ -19,7 +20,7 @@ from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted
 from flambeau.llm.loader import load_follower
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.proposers import make_draft
-from flambeau.wire.messages import Part, Request
+from flambeau.wire.messages import Request
 
 
 class Follower:
@@ -35,7 +36,7 @@ class Follower:
     has_work = False
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self.on_results: Callable[[Sequence[Part | tuple[int, Exception]]], None] | None = None
+        self.on_results: Callable[[Sequence[StepResult]], None] | None = None
         self._follow = load_follower(path, config)
 
     def follow(self) -> None:
@@ -48,7 +49,7 @@ class Follower:
     def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
         raise NotImplementedError
 
-    def step(self) -> list[Part | tuple[int, Exception]]:
+    def step(self) -> list[StepResult]:
         raise NotImplementedError
 
     def report(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from flambeau.errors import PlacementFailed
-from flambeau.wire.control import (
+from flambeau.wire.cluster_messages import (
     ControlChannel,
     Ended,
     FileInfo,

@@ -21,7 +21,17 @@ from flambeau.serving.cluster.resources import Demand
 from flambeau.serving.cluster.worker_port import WorkerPort
 from flambeau.serving.workers.launcher import Launcher
 from flambeau.serving.workers.ranks import num_nodes
-from flambeau.wire.control import AskNodes, Connected, FromPlacer, Lost, NodeInfo, Nodes, Place, Remove, Waiting
+from flambeau.wire.cluster_messages import (
+    AskNodes,
+    Connected,
+    FromPlacer,
+    Lost,
+    NodeInfo,
+    Nodes,
+    Place,
+    Remove,
+    Waiting,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from flambeau.serving.cluster.node_choice import choose, demand_of
 from flambeau.serving.cluster.worker_port import WorkerPort
-from flambeau.wire.control import (
+from flambeau.wire.cluster_messages import (
     AskNodes,
     Connected,
     ControlChannel,

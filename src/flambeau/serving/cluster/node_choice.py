@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from flambeau.wire.control import NodeInfo, Place
+from flambeau.wire.cluster_messages import NodeInfo, Place
 
 Amounts = Mapping[str, float]
 

@@ -16,12 +16,12 @@ import msgspec
 from flambeau.errors import FlambeauError, PlacementFailed
 from flambeau.serving.cluster.resources import node_environment
 from flambeau.serving.crash_recovery import WorkerExit
-from flambeau.serving.workers.inspection import Stacks
 from flambeau.serving.workers.process_state import GONE, Activity, ProcessState, ThreadState
+from flambeau.serving.workers.stacks import Stacks
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec, exit_of
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.control import Adopt, Ended, Kill, Looked, Printed, Start, Started
+from flambeau.wire.cluster_messages import Adopt, Ended, Kill, Looked, Printed, Start, Started
 from flambeau.wire.messages import Failed
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.control import Place, Remove, ToAgent
+from flambeau.wire.cluster_messages import Place, Remove, ToAgent
 
 if TYPE_CHECKING:
     from flambeau.serving.cluster.cluster import Cluster

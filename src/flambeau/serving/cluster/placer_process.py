@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from flambeau.serving.workers.launcher import ChildProcess, Launcher, kill_group
-from flambeau.wire.control import ControlChannel, FromPlacer, ToPlacer, from_placer_decoder
+from flambeau.wire.cluster_messages import ControlChannel, FromPlacer, ToPlacer, from_placer_decoder
 
 logger = logging.getLogger(__name__)
 

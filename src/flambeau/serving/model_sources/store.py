@@ -39,7 +39,7 @@ from flambeau.serving.model_sources.urls import (
     is_url,
     local_path_of,
 )
-from flambeau.wire.control import RemoteFiles
+from flambeau.wire.cluster_messages import RemoteFiles
 
 logger = logging.getLogger(__name__)
 

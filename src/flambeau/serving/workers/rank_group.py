@@ -12,7 +12,7 @@ from functools import partial
 from msgspec import structs
 
 from flambeau.serving.crash_recovery import WorkerExit
-from flambeau.serving.workers.life import NewLife
+from flambeau.serving.workers.worker_life import NewLife
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.channel import ServerChannel

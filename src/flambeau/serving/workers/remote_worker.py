@@ -24,8 +24,8 @@ from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import private_bytes_of
 from flambeau.serving.workers.in_flight import Batch, InFlight
 from flambeau.serving.workers.launcher import Launcher
-from flambeau.serving.workers.life import NewLife, NodePlacement, WorkerLife
 from flambeau.serving.workers.rank_group import RankGroup
+from flambeau.serving.workers.worker_life import NewLife, NodePlacement, WorkerLife
 from flambeau.serving.workers.worker_output import KEPT_LINES, WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
 from flambeau.wire.channel import ServerChannel

@@ -13,8 +13,8 @@ from functools import partial
 from flambeau.errors import MissingPackages
 from flambeau.serving.crash_recovery import WorkerExit, backoff_s, is_same_failure, should_abandon
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.workers.life import NodePlacement
 from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.worker_life import NodePlacement
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from flambeau.serving.workers.device_allocator import DeviceAllocator, threads_p
 from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.launcher import Launcher
-from flambeau.serving.workers.life import Placer
 from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.serving.workers.supervisor import Slot
+from flambeau.serving.workers.worker_life import Placer
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec, environment_for
 from flambeau.wire.messages import Load, Samples, Shared

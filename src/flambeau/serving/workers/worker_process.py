@@ -22,12 +22,12 @@ from flambeau.errors import FlambeauError
 from flambeau.metrics.system import resident_bytes
 from flambeau.serving.crash_recovery import WorkerExit, describe_exit
 from flambeau.serving.events import ServerEvents, WorkerRef
-from flambeau.serving.workers.inspection import Stacks, take_stacks
 from flambeau.serving.workers.launcher import ChildProcess, Launcher, StartPlace, kill_group
 from flambeau.serving.workers.process_state import GONE, ProcessState, is_stopped, read_process
+from flambeau.serving.workers.stacks import Stacks, take_stacks
 from flambeau.serving.workers.worker_output import KernelKills, WorkerOutput
 from flambeau.wire.channel import ServerChannel
-from flambeau.wire.control import RemoteFiles
+from flambeau.wire.cluster_messages import RemoteFiles
 from flambeau.wire.messages import Failed, Load
 from flambeau.wire.stack_dumps import stack_lines
 from flambeau.wire.tls import TOKEN_VARIABLE

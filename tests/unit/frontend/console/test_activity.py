@@ -36,7 +36,7 @@ def test_percentile_is_inside_the_bucket_of_its_value():
     assert percentile([0] * len(counts), 0.5) is None
 
 
-def test_values_beyond_the_last_bound_are_told_as_that_bound():
+def test_values_beyond_the_last_bound_are_reported_as_that_bound():
     assert percentile([*([0] * len(SECONDS)), 3], 0.5) == SECONDS[-1]
 
 
@@ -71,7 +71,7 @@ def test_wait_for_a_fuller_batch_is_no_queue():
     assert (named(activity, model)["queue"], named(activity, model)["batchWait"]) == pytest.approx((2.0, 6.0))
 
 
-def test_engine_tells_tokens_gaps_and_its_load():
+def test_engine_reports_tokens_gaps_and_its_load():
     activity, model = Activity(), CountedModel()
     activity.add([model], 0.0)
     assert named(activity, model)["kv"] is None

@@ -42,7 +42,7 @@ def test_one_port_may_have_all_but_the_reserve_of_the_other(ports):
     assert not ports[1].room.is_full_for(ports[1])
 
 
-def test_the_port_with_most_connections_gives_way(ports):
+def test_the_port_with_most_connections_closes_some(ports):
     fill(ports[0], 60)
     fill(ports[1], 41)
     assert ports[1].room.is_full_for(ports[1])

@@ -219,7 +219,7 @@ async def test_flood_of_control_frames_is_closed():
     assert closed_with(transport) == frames.POLICY
 
 
-async def test_session_that_wants_no_more_gets_no_more():
+async def test_session_that_pauses_gets_no_more():
     connection, transport, session = opened()
     session.on_message = lambda payload, *, is_text: (session.calls.append(payload), connection.pause_reading())
     connection.receive(sent_by_client(frames.TEXT, b"1") + sent_by_client(frames.TEXT, b"2"))

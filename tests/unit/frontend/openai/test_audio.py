@@ -51,7 +51,7 @@ def test_fields_become_an_order_for_the_handler():
     assert sound_of(form_of(("model", "m"))) == SOUND
 
 
-def test_handler_of_a_streamed_transcript_is_told_so():
+def test_handler_of_a_streamed_transcript_is_asked_for_a_stream():
     for written, is_streamed in (("true", True), ("True", True), ("false", False)):
         order = json.loads(order_of(read(("stream", written)), "transcribe"))
         assert order.get("stream", False) is is_streamed

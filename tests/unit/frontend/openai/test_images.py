@@ -56,7 +56,7 @@ def test_an_address_that_is_not_allowed_is_not_asked(files):
 
 
 @pytest.mark.parametrize("path", ["/missing.png", "/large.png", "/away.png"])
-def test_what_went_wrong_is_not_told(files, path):
+def test_the_cause_is_not_shown(files, path):
     files.files |= {"/large.png": b"x" * 1001, "/away.png": redirect("http://[::1]:1/secret")}
     message = refusal(f"{files.url}{path}", allowed="http://127.*")
     assert message.startswith("second could not be fetched: it must be the public address of a file")

@@ -27,7 +27,7 @@ def test_bare_folder_means_mean_pooling(tmp_path):
     assert (model.prompts, model.default_prompt, model.lowercases) == ({}, None, False)
 
 
-def test_every_file_is_heard(tmp_path):
+def test_every_file_is_read(tmp_path):
     documents = {
         "modules": [step("Transformer"), step("Pooling", "pooler"), step("Normalize", "2_Normalize")],
         "pooler/config": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},

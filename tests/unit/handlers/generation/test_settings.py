@@ -159,7 +159,7 @@ def test_subclass_may_have_keys_of_its_own(folder, caplog):
     assert "max_new_tokens" in text
 
 
-def test_sequences_that_are_shorter_than_expected_are_told():
+def test_sequences_that_are_shorter_than_expected_are_reported():
     assert shortened(1024, None, 1024) is None
     assert shortened(512, 512, 1024) is None
     assert "no more than 1024 tokens" in shortened(1024, 5000, 1024)
@@ -167,7 +167,7 @@ def test_sequences_that_are_shorter_than_expected_are_told():
     assert "the KV cache holds 800 tokens" in shortened(800, 1000, 1024)
 
 
-def test_a_path_from_the_root_that_leads_nowhere_is_told(folder):
+def test_a_path_from_the_root_that_leads_nowhere_is_reported(folder):
     with pytest.raises(HandlerError, match="draft_model_path is '/no/such', and there is no such file or folder"):
         read("handler: {speculative: true, draft_model_path: /no/such}", folder)
 

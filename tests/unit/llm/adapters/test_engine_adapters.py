@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint
 from support.language_models import write_language_model
+from support.ranks import run_ranks
 
 DORA = ["q_proj", "o_proj", "up_proj", "down_proj"]
 PROMPTS = [[3, 10, 20, 30, 40, 50, 60, 70, 80, 90], [5, 6, 7]]
@@ -191,8 +188,8 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.loader import load_engine, load_follower
 
 torch.set_num_threads(1)
-folder, adapters, prompts, length, compile = Path(sys.argv[1]), *map(json.loads, sys.argv[2:6])
-options = {"tensor_parallel_size": 2, "num_blocks": 60, "block_size": 4, "compile": compile, "device": "cpu"}
+folder, size, (adapters, prompts, length, compile) = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+options = {"tensor_parallel_size": size, "num_blocks": 60, "block_size": 4, "compile": compile, "device": "cpu"}
 options["lora_adapters"] = {name: adapters[name] for name in ("one", "many")}
 if os.environ["RANK"] != "0":
     load_follower(folder, **options)()
@@ -223,19 +220,4 @@ def test_two_ranks_share_adapters(checkpoint, expected, compile, tmp_path):
     adapters = {**adapters, "dora": str(dora)}
     network = read_peft_adapter(folder, dora)
     expected = {**expected, "dora": [greedy_tokens(network, prompt) for prompt in PROMPTS]}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    more = [json.dumps(adapters), json.dumps(PROMPTS), json.dumps(LENGTH), json.dumps(compile)]
-    command = [sys.executable, "-W", "ignore", "-c", RANK, str(folder), *more]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert json.loads(outputs[0]) == expected
+    assert run_ranks(folder, 2, RANK, [adapters, PROMPTS, LENGTH, compile]) == [expected]

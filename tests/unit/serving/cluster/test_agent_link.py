@@ -19,9 +19,9 @@ from flambeau.serving.cluster import agent_link
 from flambeau.serving.cluster.agent_link import AgentLink
 from flambeau.serving.cluster.placed_worker import process_state_of
 from flambeau.serving.cluster.worker_port import WorkerPort
-from flambeau.serving.workers.inspection import Stacks
 from flambeau.serving.workers.process_state import GONE, ProcessState, ThreadState
-from flambeau.wire.control import RemoteFiles, Start
+from flambeau.serving.workers.stacks import Stacks
+from flambeau.wire.cluster_messages import RemoteFiles, Start
 from flambeau.wire.model_files import digest_of
 from flambeau.wire.tls import WrongServer
 from support.file_server import serving_files
@@ -68,7 +68,7 @@ def model(tmp_path):
     return folder
 
 
-async def test_agent_tells_who_it_is(tmp_path):
+async def test_agent_names_itself(tmp_path):
     async with linked(ModelCache(tmp_path / "cache")) as link:
         assert (link.joined.node, link.joined.host, link.joined.address) == ("n", "h", "127.0.0.1")
         assert {"python", "flambeau"} <= {*link.joined.versions}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flambeau.serving.cluster.node_choice import choose, demand_of
-from flambeau.wire.control import NodeInfo, Place
+from flambeau.wire.cluster_messages import NodeInfo, Place
 
 NODES = [NodeInfo(name, f"host-{name}", "10.0.0.1", True, {"CPU": 4.0, "GPU": 2.0}) for name in "abc"]
 

@@ -241,6 +241,7 @@ async def test_look_up_that_hangs_does_not_delay_the_end(tmp_path, monkeypatch):
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr("flambeau.serving.model_sources.downloader.GRACE_S", 0.05)
     made = downloader()
     task = asyncio.create_task(made.download("http://slow.example/b.mar", tmp_path))
     await asyncio.to_thread(begun.wait, 20)

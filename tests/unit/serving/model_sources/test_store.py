@@ -11,7 +11,7 @@ from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.model_sources.downloader import Downloader
 from flambeau.serving.model_sources.store import PREFIX, Store, claim, hub_files, make_private, models_in, sweep
 from flambeau.serving.model_sources.urls import compile_patterns
-from flambeau.wire.control import RemoteFiles
+from flambeau.wire.cluster_messages import RemoteFiles
 from support.archives import pack_handler
 from support.file_server import serving_files
 
@@ -34,7 +34,7 @@ def test_what_is_unpacked_is_discarded(tmp_path, monkeypatch):
     assert not [*tmp_path.glob(f"{PREFIX}*")]
 
 
-def test_only_folders_that_nobody_holds_are_swept(tmp_path):
+def test_only_folders_without_a_lock_are_deleted(tmp_path):
     dead, alive = tmp_path / f"{PREFIX}dead", tmp_path / f"{PREFIX}alive"
     for folder in (dead, alive):
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_store", [True, False])
-async def test_model_of_the_hub_is_not_registered_and_the_remedy_is_told(tmp_path, has_store):
+async def test_model_of_the_hub_is_not_registered_and_the_remedy_is_named(tmp_path, has_store):
     with pytest.raises(ModelNotFound, match="Model not found at: acme/mood@v1") as caught:
         await Store(tmp_path if has_store else None, exact_paths=True).open("acme/mood@v1")
     assert "flambeau serve acme/mood@v1" in caught.value.cause

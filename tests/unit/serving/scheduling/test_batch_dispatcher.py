@@ -72,7 +72,7 @@ def test_workers_that_wait_for_something_else_are_not():
     assert samples.contention.limit is None
 
 
-def test_one_that_sleeps_among_those_that_compute_takes_nobodys_place():
+def test_one_that_sleeps_among_those_that_compute_takes_no_place():
     samples = Samples(Worker(1), Worker(2), Worker(3))
     samples.pass_time(1.0, 1.0, 1.0)
     samples.pass_time(1.0, 0.0, 1.0)

@@ -72,7 +72,7 @@ async def test_process_that_cannot_be_started_is_an_error_and_its_socket_is_clos
     ours.close()
 
 
-async def test_process_that_nobody_waits_for_any_more_is_killed(launcher, monkeypatch):
+async def test_process_that_is_not_awaited_any_more_is_killed(launcher, monkeypatch):
     may_start = threading.Event()
     started = []
 

@@ -19,6 +19,12 @@ FINAL = WorkerExit(reason="the model could not be loaded: there is no tokenizer"
 LOADS = None
 
 
+@pytest.fixture
+def short_backoff(monkeypatch):
+    """Restarts follow each other at once; how long a real one waits is tested in test_crash_recovery.py."""
+    monkeypatch.setattr("flambeau.serving.workers.supervisor.backoff_s", lambda failures: 0.001 * (failures > 1))
+
+
 class Workers:
     """Creates workers that load or fail as listed, the last entry again and again."""
 
@@ -115,7 +121,7 @@ async def test_waiting_for_workers_includes_those_that_restart():
 
 
 @pytest.mark.parametrize("end", ["scaling down", "closing"])
-async def test_nobody_waits_for_workers_that_are_not_wanted_any_more(end):
+async def test_workers_that_are_not_needed_any_more_are_not_awaited(end):
     pool = new_pool(new_worker=lambda slot: FakeWorker())
     pool.scale(2, 2)
     await until(lambda: len(pool.workers) == 2)
@@ -199,7 +205,7 @@ async def test_load_that_cannot_succeed_is_tried_once_and_reported_once(caplog):
     assert "worker_retried" not in [record.event for record in caplog.records]
 
 
-async def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause():
+async def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause(short_backoff):
     pool = new_pool(LOADS, FINAL, LOADS)
     pool.scale(1, 1)
     await pool.wait_started(1)
@@ -211,7 +217,7 @@ async def test_model_that_was_loaded_before_is_tried_again_whatever_the_cause():
     await pool.close()
 
 
-async def test_waiting_for_a_decision_goes_on_until_all_are_abandoned():
+async def test_waiting_for_a_decision_goes_on_until_all_are_abandoned(short_backoff):
     pool = new_pool(CRASH, CRASH, FINAL)
     pool.scale(1, 1)
     with pytest.raises(WorkersFailed) as caught:

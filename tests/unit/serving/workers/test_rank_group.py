@@ -85,7 +85,7 @@ def test_ranks_that_are_not_done_though_rank_0_is_are_known():
     assert step.stragglers == [2]
 
 
-def test_cancellation_reaches_nobody_who_has_begun():
+def test_cancellation_reaches_no_job_that_has_begun():
     step = Lockstep(2)
     step.to_ranks(batch(1))
     step.to_ranks(batch(2, 3))

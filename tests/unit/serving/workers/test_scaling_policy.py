@@ -82,7 +82,7 @@ def test_worker_that_is_needed_now_and_then_stays():
         assert scaler.decide(sight, LIMITS, 40.0 * i + LATER) == 3
 
 
-def test_model_that_nobody_asks_shrinks_to_its_minimum_at_once():
+def test_model_without_requests_shrinks_to_its_minimum_at_once():
     assert looks(dataclasses.replace(IDLE, quiet_s=61.0), seconds=70) == [1]
 
 

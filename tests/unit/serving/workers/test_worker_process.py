@@ -84,14 +84,14 @@ async def test_stranger_is_turned_away(word):
     assert not strangers
 
 
-async def test_whoever_shows_nothing_is_turned_away_in_time(monkeypatch):
+async def test_worker_that_sends_no_proof_is_rejected_in_time(monkeypatch):
     monkeypatch.setattr(worker_process, "TOKEN_TIMEOUT_S", 0.01)
     _, transport, strangers = meet(b"sec")
     await until(lambda: transport.is_aborted)
     assert not strangers
 
 
-async def test_whoever_waits_at_the_gate_goes_with_the_listener():
+async def test_connections_in_their_handshake_close_with_the_listener():
     gate, transport, strangers = meet()
     assert strangers == {gate}
     gate.close()

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from flambeau.config.model import ModelConfig
 from flambeau.serving.crash_recovery import WorkerExit
-from flambeau.serving.workers.inspection import Stacks
 from flambeau.serving.workers.process_state import ProcessState
+from flambeau.serving.workers.stacks import Stacks
 from flambeau.serving.workers.worker_output import WorkerOutput
 from flambeau.serving.workers.worker_process import WorkerSpec
 from flambeau.wire.channel import ServerChannel

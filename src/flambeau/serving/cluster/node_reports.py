@@ -1,4 +1,4 @@
-"""survey(): asks every machine of a cluster for its versions, before there is any model."""
+"""survey(): a report of every machine of a cluster with its versions, before there is any model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flambeau.serving.cluster.agent_link import AgentLink
 from flambeau.serving.cluster.cluster import Cluster
 from flambeau.serving.workers.host_resources import count_cores
 from flambeau.serving.workers.launcher import Launcher
-from flambeau.wire.control import NodeInfo, Place, Remove
+from flambeau.wire.cluster_messages import NodeInfo, Place, Remove
 
 CONNECT_S = 60.0  # for the placer to reach the cluster
 ANSWER_S = 60.0  # for a machine to start an agent
