@@ -148,14 +148,21 @@ def packer(
     return arrived
 
 
-def pack_tied_head(model: Transformer) -> None:
-    """Give a rank's part a last layer for the kernels, if its embeddings are tied and in 16 bits.
+def packs_last_layer(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:
+    """Whether the last layer of a rank's part is packed for the CPU kernels, whatever the others are."""
+    return ranks is not None and device.type == "cpu" and config.compile and kernels.load(builds=False)
+
+
+def pack_last_layer(model: Transformer, dtype: torch.dtype) -> None:
+    """Pack the last layer of a rank's part; of tied embeddings in 16 bits, a copy.
 
     PyTorch would widen them in each step. They stay mapped from their file, for the inputs.
     """
-    embeddings = model.model.embed_tokens
-    if model.lm_head is None and isinstance(embeddings, NarrowEmbedding):
+    embeddings, head = model.model.embed_tokens, model.lm_head
+    if head is None and isinstance(embeddings, NarrowEmbedding):
         model.lm_head = pack_floats(embeddings.weight, dtype=embeddings.dtype)
+    elif type(head) is nn.Linear:
+        model.lm_head = pack_floats(head.weight, head.bias, packs_float32=False, dtype=dtype) or head
 
 
 def weight_file_bytes(path: Path) -> int:

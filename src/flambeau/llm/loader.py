@@ -38,8 +38,9 @@ from flambeau.llm.cpu_weights import (
     can_keep_groups,
     has_whole_step,
     layer_maker,
-    pack_tied_head,
+    pack_last_layer,
     packer,
+    packs_last_layer,
     packs_on_load,
     use_faster_layers,
 )
@@ -297,11 +298,12 @@ def load_network(
     # 1. A merged adapter, then quantization or the order of the CPU kernels, layer by layer while weights are read.
     make_layer = layer_maker(config, device, ranks)
     arrived = quantize_on_load(config.quantization, arch, make_layer)
-    keeps_types = make_layer is quantized_for_kernels
+    packs_head = packs_last_layer(config, device, ranks)
+    keeps_types = make_layer is quantized_for_kernels or (packs_head and arrived is not None)
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype, is_part=ranks is not None)
-        has_head = ranks is not None or has_whole_step(arch) or not arch.tied_embeddings
-        keeps_types = has_head  # else narrow embeddings would be widened in each step
+        # Narrow embeddings that no kernel multiplies would be widened in each step.
+        keeps_types = packs_head or not arch.tied_embeddings or (ranks is None and has_whole_step(arch))
     if on_gpu or narrow:
         arrived = order_codes(dtype, is_part=ranks is not None)
     merge: MergeOnLoad | None = None
@@ -323,8 +325,8 @@ def load_network(
         narrow_groups=narrow,
     )
     join_equal_parts(model)
-    if ranks is not None and device.type == "cpu":
-        pack_tied_head(model)
+    if packs_head and merge is None:
+        pack_last_layer(model, dtype)
     if merge is not None:
         merge.finish(model)
     if arrived is not None and device.type == "cpu":

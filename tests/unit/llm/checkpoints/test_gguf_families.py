@@ -18,9 +18,12 @@ from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
+from flambeau.llm.quantize.groups import GroupedLinear
+from flambeau.llm.quantize.int4 import Int4Linear
 from support.checkpoints import HYBRID_KINDS, reference, tiny_config
 from support.gguf_files import by_pairs, write_gguf
-from support.ranks import logits_in_threads
+from support.ranks import logits_in_threads, run_as_threads
+from support.sharded import load_part
 
 IDS = torch.tensor([[3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12, 77, 31, 8, 64]])
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
@@ -640,6 +643,30 @@ def test_two_ranks_find_what_one_finds(tmp_path, kind, monkeypatch):
     expected = logits_of(load_model(path, dtype=torch.float32))
     for found in logits_in_threads(path, 2, IDS[0].tolist(), monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mamba-2", "lfm-2", "qwen-3-next", "falcon-h1", "jamba"])
+def test_integers_of_recurrent_layers_stay_on_two_ranks(tmp_path, kind, monkeypatch):
+    """Each projection in its own type; others have rows that no block divides."""
+    model, _, tensors = write(tmp_path, kind)
+    architecture, values = KINDS[kind]
+    others = ("conv1d", "conv.conv", "_norm.", "A_log", "mlp.gate.weight")
+
+    def kind_of(name):
+        if tensors[name].dim() < 2 or tensors[name].shape[-1] % 32 or any(other in name for other in others):
+            return "F32"
+        return "Q5_1" if "v_proj" in name or "up" in name else "Q4_1"
+
+    packed, plain = tmp_path / "packed" / "model.gguf", tmp_path / "plain" / "model.gguf"
+    header = values_of(model.config, **values)
+    stored = write_gguf(packed, architecture, tensors, header, kind_of)
+    write_gguf(plain, architecture, stored, header)
+    expected = logits_of(load_model(plain, dtype=torch.float32))
+    parts = [load_part(packed, rank, keeps_groups=True) for rank in range(2)]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    mixer = parts[1].model.layers[0].mixer
+    assert any(isinstance(module, (Int4Linear, GroupedLinear)) for module in mixer.modules())
 
 
 def test_the_small_baichuan_is_a_llama(tmp_path, monkeypatch):

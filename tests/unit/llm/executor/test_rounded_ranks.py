@@ -69,12 +69,12 @@ def test_ranks_find_what_plain_pytorch_finds_with_the_rounded_weights(kind, netw
         assert not isinstance(parts[1].model.layers[1].self_attn.o_proj.inner, torch.nn.Linear)
 
 
-@pytest.mark.parametrize("network", ["dense", "experts"])
+@pytest.mark.parametrize("network", ["dense", "tied", "experts"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cpu_kernels_compute_the_rounded_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
     if not kernels.load():
         pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
-    folder = write_kind(tmp_path / "original", "float32", network)
+    folder = write_kind(tmp_path / "original", "bfloat16", network)
     monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
     for size in (2, 4):
         expected = logits_of(load_model(write_twin(tmp_path / f"{size}", folder, kind, size), dtype=torch.float32))
@@ -89,3 +89,5 @@ def test_the_cpu_kernels_compute_the_rounded_layers_of_a_rank(kind, network, tmp
         for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
             assert (found - expected).norm() < allowed * expected.norm()
         assert isinstance(parts[1].model.layers[1].self_attn.o_proj.inner, PackedLinear)
+        assert parts[1].model.embed_tokens.weight.dtype == torch.bfloat16
+        assert parts[1].lm_head.kind == "bfloat16"
