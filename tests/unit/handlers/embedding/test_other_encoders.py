@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from flambeau.handlers.embedding.handler import PretrainedEncoder, load_encoder  # noqa: E402
+from flambeau.handlers.embedding.encoders import PretrainedEncoder, load_encoder  # noqa: E402
 from flambeau.handlers.embedding.sentence_model import normalize, pool, read_folder  # noqa: E402
 from support import pretrained_models  # noqa: E402
 from support.sentence_models import write_documents  # noqa: E402
