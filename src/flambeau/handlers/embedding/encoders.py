@@ -11,6 +11,7 @@ import numpy as np
 
 from flambeau.errors import HandlerError
 from flambeau.handlers.device import choose_threads
+from flambeau.handlers.embedding.published_configs import known_config
 from flambeau.handlers.embedding.sentence_model import STATIC, Mode, SentenceModel, pool
 from flambeau.handlers.embedding.vector_steps import read_tensors
 from flambeau.handlers.onnx.npy import Array
@@ -86,7 +87,9 @@ class PretrainedEncoder:
                 code,
                 model.config.get("model_type"),
             )
-        self.model = Runtime(folder=model.weights.parent, device=self.device).load_model(class_of(model.config))
+        self.model = Runtime(folder=model.weights.parent, device=self.device).load_model(
+            class_of(model.config), config=known_config(model.config)
+        )
         self.modes = model.modes
 
     def embed(self, ids: Array, mask: Array, is_pooled: Array | None = None) -> Array:
