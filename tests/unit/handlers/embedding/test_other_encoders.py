@@ -55,8 +55,16 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 NOMIC = {
     "model_type": "nomic_bert",
     "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
-    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 128, "vocab_size": 60,
-    "rotary_emb_base": 500, "rotary_emb_fraction": 1.0, "activation_function": "swiglu", "layer_norm_epsilon": 1e-6,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 48,
+    "n_positions": 128,
+    "vocab_size": 60,
+    "rotary_emb_base": 500,
+    "rotary_emb_fraction": 1.0,
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-6,
 }
 NEW = {
     **SIZE,
