@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flambeau.handlers.device import choose_device
-from flambeau.handlers.embedding.handler import pool_tensors
+from flambeau.handlers.embedding.encoders import pool_tensors
 from flambeau.handlers.embedding.sentence_model import SentenceModel
 from flambeau.handlers.onnx.npy import Array
 from flambeau.llm.backends.eager import WholeAttention

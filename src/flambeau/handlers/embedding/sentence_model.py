@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flambeau.errors import HandlerError
+from flambeau.handlers.embedding.published_configs import num_trained
 from flambeau.handlers.embedding.small_documents import read_json
 from flambeau.handlers.embedding.vector_steps import Step, read_step
 
@@ -119,7 +120,7 @@ def read_similarity(saved: Mapping[str, Any]) -> Similarity:
 
 def num_positions(config: Mapping[str, Any]) -> int | None:
     """The positions that a text may have; some networks count them from the padding token's id on."""
-    positions: int | None = config.get("max_position_embeddings")
+    positions: int | None = config.get("max_position_embeddings") or num_trained(config)
     if positions is None or config.get("model_type") not in SHIFTED_POSITIONS:
         return positions
     return positions - int(config.get("pad_token_id", 1)) - 1

@@ -30,7 +30,7 @@ VECTOR = "sentence_embedding"  # what the steps read and write; token_embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
+class DenseStep:
     """A linear layer with an activation; the input may be added to the result."""
 
     weight_OI: Array
@@ -48,7 +48,7 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
+class NormStep:
     weight_D: Array
     bias_D: Array
 
@@ -79,11 +79,11 @@ def read_step(kind: str, folder: Path) -> Step | None:
     return (
         read_dense(folder.name, document, tensors)
         if kind == "Dense"
-        else LayerNorm(weight_D=take(tensors, "norm.weight", folder), bias_D=take(tensors, "norm.bias", folder))
+        else NormStep(weight_D=take(tensors, "norm.weight", folder), bias_D=take(tensors, "norm.bias", folder))
     )
 
 
-def read_dense(name: str, document: Mapping[str, Any], tensors: Mapping[str, Array]) -> Dense:
+def read_dense(name: str, document: Mapping[str, Any], tensors: Mapping[str, Array]) -> DenseStep:
     if unknown := sorted(key for key, value in document.items() if key not in (*DENSE_KEYS, "use_residual") and value):
         raise HandlerError(f"the step {name} (Dense) has {', '.join(unknown)}, which are not supported")
     path = str(document.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -93,7 +93,7 @@ def read_dense(name: str, document: Mapping[str, Any], tensors: Mapping[str, Arr
     has_bias, adds_input = document.get("bias", True), document.get("use_residual", False)
     weight = take(tensors, "linear.weight", Path(name))
     is_square = weight.shape[0] == weight.shape[1]
-    return Dense(
+    return DenseStep(
         weight_OI=weight,
         bias_O=take(tensors, "linear.bias", Path(name)) if has_bias else None,
         activate=ACTIVATIONS[activation],

@@ -35,8 +35,11 @@ class Runtime:
     max_new_tokens: int = 1024  # a request may not generate more
     ranking: Mapping[str, Any] = field(default_factory=dict)  # how a language model ranks texts, as the settings say
 
-    def load_model(self, auto_class: str, *, generates: bool = False) -> Any:
-        """The network with all its weights; safetensors if there are any, else pickles, with weights only."""
+    def load_model(self, auto_class: str, *, generates: bool = False, config: Mapping[str, Any] | None = None) -> Any:
+        """The network with all its weights; safetensors if there are any, else pickles, with weights only.
+
+        `config` replaces config.json.
+        """
         library = import_transformers()
         dtype: Any = self.dtype or (torch.float32 if self.device.type == "cpu" else "auto")
         with readable_errors(self.folder):
@@ -45,6 +48,7 @@ class Runtime:
                 dtype=dtype,
                 weights_only=True,
                 output_loading_info=True,
+                **({} if config is None else {"config": library.AutoConfig.for_model(**config)}),
                 ignore_mismatched_sizes=True,  # `_check` rejects them by name; the library's own error names none
                 **SAFE,
             )

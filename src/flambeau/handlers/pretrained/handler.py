@@ -14,7 +14,7 @@ from flambeau.errors import ConfigError, HandlerError
 from flambeau.handlers.device import choose_device, dtype_named, prepare
 from flambeau.handlers.loaders.pretrained import Runtime, import_transformers
 from flambeau.handlers.loaders.torch_compile import read_pt2
-from flambeau.handlers.options import read_handler_options, resolve_model_path, warn_of_misspelled_keys
+from flambeau.handlers.options import Kinds, read_handler_options, resolve_model_path, warn_of_misspelled_keys
 from flambeau.handlers.pretrained.task import Task
 from flambeau.handlers.pretrained.task_request import TaskRequest, read_task_request
 from flambeau.handlers.request_rows import is_describe, refuse_explain
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OPTIONS = {
+OPTIONS: Kinds = {
     "model_path": str,
     "task": str,
     "dtype": str,
@@ -82,7 +82,7 @@ class TransformersHandler:
             compile_options=compiles,
             max_tokens=options.get("max_tokens", CPU_TOKENS if device.type == "cpu" else GPU_TOKENS),
             max_new_tokens=options.get("max_new_tokens", 1024),
-            ranking={key: options[key] for key in RANKING_OPTIONS if options.get(key) is not None},
+            ranking={key: value for key in RANKING_OPTIONS if (value := options.get(key)) is not None},
         )
         began = time.perf_counter()
         self.task: Task = load_task(self.task_name, self.runtime)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flambeau.llm.chat import harmony, json_calls, marked_calls, tagged_calls
+from flambeau.llm.chat import harmony, json_calls, marked_calls, pythonic_calls, tagged_calls
 from flambeau.llm.chat.grammar_writer import (
     CallNotation,
     GrammarWriter,
@@ -210,7 +210,7 @@ NOTATIONS: Mapping[str, CallNotation] = {
         trigger=marked_calls.ACTION,
         start=literal(f" {marked_calls.JSON_FENCE}\n["),
         separator=literal(", "),
-        end=literal(f"]\n{marked_calls.FENCE_END}"),
+        end=literal(f"]\n{pythonic_calls.FENCE_END}"),
     ),
     "nemotron": listed(marked_calls.MarkedCallParser),
     "tool_calls": listed(marked_calls.ToolCallsParser),

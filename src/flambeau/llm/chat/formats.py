@@ -182,6 +182,13 @@ _REASONING_ROWS = (
         signs=("<|inner_prefix|>",),
     ),
     ReasoningFormat(
+        name="apriel",
+        markers=ThoughtMarkers(
+            open="Here are my reasoning steps:", close="[BEGIN FINAL RESPONSE]", wrappers=("[END FINAL RESPONSE]",)
+        ),
+        signs=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ),
+    ReasoningFormat(
         name="answer",
         markers=ThoughtMarkers(open="<think>", close="</think>", wrappers=("<answer>", "</answer>")),
         signs=("think>", "<answer>"),

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from flambeau.handlers.embedding.decoder import DecoderEncoder  # noqa: E402
-from flambeau.handlers.embedding.handler import PretrainedEncoder, load_encoder  # noqa: E402
+from flambeau.handlers.embedding.encoders import PretrainedEncoder, load_encoder  # noqa: E402
 from flambeau.handlers.embedding.sentence_model import read_folder  # noqa: E402
 from support.checkpoints import write_checkpoint  # noqa: E402
 from support.sentence_models import save_tokenizer, write_documents  # noqa: E402

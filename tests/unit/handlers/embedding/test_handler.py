@@ -226,7 +226,7 @@ pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from flambeau.handlers.embedding.handler import OnnxEncoder  # noqa: E402
+from flambeau.handlers.embedding.encoders import OnnxEncoder  # noqa: E402
 from support.onnx_models import save, value  # noqa: E402
 
 DIMS = ["batch", "sequence"]

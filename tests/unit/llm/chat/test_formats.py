@@ -337,7 +337,7 @@ def test_a_list_that_a_brace_closes_ends_the_call(name, text):
         assert len(arguments) < 40
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss"])
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss", "apriel"])
 def test_other_marks_of_reasoning(name):
     marks = REASONING_FORMATS[name].markers
     text = f"{marks.open}{marks.label}\nHm.{marks.close}Yes."

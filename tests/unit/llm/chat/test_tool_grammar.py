@@ -138,9 +138,12 @@ WRITTEN = {
     '<parameter name="day">3</parameter>\n</invoke>\n</minimax:tool_call>',
     "seed_oss": "<seed:tool_call>\n<function=note>\n<parameter=text>a<b</parameter>\n<parameter=day>3</parameter>\n"
     "</function>\n</seed:tool_call>",
-    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="note">\n<｜DSML｜parameter name="text" string="true">'
-    'a<b</｜DSML｜parameter>\n<｜DSML｜parameter name="day" string="false">3</｜DSML｜parameter>\n'
-    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="note">\n'
+        '<｜DSML｜parameter name="text" string="true">a<b</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="day" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    ),
     "command_r": 'Action: ```json\n[{"tool_name": "note", "parameters": {"text": "a<b", "day": 3}}]\n```',
     "command": '<|START_ACTION|>[{"tool_name": "note", "parameters": {"text": "a<b", "day": 3}}]<|END_ACTION|>',
     "nemotron": '<TOOLCALL>[{"name": "note", "arguments": {"text": "a<b", "day": 3}}]</TOOLCALL>',
