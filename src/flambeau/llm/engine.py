@@ -273,6 +273,7 @@ class Engine:
             assert self._adapters is not None
             self._unloaded.discard(number)
             self._adapters.unload(number)
+            self._pool.forget_root(-number)
 
     def _adapter_number(self, name: str) -> int:
         """The number of an adapter; 0 without a name."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from flambeau.errors import FlambeauError
 from flambeau.frontend.http.errors import openai_error
@@ -67,7 +67,7 @@ class ResponseObjectWriter(ChatTranslation):
     `on_done` gets the finished response and the message of the model, to store them.
     """
 
-    names: ClassVar = {**CLIENT_NAMES, "messages": "input"}
+    names: Mapping[str, str] = {**CLIENT_NAMES, "messages": "input"}
 
     def __init__(
         self,

@@ -147,8 +147,10 @@ class ChoicePieces:
             self.unsent.add(self.parser.finish())
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """A choice that was cut short keeps its reason."""
-        return "tool_calls" if reason == "stop" and self.parser is not None and self.parser.has_called else reason
+        """A choice that was cut short keeps its reason, also where a stop string is within the arguments of a call."""
+        parser = self.parser
+        has_called = parser is not None and parser.has_called and not parser.ends_in_call
+        return "tool_calls" if reason == "stop" and has_called else reason
 
 
 class PieceFormat:

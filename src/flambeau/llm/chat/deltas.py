@@ -52,6 +52,10 @@ class ChatParser(Protocol):
     @property
     def has_called(self) -> bool: ...
 
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text so far ends within the arguments of a call."""
+
     def take(self, text: str) -> ChatDelta:
         """What is decided now; the rest is held back."""
 

@@ -54,6 +54,7 @@ class StreamParser:
         self.options = options
         self.is_reasoning = options.starts_in_thought
         self.num_calls = 0
+        self._arguments: list[str] = []  # of the last call, in pieces
         self._text, self._at = "", 0  # `_at`: how far it is read
         self._hold_at: int | None = None  # from here on the text may have to be read again
         self._is_over = False
@@ -67,6 +68,10 @@ class StreamParser:
     @property
     def has_called(self) -> bool:
         return self.num_calls > 0
+
+    @property
+    def ends_in_call(self) -> bool:
+        return not is_json("".join(self._arguments))
 
     def take(self, text: str) -> ChatDelta:
         cut = self._at if self._hold_at is None else self._hold_at
@@ -172,10 +177,12 @@ class StreamParser:
         self._drops_space = not self._has_text
         self._delta.calls.append(CallDelta(self.num_calls, name))
         self.num_calls += 1
+        self._arguments = []
 
     def _put_arguments(self, text: str) -> None:
         if not text:
             return
+        self._arguments.append(text)
         calls, index = self._delta.calls, self.num_calls - 1
         if calls and calls[-1].index == index:
             last = calls.pop()
@@ -342,6 +349,17 @@ class StreamParser:
                 return
             if not (yield from self._more()):
                 return
+
+
+def is_json(text: str) -> bool:
+    """Whether this is a JSON value, or nothing."""
+    try:
+        json.loads(text or "{}", strict=False)
+    except ValueError:
+        return False
+    except RecursionError:  # too deep to tell
+        pass
+    return True
 
 
 @functools.lru_cache(maxsize=256)

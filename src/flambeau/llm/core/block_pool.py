@@ -164,6 +164,10 @@ class BlockPool:
         """Blocks after this root are offered to the store; the key says what they depend on besides their tokens."""
         self._keys[root] = key
 
+    def forget_root(self, root: int) -> None:
+        """No sequence has this root any more; blocks after it stay until they are evicted."""
+        self._keys.pop(root, None)
+
     def holds(self, block: int, content: BlockContent) -> bool:
         """Whether a block has had this content all the time since it was offered. Any thread may ask."""
         return self._contents.get(block) is content

@@ -115,3 +115,8 @@ def test_stream_that_fails_ends_with_an_error():
     event = new_writer().error(503, "busy", JobFailed("busy", status=503), "").decode()
     found = json.loads(event.partition("data: ")[2])
     assert (found["type"], found["message"], found["error"]["message"]) == ("error", "busy", "busy")
+
+
+def test_errors_of_a_worker_name_the_fields_of_this_api():
+    assert ResponseObjectWriter.names["messages"] == "input"
+    assert ResponseObjectWriter.names["response_format"] == "text.format"

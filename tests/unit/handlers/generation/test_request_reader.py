@@ -127,6 +127,19 @@ def test_parser_of_a_resumed_reply_has_read_its_beginning(tmp_path):
     assert (piece.text, piece.calls, piece.finish_reason) == ("", [CallPiece(0, "", "2}")], "tool_calls")
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"), [("}", "stop"), ("2", "stop"), ("2}", "tool_calls"), ("2}}</tool_", "tool_calls")]
+)
+def test_a_stop_string_within_the_arguments_of_a_call_is_no_call(tmp_path, end, reason):
+    reader, tokenizer = reader_of(tmp_path, HERMES)
+    text = '<tool_call>{"name": "g", "arguments": {}}</tool_call><tool_call>{"name": "f", "arguments": {"a": '
+    state = ResumeState(7, {0: tokenizer.encode(text, add_special=False)})
+    reply = chat(reader, state, tools=TOOLS, stream=True).reply
+    output = Output(request_id="r", index=0, text=end, token_ids=[5], finish_reason="stop", stop="x")
+    [piece] = decode_pieces(reply.take([ChoiceOutput(0, output)], is_over=True))
+    assert piece.finish_reason == reason
+
+
 def test_effort_is_for_the_template_or_a_limit_or_refused(tmp_path):
     known, _ = reader_of(tmp_path, "{{ reasoning_effort }}<think></think>")
     prompted = chat(known, reasoning_effort="low")

@@ -156,6 +156,21 @@ def test_an_unloaded_adapter_finishes_its_requests_and_is_freed(engine, expected
     assert len(store.adapters) == 2
 
 
+def test_nothing_is_left_of_adapters_that_come_and_go(checkpoint, expected):
+    """The name is used for others again, whose prefixes are their own."""
+    folder, adapters = checkpoint
+    engine = load_engine(folder, kv_host_memory_mb=4, **OPTIONS)
+    keys = set()
+    for name in ("one", "two", "one"):
+        engine.load_adapter("poet", adapters[name])
+        assert tokens_of(engine, "poet") == expected[name]
+        engine.unload_adapter("poet")
+        keys |= engine._pool._keys.keys()
+    assert min(keys) == 0  # the roots of adapters are negative
+    assert not engine._adapters.adapters
+    engine.close()
+
+
 def test_names_are_checked(engine, checkpoint):
     with pytest.raises(LLMError, match="already"):
         engine.load_adapter("one", checkpoint[1]["one"])

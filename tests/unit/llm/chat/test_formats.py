@@ -13,7 +13,7 @@ from flambeau.llm.chat.call_notations import NOTATIONS
 from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.chat.deltas import CallDelta, ChatDelta, whole_calls
 from flambeau.llm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, find_reasoning_format, find_tool_format
-from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser
+from flambeau.llm.chat.stream_parser import MARK, ParserOptions, StreamParser, is_json
 
 TOOLS = {
     "weather": {
@@ -37,6 +37,7 @@ def parse(name, text, cuts=(), **options):
         whole.add(parser.take(text[start:end]))
     whole.add(parser.finish())
     assert parser.has_called == bool(whole.calls)
+    assert parser.ends_in_call == bool(whole.calls and not is_json(whole_calls(whole.calls)[-1].arguments))
     return whole.reasoning, whole.text, [(call.name, call.arguments) for call in whole_calls(whole.calls)]
 
 
