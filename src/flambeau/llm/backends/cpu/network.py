@@ -30,7 +30,7 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
+from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, has_layer_state, is_unmodified
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -52,6 +52,15 @@ EXTRAS = frozenset(
         "has_norm_weight",
         "has_last_norm",
         "reversed_rope",
+        "attention_gate",
+        "shapes",
+        "shared_keys",
+        "normalizes_values",
+        "scales_layers",
+        "layer_input_size",
+        "layer_input_vocab",
+        "experts_beside_mlp",
+        "attention_only_layers",
         "is_parallel",
         "parallel_norms",
         "has_gate",
@@ -254,12 +263,19 @@ def has_known_heads(arch: Architecture) -> bool:
     """Whether the kernels know the size of heads, if any layer attends."""
     if not arch.attending_layers:
         return True
-    return arch.head_size % LANES == 0 if arch.latent_size else arch.head_size in HEAD_SIZES
+    if arch.latent_size:
+        return arch.head_size % LANES == 0
+    return all(arch.of_layer(layer).head_size in HEAD_SIZES for layer in arch.attending_layers)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on a CPU; no sharded layers."""
     return can_attend(model.arch, model.rotation, cache) and has_known_layers(model)
+
+
+def can_adapt(arch: Architecture) -> bool:
+    """Whether the kernels know the places of all adapters: layers of Gemma 4 and gates of attention have more."""
+    return not (has_layer_state(arch) or arch.attention_gate)
 
 
 def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
