@@ -21,7 +21,6 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import (
     QUANTIZED_LAYERS,
     CpuNetwork,
-    can_adapt,
     can_compute,
     can_pack_float32,
     has_layers,
@@ -71,7 +70,7 @@ class CpuBackend:
         self._steps_before_compiling = steps_before_compiling  # per shape
         self._num_eager: Counter[Hashable] = Counter()
         self._network: CpuNetwork | None = None
-        self._has_kernels = can_compute(model, cache) and (adapters is None or can_adapt(model.arch))
+        self._has_kernels = can_compute(model, cache)
         is_packed = has_layers(model, (PackedLinear,)) and not has_layers(model, (ExpertStack,))
         if self._has_kernels and kernels.library is not None and is_packed:
             self._build_kernels()  # quickly: all layers but the last are packed

@@ -30,7 +30,7 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import RecurrentMixer
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, has_layer_state, is_unmodified
+from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -271,11 +271,6 @@ def has_known_heads(arch: Architecture) -> bool:
 def can_compute(model: Transformer, cache: KVCache) -> bool:
     """Whether the kernels support a network: on a CPU; no sharded layers."""
     return can_attend(model.arch, model.rotation, cache) and has_known_layers(model)
-
-
-def can_adapt(arch: Architecture) -> bool:
-    """Whether the kernels know the places of all adapters: layers of Gemma 4 and gates of attention have more."""
-    return not (has_layer_state(arch) or arch.attention_gate)
 
 
 def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
