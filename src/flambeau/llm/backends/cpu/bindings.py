@@ -143,7 +143,7 @@ class CLayer(ctypes.Structure):
         ("value_norm", CNorm),
         *((name, CMatrix) for name in ("attention_gate", "input_gate", "input_projection")),
         ("input_norm", CNorm),
-        ("output_scale", c_float),
+        *((name, c_float) for name in ("output_scale", "attention_scale")),
         *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
     )
 

@@ -173,7 +173,7 @@ class NetworkPointers:
             made.cos, made.sin = self._rotation(rotation, attention)
             made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
             source = arch.key_layer(number)
-            made.has_shared_keys = source != number
+            made.has_shared_keys, made.attention_scale = source != number, attention.scale
             made.keys, made.values = map(self.pointer, (cache.keys[source], cache.values[source]))
             if attention.normalizes_values:
                 made.value_norm = CNorm(self.pointer(torch.ones(own.head_size)))

@@ -51,7 +51,7 @@ struct Layer {
   Matrix attention_gate{};      // of what attention gives, a layer of its own; its kind is that of Network
   Matrix input_gate{}, input_projection{};  // around the layer's own embeddings
   Norm input_norm{};
-  float output_scale = 1;
+  float output_scale = 1, attention_scale = 1;
   // Of experts beside a feed-forward layer: of its output, of their sum, of their input and of the router's.
   Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
 
@@ -509,8 +509,8 @@ class Pass {
     const PagedStep<void> step{
         qkv_, k, v, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
         qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
-        tokens_.num_sequences, layer.heads, layer.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
-        net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
+        tokens_.num_sequences, layer.heads, layer.kv_heads, net_.block_size, tokens_.table_width, layer.window,
+        layer.attention_scale, net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
     attend_paged(step, net_.cache_kind, layer.head_size, num_threads_);
     if (layer.attention_gate.weights) gate_attention(layer);
     if (net_.gates_attention)
