@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flambeau.llm.adapters.lora_config import MERGE, LoraConfig, read_lora_config
 from flambeau.llm.adapters.stored_adapter import INNER, StoredAdapter, StoredPair, open_adapter
-from flambeau.llm.checkpoints.parameter_map import ShardFunction, cuts, listed
+from flambeau.llm.checkpoints.parameter_map import Cut, ShardFunction, cuts, listed
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
@@ -167,11 +167,17 @@ class AdapterReader:
     def _layers(self, module: str, pair: StoredPair) -> Iterator[tuple[str, LoraPart]]:
         """Of one linear layer, which may be a part of a fused one, or contain several of them."""
         # The outputs of B are those of the weight, and are arranged in the same way; B itself is never transposed.
-        arch, shard = replace(self._target.arch, transposed=""), self._target.shard
+        arch = replace(self._target.arch, transposed="")
         weight = StoredTensor(pair.b.file, f"{module}.weight", pair.b.shape, pair.b.dtype)
-        [(name, arrange)] = cuts(arch, weight, None)
-        if name == "lm_head.weight" and arch.normalized_head:
-            return
+        for name, arrange in cuts(arch, weight, None):  # two of keys that are values, too
+            if name != "lm_head.weight" or not arch.normalized_head:
+                yield from self._layer(arch, module, pair, name, arrange)
+
+    def _layer(
+        self, arch: Architecture, module: str, pair: StoredPair, name: str, arrange: Cut
+    ) -> Iterator[tuple[str, LoraPart]]:
+        """The same for the name of a weight in the network."""
+        shard = self._target.shard
         scale = self._config.scale(module, pair.a.shape[0])
         a_RI, b_OR = pair.a.read(), arrange(pair.b.read()).float() * scale
         vectors = [None if one is None else arrange(one.read().view(-1, 1)) for one in (pair.lengths, pair.bias)]

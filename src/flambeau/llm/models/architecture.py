@@ -197,6 +197,10 @@ class Architecture:
             rotary_size=shape.rotary_size,
         )
 
+    def intermediate_size_of(self, layer: int) -> int:
+        """That of one layer."""
+        return self.shapes[layer].intermediate_size if self.shapes else self.intermediate_size
+
     def key_layer(self, layer: int) -> int:
         """The layer whose keys and values this one reads."""
         return self.shared_keys[layer] if self.shared_keys else layer

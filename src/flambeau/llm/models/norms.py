@@ -31,6 +31,8 @@ class PlainRMSNorm(nn.Module):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.size, self.epsilon = size, epsilon
+        self.weight: nn.Parameter
+        self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), (self.size,), eps=self.epsilon).to(x.dtype)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from flambeau.llm.models.architecture import Architecture, RopeScaling
 
 MAX_TABLE_LENGTH = 1 << 20
-LOCAL = {"rope_scaling": None, "local_rope_theta": None, "shapes": ()}  # of the architecture of layers with a window
 Angles = tuple[Tensor, Tensor]  # cosine and sine […, 1, D] of some positions
 
 
@@ -49,7 +48,9 @@ class Rotation(nn.Module):
         self.has_tables = arch.max_length <= MAX_TABLE_LENGTH or self.switch_length is not None
         # Layers with a window may have a theta of their own, without scaling.
         theta = arch.local_rope_theta
-        self.local = Rotation(replace(given.of_layer(local), rope_theta=theta, **LOCAL)) if theta else None
+        if theta:
+            arch = replace(given.of_layer(local), rope_theta=theta, rope_scaling=None, local_rope_theta=None, shapes=())
+        self.local = Rotation(arch) if theta else None
         self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor, rotary_3T: Tensor | None = None) -> Rotations:

@@ -129,6 +129,7 @@ FOUR: dict[str, dict[str, Any]] = {
 ROUNDED = ("olmo-2", "gemma-4", "mamba-2-biased", "lfm-2", "qwen-3.5")
 ADAPTED: dict[str, dict[str, Any]] = {
     "olmo-2": {"target_modules": ["q_proj", "k_proj", "o_proj"], "modules_to_save": ["q_norm", "k_norm"]},
+    "gemma-4": {"target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]},
     "lfm-2": {"target_modules": ["q_proj", "v_proj", "w1", "w2"]},
     "qwen-3.5": {"target_modules": ["q_proj", "o_proj", "gate_proj", "down_proj"]},
     "falcon-h1": {"target_modules": ["k_proj", "o_proj", "up_proj", "down_proj"]},

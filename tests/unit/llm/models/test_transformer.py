@@ -109,7 +109,7 @@ KERNEL_KINDS = [
     *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options and kind != "mistral-4"),
     *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
     *("apertus", "nanochat", "persimmon", "hyperclova-x", "vault-gemma", "granite-swa", "hy-3", "cohere-2-moe"),
-    *("gpt-1", "codegen", "biogpt"),
+    *("gpt-1", "codegen", "biogpt", "gemma-4", "gemma-4-moe", "gemma-4-unified", "afmoe", "laguna"),
 ]
 
 

@@ -16,7 +16,7 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend, AttentionOptions
 
-HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256})  # as listed in csrc/paged_attention.h
+HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256, 512})  # as listed in csrc/paged_attention.h
 CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
 # Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
 # The limit between the two is a guess; measured on a busy machine.

@@ -87,6 +87,7 @@ class CExperts(ctypes.Structure):
         *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
         *((name, c_int64) for name in ("num_groups", "num_chosen_groups", "scales_inputs")),
         ("jitter", c_float),
+        ("scales", c_void_p),
     )
 
 
@@ -141,6 +142,12 @@ class CLayer(ctypes.Structure):
         ("query_scales", c_void_p),
         *((name, CNorm) for name in ("attention_sum_norm", "mlp_sum_norm")),
         *((name, c_float) for name in ("positive", "negative", "beta", "epsilon")),  # of xIELU
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_size", "rotary_size", "has_shared_keys")),
+        ("value_norm", CNorm),
+        *((name, CMatrix) for name in ("attention_gate", "input_gate", "input_projection")),
+        ("input_norm", CNorm),
+        *((name, c_float) for name in ("output_scale", "attention_scale")),
+        *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
     )
 
 
@@ -170,6 +177,12 @@ class CNetwork(ctypes.Structure):
         *((name, c_float) for name in ("attention_input_scale", "attention_output_scale")),
         *((name, c_float) for name in ("gate_scale", "mlp_output_scale")),
         *((name, CMatrix) for name in ("project_in", "project_out")),
+        ("attention_gate", c_int64),
+        ("own_embedding", c_void_p),
+        *((name, c_int64) for name in ("own_kind", "own_size", "own_vocab")),
+        ("own_projection", CMatrix),
+        ("own_norm", CNorm),
+        *((name, c_float) for name in ("own_scale", "own_projection_scale")),
     )
 
 

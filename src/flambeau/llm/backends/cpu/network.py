@@ -52,6 +52,15 @@ EXTRAS = frozenset(
         "has_norm_weight",
         "has_last_norm",
         "reversed_rope",
+        "attention_gate",
+        "shapes",
+        "shared_keys",
+        "normalizes_values",
+        "scales_layers",
+        "layer_input_size",
+        "layer_input_vocab",
+        "experts_beside_mlp",
+        "attention_only_layers",
         "is_parallel",
         "parallel_norms",
         "has_gate",
@@ -257,7 +266,9 @@ def has_known_heads(arch: Architecture) -> bool:
     """Whether the kernels know the size of heads, if any layer attends."""
     if not arch.attending_layers:
         return True
-    return arch.head_size % LANES == 0 if arch.latent_size else arch.head_size in HEAD_SIZES
+    if arch.latent_size:
+        return arch.head_size % LANES == 0
+    return all(arch.of_layer(layer).head_size in HEAD_SIZES for layer in arch.attending_layers)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

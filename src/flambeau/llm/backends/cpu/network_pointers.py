@@ -34,11 +34,21 @@ from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
+from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
 from flambeau.llm.models.rope import Rotation, query_scale
-from flambeau.llm.models.transformer import Decoder, FeedForwardLayer, PlainMLP, RecurrentLayer, RowEmbedding, XieluMLP
+from flambeau.llm.models.transformer import (
+    Decoder,
+    FeedForwardLayer,
+    MixedMLP,
+    PlainMLP,
+    RecurrentLayer,
+    RowEmbedding,
+    XieluMLP,
+)
 from flambeau.llm.quantize.groups import JoinedLinear
 
 ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
@@ -49,6 +59,13 @@ ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
     "sigmoid": 2,
     "sparse_mixer": 3,
 }
+GATES: tuple[GateKind | None, ...] = (  # as in csrc/network.h
+    None,
+    "sigmoid",
+    "softplus",
+    "sigmoid_per_head",
+    "softplus_per_head",
+)
 GROUPED = ("grouped_softmax", "biased_sigmoid")  # the routers to which groups of experts make a difference
 
 
@@ -88,7 +105,7 @@ class NetworkPointers:
             arch.rotary_size or arch.head_size,
             self._cache.block_size,
             len(made),
-            max(arch.intermediate_size, arch.expert_size, arch.shared_expert_size),
+            max(*map(arch.intermediate_size_of, range(arch.num_layers)), arch.expert_size, arch.shared_expert_size),
             arch.num_experts,
             ACTIVATIONS.index(arch.activation),
             arch.has_gate,
@@ -121,7 +138,19 @@ class NetworkPointers:
             arch.attention_output_scale,
             *arch.mlp_scales,
             *(self._projection(body, name) for name in ("project_in", "project_out")),
+            GATES.index(arch.attention_gate),
+            *self._own_embeddings(getattr(body, "layer_inputs", None), own),
         )
+
+    def _own_embeddings(self, inputs: LayerInputs | None, dtype: torch.dtype) -> Iterator[Any]:
+        """The embeddings that each layer has of its own."""
+        if inputs is None:
+            return
+        weight = inputs.embed_tokens.weight
+        yield from (self.pointer(weight), CACHE_KINDS[weight.dtype], inputs.size, len(weight))
+        yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
+        yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
+        yield inputs.projection_scale
 
     def _projection(self, body: Decoder | None, name: str) -> CMatrix:
         layer = getattr(body, name, None)
@@ -129,7 +158,11 @@ class NetworkPointers:
 
     def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
         attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
-        made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)))
+        made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)), output_scale=1.0)
+        own = arch.of_layer(number)
+        made.heads, made.kv_heads, made.head_size = own.num_heads, own.num_kv_heads, own.head_size
+        made.rotary_size = own.rotary_size or own.head_size
+        self._layer_parts(made, layer)
         if isinstance(attention, LatentAttention):
             if attention.is_rotated:
                 made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
@@ -140,7 +173,13 @@ class NetworkPointers:
             made.qk_norm = self._qk_norm(attention)
             made.cos, made.sin = self._rotation(rotation, attention)
             made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
-            made.keys, made.values = map(self.pointer, (cache.keys[number], cache.values[number]))
+            source = arch.key_layer(number)
+            made.has_shared_keys, made.attention_scale = source != number, attention.scale
+            made.keys, made.values = map(self.pointer, (cache.keys[source], cache.values[source]))
+            if attention.normalizes_values:
+                made.value_norm = CNorm(self.pointer(torch.ones(own.head_size)))
+            if attention.gate is not None:
+                made.attention_gate = self.matrix(attention.gate_proj)
             made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
             if attention.is_tempered and arch.temperature_length:
                 scales = query_scale(arch, torch.arange(arch.max_length))
@@ -160,6 +199,20 @@ class NetworkPointers:
             self._references.append(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
         return made
+
+    def _layer_parts(self, made: CLayer, layer: Any) -> None:
+        """What layers of Gemma 4 have beside attention and the feed-forward layer."""
+        if (inputs := getattr(layer, "layer_input", None)) is not None:
+            made.input_gate, made.input_projection = self.matrix(inputs.gate), self.matrix(inputs.projection)
+            made.input_norm = self._norm(inputs.norm)
+        if (scale := getattr(layer, "layer_scale", None)) is not None:
+            made.output_scale = float(scale)
+        if isinstance(mlp := getattr(layer, "mlp", None), MixedMLP):
+            made.experts = self._experts(mlp.sparse)
+            made.dense_norm, made.sparse_norm = self._norm(mlp.dense_norm), self._norm(mlp.sparse_norm)
+            made.expert_norm = self._norm(mlp.expert_norm)
+            weight, _ = norm_weights(mlp.router_norm)
+            made.router_norm = CNorm(self.pointer(weight * mlp.router_scale))
 
     def _latent(self, attention: LatentAttention) -> CLatentAttention:
         has_latent = attention.has_query_latent
@@ -222,6 +275,7 @@ class NetworkPointers:
             mlp.settings.num_chosen_groups,
             experts.scales_inputs,
             mlp.settings.jitter,
+            self.pointer(None if mlp.expert_scales is None else mlp.expert_scales.detach().float()),
         )
         self._references += [*arrays, made]
         return ctypes.pointer(made)
@@ -250,9 +304,11 @@ class NetworkPointers:
         """The weights of all heads of queries and keys, one after the other."""
         if attention.normalizes_rotated:
             return CNorm(self.pointer(torch.ones((attention.num_heads + attention.num_kv_heads) * attention.head_size)))
-        if attention.q_norm is None or attention.k_norm is None:
+        if attention.q_norm is None:
             return CNorm()
-        sides = (attention.q_norm, attention.num_heads), (attention.k_norm, attention.num_kv_heads)
+        sides = [(attention.q_norm, attention.num_heads)]
+        if attention.k_norm is not None:  # else keys are those of another layer
+            sides.append((attention.k_norm, attention.num_kv_heads))
         parts = [(norm_weights(norm), count * attention.head_size) for norm, count in sides]
         weight = torch.cat([repeated(weight, size) for (weight, _), size in parts])
         biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]

@@ -48,7 +48,10 @@ INTEGER_KINDS = {  # by the bits of a level, and whether groups have minimums
 }
 SCALED_KINDS = ("fp8", "fp4", "fp4_wide", "codes")  # numbers of 8 and 4 bits with scales
 INPUTS_AT_ONCE = 256  # whose weights are read
-ROUTER = ".mlp.gate"  # the layer that chooses experts stays as it is: it decides between scores that are close
+ROUTER = (
+    ".mlp.gate",
+    ".mlp.sparse.gate",
+)  # the layer that chooses experts stays as it is: it decides between scores that are close
 
 
 class PackedLinear(nn.Module):

@@ -17,6 +17,7 @@ from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack, quantize
@@ -199,6 +200,7 @@ LAYER_NORMS = {
     "has_gate": False,
     "activation": "gelu",
 }
+TWO_SIZES = ({"head_size": 16, "intermediate_size": 40}, {"head_size": 512, "intermediate_size": 72})
 EXPERTS = {"num_experts": 6, "num_experts_per_token": 2, "expert_size": 32}
 FAMILIES = {
     "Qwen 2": {"qkv_bias": True},
@@ -209,6 +211,27 @@ FAMILIES = {
     "Gemma 2": {"norm_places": "both", "attention_softcap": 5.0, "logit_softcap": 3.0, "windows": (None, 5)},
     "Gemma 3": {"norm_places": "both", "qk_norm": True, "windows": (None, 5), "local_rope_theta": 100.0},
     "norms after": {"norm_places": "after"},
+    "Gemma 4": {
+        "norm_places": "both",
+        "qk_norm": True,
+        "normalizes_values": True,
+        "scales_layers": True,
+        "shapes": tuple(LayerSizes(num_heads=2, num_kv_heads=1, **sizes) for sizes in TWO_SIZES),
+        "windows": (5, None),
+        "local_rope_theta": 100.0,
+        "layer_input_size": 12,
+        "layer_input_vocab": 90,
+    },
+    "keys of another layer": {"shared_keys": (0, 0), "qkv_bias": True, "norm_places": "both"},
+    "Llama-Nemotron": {
+        "shapes": tuple(LayerSizes(num_heads=4, num_kv_heads=2, **sizes) for sizes in TWO_SIZES[::-1]),
+        "attention_only_layers": frozenset({0}),
+        "feed_forward_layers": frozenset({1}),
+    },
+    "Trinity": {"attention_gate": "sigmoid"},
+    "Laguna": {"attention_gate": "softplus_per_head"},
+    "Apertus": {"activation": "xielu", "has_gate": False},
+    "NanoChat": {"has_norm_weight": False, "rotated_qk_norm": True, "reversed_rope": True},
     "Granite": {"residual_scale": 0.3, "logit_scale": 0.2, "attention_scale": 0.1, "embedding_scale": 2.0},
     "a part of each head is rotated": {"rotary_size": 8},
     "no gate": {"has_gate": False, "activation": "relu_squared"},

@@ -113,6 +113,8 @@ void run(Kind kind, Kind cache_kind, const RecurrentKind* recurrent_kind = nullp
                       nullptr});
   }
   Recurrence recurrence;
+  for (Layer& layer : layers)
+    layer.heads = kHeads, layer.kv_heads = kKvHeads, layer.head_size = layer.rotary_size = kHeadSize, layer.attention_scale = 0.25f;
   if (recurrent_kind) recurrence = random_recurrence(*recurrent_kind, floats), layers[0].recurrence = &recurrence;
   const Network network{kHidden, kHeads, kKvHeads, kHeadSize, kHeadSize, kBlock, kLayers, kWide, 0, kSilu, 1, cache_kind,
                         kFloat32, 0, 0, 0, layers.data(), table.data(), nullptr, {}, {ones.data(), nullptr},

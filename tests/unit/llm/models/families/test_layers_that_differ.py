@@ -16,13 +16,16 @@ from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.parallel import local_architecture
+from flambeau.llm.loader import load_engine
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.sampling_params import SamplingParams
+from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import VOCAB_SIZE, config_of, write_checkpoint
 from support.tiny_models import tiny_engine
+from support.tokenizer_files import write_sentencepiece
 from unit.llm.models.families.test_llama_like import TOLERANCE, expected_logits, found_logits
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -146,3 +149,23 @@ def test_calibration_and_ranks_that_need_more_are_refused(networks):
     if any(model.arch.sparsity):
         with pytest.raises(LLMError, match="all of the intermediate size and cannot be divided among 2 ranks"):
             local_architecture(model.arch, 2)
+
+
+@pytest.mark.parametrize("kind", ["gemma-4", "gemma-4-moe", "afmoe"])
+def test_adapters_of_projections_give_the_tokens_of_peft(tmp_path, kind):
+    """Keys that are values, too, are changed in both places; the CPU kernels leave unknown places to plain PyTorch."""
+    sizes = {"vocab_size": 400, **({"vocab_size_per_layer_input": 400} if kind == "gemma-4" else {})}
+    write_checkpoint(tmp_path / "model", kind, **sizes)
+    write_sentencepiece(tmp_path / "model")
+    folder = write_peft_adapter(tmp_path / "model", tmp_path / "one", target_modules=["q_proj", "k_proj", "o_proj"])
+    adapted, ids = read_peft_adapter(tmp_path / "model", folder), torch.tensor([prompt(20)])
+    with torch.no_grad():
+        for _ in range(12):
+            ids = torch.cat((ids, adapted(ids).logits[:, -1:].argmax(-1)), dim=1)
+    options = {"device": "cpu", "block_size": 4, "num_blocks": 40, "max_num_seqs": 2}
+    engine = load_engine(tmp_path / "model", lora_adapters={"one": str(folder)}, **options)
+    try:
+        assert engine._backend.wait_until_compiled(300)
+        assert engine.generate([prompt(20)], GREEDY, adapter="one")[0].token_ids == ids[0, 20:].tolist()
+    finally:
+        engine.close()

@@ -31,6 +31,7 @@ struct Experts {
   int64_t num_groups = 1, num_chosen_groups = 1;  // experts are chosen from so many of the groups
   int64_t scales_inputs = 0;  // inputs of experts are multiplied with their weights, not the outputs
   float jitter = 0;           // of a sparse mixer
+  const float* scales = nullptr;  // [N]: of the weights of each expert, or null
 };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
@@ -110,6 +111,7 @@ inline void choose_experts(const Experts& experts, float* scores, int64_t* chose
     chosen[a] = best, weights[a] = scores[best], total += scores[best];
   }
   finish_weights(experts, total, weights);
+  for (int64_t a = 0; experts.scales && a < experts.num_chosen; ++a) weights[a] *= experts.scales[chosen[a]];
 }
 
 // The tokens of each expert, in their order.

@@ -45,11 +45,23 @@ struct Layer {
   const float* query_scales = nullptr;      // [places]: what queries are multiplied with, or null
   Norm attention_sum_norm{}, mlp_sum_norm{};  // of x, after they were added
   Xielu xielu{};                              // of the feed-forward layer, if that is its activation
+  int64_t heads = 0, kv_heads = 0, head_size = 0, rotary_size = 0;
+  int64_t has_shared_keys = 0;  // the cache is that of another layer, and qkv makes queries only
+  Norm value_norm{};            // [D]: of each head of values
+  Matrix attention_gate{};      // of what attention gives, a layer of its own; its kind is that of Network
+  Matrix input_gate{}, input_projection{};  // around the layer's own embeddings
+  Norm input_norm{};
+  float output_scale = 1, attention_scale = 1;
+  // Of experts beside a feed-forward layer: of its output, of their sum, of their input and of the router's.
+  Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
   bool feeds_forward() const { return experts || gate_up.weights; }
+  bool has_both() const { return experts && gate_up.weights; }
 };
+
+enum GateKind : int64_t { kNoGate, kGate, kSoftplusGate, kHeadGate, kSoftplusHeadGate };
 
 struct Network {
   int64_t hidden, heads, kv_heads, head_size, rotary_size, block_size, num_layers;
@@ -75,6 +87,13 @@ struct Network {
   int64_t gates_attention = 0;  // each head of queries is followed by a gate of what attention gives
   float attention_input_scale = 1, attention_output_scale = 1, gate_scale = 1, mlp_output_scale = 1;
   Matrix project_in{}, project_out{};  // from embeddings of another size to the hidden size, and back; or no weights
+  int64_t attention_gate = 0;  // a GateKind
+  // Embeddings that each layer has of its own: [own_vocab, num_layers, own_size], and what is computed from the others.
+  const void* own_embedding = nullptr;
+  int64_t own_kind = 0, own_size = 0, own_vocab = 0;
+  Matrix own_projection{};
+  Norm own_norm{};
+  float own_scale = 1, own_projection_scale = 1;
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 
@@ -122,7 +141,7 @@ inline void widen(const stored* from, float* to, int64_t size) {
 
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
-  std::vector<float> x, normal, other_normal, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> x, normal, other_normal, own, beside, own_gates, attention_gates, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
   std::vector<int64_t> chosen;
 
   static Workspace& of_thread() {
@@ -141,19 +160,30 @@ struct Workspace {
 class Pass {
  public:
   Pass(const Network& net, const Tokens& tokens, int num_threads)
-      : net_(net), tokens_(tokens), num_threads_(num_threads), heads_width_(net.heads * net.head_size),
-        qkv_width_((net.heads + 2 * net.kv_heads) * net.head_size) {
+      : net_(net), tokens_(tokens), num_threads_(num_threads) {
     const int64_t count = tokens.num_tokens;
+    int64_t widest_heads = 0, widest_qkv = 0;
+    for (int64_t i = 0; i < net.num_layers; ++i) {
+      take_widths(net.layers[i]);
+      widest_heads = std::max(widest_heads, heads_width_), widest_qkv = std::max(widest_qkv, qkv_width_);
+    }
     Workspace& space = Workspace::of_thread();
     x_ = space.grown(space.x, count * net.hidden), normal_ = space.grown(space.normal, count * net.hidden);
-    qkv_ = space.grown(space.qkv, count * qkv_width_), attended_ = space.grown(space.attended, count * heads_width_);
+    qkv_ = space.grown(space.qkv, count * widest_qkv), attended_ = space.grown(space.attended, count * widest_heads);
     gate_up_ = space.grown(space.gate_up, count * net.gate_up_width());
     gated_ = space.grown(space.gated, count * net.intermediate);
     const int64_t widest = std::max({net.hidden, net.project_in.size, net.project_out.num_outputs()});
     added_ = space.grown(space.added, count * widest);
-    if (net.is_parallel || net.attention_input_scale != 1)
+    if (net.own_size) {
+      own_ = space.grown(space.own, count * net.num_layers * net.own_size);
+      own_gates_ = space.grown(space.own_gates, count * net.own_size);
+    }
+    if (net.attention_gate) attention_gates_ = space.grown(space.attention_gates, count * widest_heads);
+    const bool has_both = std::any_of(net.layers, net.layers + net.num_layers, [](const Layer& layer) { return layer.has_both(); });
+    if (has_both) beside_ = space.grown(space.beside, count * net.hidden);
+    if (net.is_parallel || net.attention_input_scale != 1 || has_both)
       other_normal_ = space.grown(space.other_normal, count * net.hidden);
-    if (net.gates_attention) gated_qkv_ = space.grown(space.gated_qkv, count * (qkv_width_ + heads_width_));
+    if (net.gates_attention) gated_qkv_ = space.grown(space.gated_qkv, count * (widest_qkv + widest_heads));
     if (!net.max_experts) return;
     gathered_ = space.grown(space.gathered, count * net.hidden);
     scores_ = space.grown(space.scores, count * net.max_experts);
@@ -164,9 +194,12 @@ class Pass {
   // The logits [N, V] of some of the tokens.
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
     embed();
+    if (net_.own_size) embed_own();
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
       compute(net_.layers[i]);
+      if (net_.layers[i].input_gate.weights) add_own(net_.layers[i], i);
+      scale_output(net_.layers[i].output_scale);
     }
     record(net_.num_layers);
     if (!num_rows) return;
@@ -223,20 +256,67 @@ class Pass {
     each_token([&](int64_t t) { place(t); });
   }
 
+  void take_widths(const Layer& layer) {
+    heads_width_ = layer.heads * layer.head_size;
+    qkv_width_ = heads_width_ + (layer.has_shared_keys ? 0 : 2 * layer.kv_heads * layer.head_size);
+  }
+
+  // Some numbers of a table, in float32.
+  static void read(const void* table, int64_t kind, int64_t at, int64_t size, float* to) {
+    if (kind == kBfloat16)
+      widen(static_cast<const bfloat*>(table) + at, to, size);
+    else if (kind == kFloat16)
+      widen(static_cast<const half*>(table) + at, to, size);
+    else
+      std::copy_n(static_cast<const float*>(table) + at, size, to);
+  }
+
+  // The embeddings that each layer has of its own [T, L, P].
+  void embed_own() {
+    const int64_t size = net_.own_size, width = net_.num_layers * size;
+    net_.own_projection.multiply(x_, own_, tokens_.num_tokens, false, num_threads_);
+    each_token([&](int64_t t) {
+      const int64_t id = tokens_.ids[t] < net_.own_vocab ? tokens_.ids[t] : 0;
+      std::vector<float> row(size);
+      for (int64_t i = 0; i < net_.num_layers; ++i) {
+        float* to = own_ + t * width + i * size;
+        for (int64_t p = 0; p < size; ++p) to[p] *= net_.own_projection_scale;
+        net_.own_norm.apply(to, to, size, net_.epsilon);
+        read(net_.own_embedding, net_.own_kind, id * width + i * size, size, row.data());
+        for (int64_t p = 0; p < size; ++p) to[p] = (to[p] + row[p] * net_.own_scale) * 0.70710678f;
+      }
+    });
+  }
+
+  // x += what a layer makes of its own embeddings.
+  void add_own(const Layer& layer, int64_t number) {
+    const int64_t size = net_.own_size;
+    layer.input_gate.multiply(x_, own_gates_, tokens_.num_tokens, false, num_threads_);
+    each_token([&](int64_t t) {
+      float* row = own_gates_ + t * size;
+      activate(net_.activation, row, own_ + (t * net_.num_layers + number) * size, row, size);
+    });
+    layer.input_projection.multiply(own_gates_, added_, tokens_.num_tokens, false, num_threads_);
+    add(layer.input_norm);
+  }
+
+  void scale_output(float scale) {
+    const int64_t size = net_.hidden;
+    if (scale != 1)
+      each_token([&](int64_t t) {
+        for (int64_t i = t * size; i < (t + 1) * size; ++i) x_[i] *= scale;
+      });
+  }
+
   void embed(int64_t t, int64_t size, float* to) {
     if (tokens_.hidden) {
       std::copy_n(tokens_.hidden + t * size, size, to);
       return;
     }
-    const int64_t at = tokens_.ids[t] * size;
     if (!net_.embedding)
       net_.embedding_rows.read_row(tokens_.ids[t], to);
-    else if (net_.embedding_kind == kBfloat16)
-      widen(static_cast<const bfloat*>(net_.embedding) + at, to, size);
-    else if (net_.embedding_kind == kFloat16)
-      widen(static_cast<const half*>(net_.embedding) + at, to, size);
     else
-      std::copy_n(static_cast<const float*>(net_.embedding) + at, size, to);
+      read(net_.embedding, net_.embedding_kind, tokens_.ids[t] * size, size, to);
     if (net_.embedding_scale != 1)
       for (int64_t i = 0; i < size; ++i) to[i] *= net_.embedding_scale;
   }
@@ -332,8 +412,9 @@ class Pass {
     });
   }
 
-  void normalize_heads(const Norm& norm, float* heads) {
-    const int64_t size = net_.head_size, queries = net_.heads * size, all = queries + net_.kv_heads * size;
+  void normalize_heads(const Layer& layer, float* heads) {
+    const Norm& norm = layer.qk_norm;
+    const int64_t size = layer.head_size, queries = layer.heads * size, all = num_rotated(layer) * size;
     if (net_.wide_qk_norm) {
       norm.apply(heads, heads, queries, net_.epsilon);
       norm.apply(heads + queries, heads + queries, all - queries, net_.epsilon, queries);
@@ -342,22 +423,28 @@ class Pass {
     }
   }
 
+  // Heads of queries, and of keys if the layer has its own.
+  static int64_t num_rotated(const Layer& layer) { return layer.heads + (layer.has_shared_keys ? 0 : layer.kv_heads); }
+
   // What queries, keys and values are before attention.
   void position(const Layer& layer, int64_t t) {
     float* heads = qkv_ + t * qkv_width_;
-    const int64_t half = net_.rotary_size / 2, at = tokens_.positions[t] * half;
-    if (layer.qk_norm && !net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+    const int64_t half = layer.rotary_size / 2, at = tokens_.positions[t] * half, size = layer.head_size;
+    if (layer.qk_norm && !net_.late_qk_norm) normalize_heads(layer, heads);
     if (net_.clip > 0)
       for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
-    if (layer.cos) rope(heads, net_.heads + net_.kv_heads, net_.head_size, layer.cos + at, layer.sin + at, half);
-    if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer.qk_norm, heads);
+    if (layer.cos) rope(heads, num_rotated(layer), size, layer.cos + at, layer.sin + at, half);
+    if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer, heads);
+    if (layer.value_norm && !layer.has_shared_keys)
+      for (int64_t v = num_rotated(layer) * size; v < qkv_width_; v += size)
+        layer.value_norm.apply(heads + v, heads + v, size, net_.epsilon);
     if (layer.query_scales)
       for (int64_t i = 0; i < heads_width_; ++i) heads[i] *= layer.query_scales[tokens_.positions[t]];
   }
 
   void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
     Workspace& space = Workspace::of_thread();
-    const int64_t count = tokens_.num_tokens, heads = net_.heads, size = net_.head_size, rotated = latent.rotary_size;
+    const int64_t count = tokens_.num_tokens, heads = layer.heads, size = layer.head_size, rotated = latent.rotary_size;
     const int64_t head = latent.unrotated_size + rotated, rank = latent.latent_size, half = rotated / 2;
     if (latent.query_down.weights) {
       const int64_t width = latent.query_down.num_outputs();
@@ -401,20 +488,39 @@ class Pass {
     add(layer, kLoraOut, layer.out, values, layer.attention_post_norm, net_.attention_output_scale);
   }
 
+  // A factor for each number that attention gives, or for each head.
+  void gate_attention(const Layer& layer) {
+    const bool is_soft = net_.attention_gate == kSoftplusGate || net_.attention_gate == kSoftplusHeadGate;
+    const int64_t count = layer.attention_gate.num_outputs(), each = heads_width_ / count;
+    each_token([&](int64_t t) {
+      const float* gates = attention_gates_ + t * count;
+      float* row = attended_ + t * heads_width_;
+      for (int64_t i = 0; i < count; ++i) {
+        const float x = gates[i], soft = x > 20 ? x : std::log1p(std::exp(x)), gate = is_soft ? soft : sigmoid(x);
+        for (int64_t d = i * each; d < (i + 1) * each; ++d) row[d] *= gate;
+      }
+    });
+  }
+
   void attend(const Layer& layer, const float* input) {
+    take_widths(layer);
+    if (layer.attention_gate.weights)
+      layer.attention_gate.multiply(input, attention_gates_, tokens_.num_tokens, false, num_threads_);
     if (layer.latent) return attend_latent(layer, *layer.latent, input);
     multiply(layer, kLoraQkv, layer.qkv, input, net_.gates_attention ? gated_qkv_ : qkv_);
     each_token([&](int64_t t) {
-      if (net_.gates_attention) take_gates(t);
+      if (net_.gates_attention) take_gates(layer, t);
       position(layer, t);
     });
-    const float* k = qkv_ + heads_width_;
+    const float *k = layer.has_shared_keys ? nullptr : qkv_ + heads_width_;
+    const float *v = layer.has_shared_keys ? nullptr : k + layer.kv_heads * layer.head_size;
     const PagedStep<void> step{
-        qkv_, k, k + net_.kv_heads * net_.head_size, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
+        qkv_, k, v, layer.keys, layer.values, attended_, qkv_width_, qkv_width_,
         qkv_width_, tokens_.positions, tokens_.slots, tokens_.starts, tokens_.tables, tokens_.num_tokens,
-        tokens_.num_sequences, net_.heads, net_.kv_heads, net_.block_size, tokens_.table_width, layer.window, net_.scale,
-        net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
-    attend_paged(step, net_.cache_kind, net_.head_size, num_threads_);
+        tokens_.num_sequences, layer.heads, layer.kv_heads, net_.block_size, tokens_.table_width, layer.window,
+        layer.attention_scale, net_.softcap, layer.sinks, net_.biases, net_.num_places, layer.chunk};
+    attend_paged(step, net_.cache_kind, layer.head_size, num_threads_);
+    if (layer.attention_gate.weights) gate_attention(layer);
     if (net_.gates_attention)
       each_token([&](int64_t t) {
         const float* gates = gated_qkv_ + t * (qkv_width_ + heads_width_);
@@ -425,10 +531,10 @@ class Pass {
   }
 
   // Divides heads of queries and gates that follow each other; leaves the gates' factors at the start of the row.
-  void take_gates(int64_t t) {
-    const int64_t size = net_.head_size;
+  void take_gates(const Layer& layer, int64_t t) {
+    const int64_t size = layer.head_size;
     float *from = gated_qkv_ + t * (qkv_width_ + heads_width_), *to = qkv_ + t * qkv_width_;
-    for (int64_t h = 0; h < net_.heads; ++h) {
+    for (int64_t h = 0; h < layer.heads; ++h) {
       std::copy_n(from + 2 * h * size, size, to + h * size);
       for (int64_t i = 0; i < size; ++i) from[h * size + i] = logistic(from[(2 * h + 1) * size + i]);
     }
@@ -436,7 +542,17 @@ class Pass {
   }
 
   void feed_forward(const Layer& layer, const float* input) {
-    if (layer.experts) return mix(layer, *layer.experts, input);
+    if (layer.has_both()) return mix_beside(layer, *layer.experts, input);
+    if (layer.experts) {
+      mix(layer, *layer.experts, input, input);
+      return add(layer.mlp_post_norm);
+    }
+    make_gated(layer, input);
+    add(layer, kLoraDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
+  }
+
+  // The input of the last matrix of a feed-forward layer.
+  void make_gated(const Layer& layer, const float* input) {
     multiply(layer, kLoraGateUp, layer.gate_up, input, gate_up_);
     if (net_.gate_scale != 1)
       each_token([&](int64_t t) {
@@ -449,7 +565,22 @@ class Pass {
       else
         activate(net_.activation, gate, up, out, size);
     });
-    add(layer, kLoraDown, layer.down, gated_, layer.mlp_post_norm, net_.mlp_output_scale);
+  }
+
+  // A feed-forward layer and experts, which read x itself, each with norms of their own.
+  void mix_beside(const Layer& layer, const Experts& experts, const float* input) {
+    const int64_t count = tokens_.num_tokens, size = net_.hidden;
+    make_gated(layer, input);
+    multiply(layer, kLoraDown, layer.down, gated_, beside_);
+    each_token([&](int64_t t) { layer.dense_norm.apply(beside_ + t * size, beside_ + t * size, size, net_.epsilon); });
+    const float* of_experts = normalized(layer.expert_norm, normal_);
+    mix(layer, experts, of_experts, normalized(layer.router_norm, other_normal_));
+    for (int64_t t = 0; t < count; ++t) {
+      float* row = added_ + t * size;
+      layer.sparse_norm.apply(row, row, size, net_.epsilon);
+      for (int64_t i = 0; i < size; ++i) row[i] += beside_[t * size + i];
+    }
+    add(layer.mlp_post_norm);
   }
 
   // What is between the two matrices of a feed-forward layer.
@@ -462,9 +593,9 @@ class Pass {
   }
 
   // A token's experts are added up in the order of their numbers, whatever other tokens there are.
-  void mix(const Layer& layer, const Experts& experts, const float* input) {
+  void mix(const Layer& layer, const Experts& experts, const float* input, const float* of_router) {
     const int64_t count = tokens_.num_tokens, size = net_.hidden, num_chosen = experts.num_chosen;
-    multiply(layer, kLoraRouter, experts.router, input, scores_);
+    multiply(layer, kLoraRouter, experts.router, of_router, scores_);
     each_token([&](int64_t t) {
       choose_experts(experts, scores_ + t * experts.count, chosen_ + t * num_chosen, weights_ + t * num_chosen);
     });
@@ -495,7 +626,6 @@ class Pass {
       });
     }
     if (experts.shared_down.weights) add_shared(layer, experts, input);
-    add(layer.mlp_post_norm);
   }
 
   // The expert for all tokens.
@@ -540,8 +670,9 @@ class Pass {
   const Network& net_;
   const Tokens& tokens_;
   const int num_threads_;
-  const int64_t heads_width_, qkv_width_;
+  int64_t heads_width_ = 0, qkv_width_ = 0;  // of the layer that attends
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
+  float *own_ = nullptr, *own_gates_ = nullptr, *attention_gates_ = nullptr, *beside_ = nullptr;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
   std::vector<int64_t> row_adapters_;  // of rows that are not those of the step

@@ -1,4 +1,4 @@
-// Attention over the blocks of a KV cache; the keys and values of the step are written first.
+// Attention over the blocks of a KV cache; the keys and values of the step are written first, if there are any.
 //
 // A token attends to one contiguous range of places (causal, perhaps with a window), so nothing is masked: places
 // outside the range are never read. Sums run over places in order: a sequence gets the same bits in any batch.
@@ -25,7 +25,7 @@ constexpr int64_t kBlocksAhead = 2, kLineBytes = 64;
 // `stored` is the type of the cache; all sums are in float32.
 template <typename stored>
 struct PagedStep {
-  const float *q, *k, *v;   // [T, H, D], [T, G, D] twice
+  const float *q, *k, *v;   // [T, H, D], [T, G, D] twice, or null: they are in the cache
   stored *keys, *values;    // [P, K, G, D]
   float* out;               // [T, H, D]
   // From one token to the next; the heads of a token are contiguous.
@@ -331,7 +331,7 @@ void attend_paged(const PagedStep<stored>& step, int num_threads) {
       t += count;
     }
   }
-  for (int64_t t = 0; t < step.num_tokens; ++t) {
+  for (int64_t t = 0; step.k && t < step.num_tokens; ++t) {
     write_heads<size>(step.k + t * step.k_stride, step.kv_heads, step.keys + step.slots[t] * row);
     write_heads<size>(step.v + t * step.v_stride, step.kv_heads, step.values + step.slots[t] * row);
   }
@@ -359,6 +359,7 @@ bool attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_thre
     case 96: return attend_paged<6>(step, num_threads), true;
     case 128: return attend_paged<8>(step, num_threads), true;
     case 256: return attend_paged<16>(step, num_threads), true;
+    case 512: return attend_paged<32>(step, num_threads), true;
     default: return false;
   }
 }
