@@ -705,23 +705,6 @@ HYBRID_KINDS = {  # with recurrent layers
             "kda_safe_gate": False,
         },
     ),
-    "jamba-dense": Kind(
-        "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
-    ),
-}
-LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not know
-    "nemotron-h-latent": Kind(
-        "NemotronH",
-        {
-            **NEMOTRON_H,
-            "layers_block_type": ["mamba", "moe", "attention", "moe"],
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_latent_size": 20,
-        },
-    ),
     "minimax-01": Kind(
         "MiniMax",
         {
@@ -739,6 +722,23 @@ LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not kno
             "mlp_alpha_factor": 1.3,
             "mlp_beta_factor": 0.5,
             "pad_token_id": None,
+        },
+    ),
+    "jamba-dense": Kind(
+        "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
+    ),
+}
+LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not know
+    "nemotron-h-latent": Kind(
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 20,
         },
     ),
 }

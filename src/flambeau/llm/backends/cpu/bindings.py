@@ -90,7 +90,14 @@ class CExperts(ctypes.Structure):
     )
 
 
-RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net", "kimi_delta")  # in the order of csrc/recurrent.h
+RECURRENT_KINDS = (
+    "short_conv",
+    "mamba",
+    "mamba2",
+    "delta_net",
+    "kimi_delta",
+    "lightning",
+)  # in the order of csrc/recurrent.h
 
 
 class CRecurrence(ctypes.Structure):
@@ -106,7 +113,9 @@ class CRecurrence(ctypes.Structure):
         *((name, c_float) for name in ("epsilon", "time_low", "time_high", "max_beta", "input_scale", "output_scale")),
         *((name, c_void_p) for name in ("windows", "states")),
         *((name, CMatrix) for name in ("gate_up", "time_up")),
-        ("lowest_log_decay", c_float),
+        *((name, c_float) for name in ("lowest_log_decay", "query_scale")),
+        *((name, c_int64) for name in ("activates", "half")),
+        *((name, c_void_p) for name in ("cos", "sin")),
     )
 
 
@@ -140,6 +149,7 @@ class CLayer(ctypes.Structure):
         ("chunk", c_int64),
         ("query_scales", c_void_p),
         *((name, CNorm) for name in ("attention_sum_norm", "mlp_sum_norm")),
+        *((name, c_float) for name in ("stream_attention", "stream_mlp")),
     )
 
 

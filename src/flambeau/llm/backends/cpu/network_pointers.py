@@ -118,7 +118,7 @@ class NetworkPointers:
             rows,
             arch.gates_attention,
             arch.attention_input_scale,
-            arch.attention_output_scale,
+            arch.stream_scales[0][1] if arch.stream_scales else arch.attention_output_scale,
             *arch.mlp_scales,
             *(self._projection(body, name) for name in ("project_in", "project_out")),
         )
@@ -153,8 +153,11 @@ class NetworkPointers:
         if arch.norm_places == "sum":
             made.attention_sum_norm = self._norm(layer.input_layernorm)
             made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
+        if arch.norm_places == "stream":
+            made.stream_attention, made.stream_mlp = layer.scales[0][0], layer.scales[1][0]
+            made.experts.contents.weight_scale *= layer.scales[1][1]
         if mixer is not None:
-            recurrence = recurrence_of(mixer, self._cache.states.layers[number], self)
+            recurrence = recurrence_of(mixer, self._cache.states.layers[number], rotation, self)
             self._references.append(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
         return made
@@ -300,7 +303,7 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         return "", "", "", ""
     if isinstance(layer, FeedForwardLayer):
         return "", "input_layernorm", "", ""
-    if arch.norm_places == "before" or isinstance(layer, RecurrentLayer):
+    if arch.norm_places in ("before", "stream") or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (
         "input_layernorm",

@@ -44,6 +44,7 @@ struct Layer {
   int64_t chunk = 0;                        // of attention
   const float* query_scales = nullptr;      // [places]: what queries are multiplied with, or null
   Norm attention_sum_norm{}, mlp_sum_norm{};  // of x, after they were added
+  float stream_attention = 0, stream_mlp = 0;  // of x, which is the input of a part; 0: x stays as it is
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -273,12 +274,26 @@ class Pass {
     if (layer.attends() || layer.recurrence) {
       const bool is_given = tokens_.attention_input && &layer == net_.layers;
       const float* input = is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_);
+      replace_stream(layer.stream_attention);
       if (layer.attends()) attend(layer, scaled(input, net_.attention_input_scale));
       if (layer.recurrence) recur(layer, *layer.recurrence, input);
       normalized(layer.attention_sum_norm, x_);
     }
-    if (layer.feeds_forward()) feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    if (layer.feeds_forward()) {
+      const float* input = normalized(layer.mlp_norm, normal_);
+      replace_stream(layer.stream_mlp);
+      feed_forward(layer, input);
+    }
     normalized(layer.mlp_sum_norm, x_);
+  }
+
+  // x becomes its normalized self, scaled.
+  void replace_stream(float scale) {
+    if (scale == 0) return;
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      for (int64_t i = t * size; i < (t + 1) * size; ++i) x_[i] = normal_[i] * scale;
+    });
   }
 
   const float* scaled(const float* input, float scale) {
