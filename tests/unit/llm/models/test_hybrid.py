@@ -132,7 +132,18 @@ def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
 
 @pytest.mark.parametrize(
     "kind",
-    ["mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5", "granite-4-hybrid", "granite-4-dense", "jamba", *LINEAR_KINDS],
+    [
+        "mamba-2",
+        "lfm-2",
+        "qwen-3-next",
+        "qwen-3.5",
+        "granite-4-hybrid",
+        "granite-4-dense",
+        "jamba",
+        "kimi-linear",
+        "ling-3",
+        "minimax-01",
+    ],
 )
 def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
     source = tmp_path / "source"
