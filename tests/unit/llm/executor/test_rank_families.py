@@ -140,6 +140,7 @@ WRITTEN = (
     "bamba",
     "kimi-linear",
     "minimax-01",
+    "deepseek-v3.2",
 )  # in int8
 
 
