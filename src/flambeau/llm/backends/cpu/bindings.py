@@ -87,6 +87,7 @@ class CExperts(ctypes.Structure):
         *((name, c_float) for name in ("weight_scale", "limit", "alpha")),
         *((name, c_int64) for name in ("num_groups", "num_chosen_groups", "scales_inputs")),
         ("jitter", c_float),
+        *((name, CMatrix) for name in ("latent_in", "latent_out")),
     )
 
 

@@ -83,6 +83,7 @@ EXTRAS = frozenset(
         "swiglu_limit",
         "swiglu_alpha",
         "shared_expert_size",
+        "expert_latent_size",
         "gates_shared_expert",
         "router",
         "router_jitter",

@@ -224,6 +224,8 @@ class NetworkPointers:
             experts.scales_inputs,
             mlp.settings.jitter,
         )
+        if mlp.fc1_latent_proj is not None and mlp.fc2_latent_proj is not None:
+            made.latent_in, made.latent_out = map(self.matrix, (mlp.fc1_latent_proj, mlp.fc2_latent_proj))
         self._references += [*arrays, made]
         return ctypes.pointer(made)
 

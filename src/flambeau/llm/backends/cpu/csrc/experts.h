@@ -31,6 +31,7 @@ struct Experts {
   int64_t num_groups = 1, num_chosen_groups = 1;  // experts are chosen from so many of the groups
   int64_t scales_inputs = 0;  // inputs of experts are multiplied with their weights, not the outputs
   float jitter = 0;           // of a sparse mixer
+  Matrix latent_in{}, latent_out{};  // what experts read and write is projected; no weights: it is the hidden state
 };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
