@@ -929,23 +929,6 @@ HYBRID_KINDS = {  # with recurrent layers
             "kda_safe_gate": False,
         },
     ),
-    "jamba-dense": Kind(
-        "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
-    ),
-}
-LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not know
-    "nemotron-h-latent": Kind(
-        "NemotronH",
-        {
-            **NEMOTRON_H,
-            "layers_block_type": ["mamba", "moe", "attention", "moe"],
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_latent_size": 20,
-        },
-    ),
     "minimax-01": Kind(
         "MiniMax",
         {
@@ -965,14 +948,29 @@ LINEAR_KINDS = {  # with recurrent layers, and parts that the kernels do not kno
             "pad_token_id": None,
         },
     ),
+    "nemotron-h-latent": Kind(
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 64,  # as experts of the CPU kernels are multiples of 32
+        },
+    ),
+    "jamba-dense": Kind(
+        "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
+    ),
 }
-KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **LINEAR_KINDS, **SPARSE_KINDS}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS}
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
     """The configuration of a tiny network."""
     sizes = OTHER_SIZES.get(KINDS_OF_ALL[kind].family, TINY)
-    if kind in {**HYBRID_KINDS, **LINEAR_KINDS} and "num_attention_heads" in sizes:
+    if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
         sizes = {**sizes, **HYBRID_SIZES}
     options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:

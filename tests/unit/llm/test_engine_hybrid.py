@@ -19,7 +19,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from support.async_backend import AsyncEagerBackend
 from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
 
-KINDS = ("mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "joint")
+KINDS = ("mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "joint")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 

@@ -83,7 +83,8 @@ class PagedAttention:
         store(cached, inputs.slots_T, selection.k.unsqueeze(-2))
         q_TIK, _, weights_TI, count = selection
         if length := inputs.query_len:
-            own = Selection(q_TIK.unflatten(0, (-1, length)), selection.k, weights_TI.unflatten(0, (-1, length)), count)
+            q_SQIK, weights_SQI = (torch.unflatten(x, 0, (-1, length)) for x in (q_TIK, weights_TI))
+            own = Selection(q_SQIK, selection.k, weights_SQI, count)
             k_SCK = load(cached, inputs.block_tables_SB, q_TIK.dtype).flatten(1, 3)
             places_C = torch.arange(k_SCK.shape[1], device=cached.device)
             return [chosen_keys(own, k_SCK, attention_mask(inputs.positions_T.view(-1, length), places_C, None))]

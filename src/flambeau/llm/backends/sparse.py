@@ -28,9 +28,9 @@ def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
     if is_static or selection.q.shape[-3] <= tokens_at_once:
         return mask_QC & best(scores(selection.q, selection.weights, k_CK), mask_QC, count)
     parts = zip(
-        selection.q.split(tokens_at_once, dim=-3),
-        selection.weights.split(tokens_at_once, dim=-2),
-        mask_QC.split(tokens_at_once, dim=-2),
+        torch.split(selection.q, tokens_at_once, dim=-3),
+        torch.split(selection.weights, tokens_at_once, dim=-2),
+        torch.split(mask_QC, tokens_at_once, dim=-2),
         strict=True,
     )
     return torch.cat([mask & best(scores(q, weights, k_CK), mask, count) for q, weights, mask in parts], dim=-2)

@@ -59,7 +59,11 @@ class LightningAttention(Mixer):
         """As Mamba 2 with time steps of 1: the state is the sum of values times keys, which decays."""
         shape = self.shape
         q, k, v = (by_head(part.float(), shape.num_heads) for part in inputs)
-        slopes = alibi_slopes(self.num_all_heads, q.device)[self.first_head : self.first_head + shape.num_heads]
         time = mask_padding(q.new_ones(q.shape[:3]), lengths_S)
-        y, state = scan_mamba2(v, time, -slopes * shape.slope_factors[self.layer], k, q * shape.query_scale, states[0])
+        y, state = scan_mamba2(v, time, self.log_decays(q.device), k, q * shape.query_scale, states[0])
         return y.flatten(-2), (state,)
+
+    def log_decays(self, device: torch.device) -> Tensor:
+        """Of each head [H]: constants."""
+        slopes = alibi_slopes(self.num_all_heads, device)[self.first_head : self.first_head + self.shape.num_heads]
+        return -slopes * self.shape.slope_factors[self.layer]

@@ -23,6 +23,7 @@ FOUND = [
     Change("gpt-j", BESIDE, YARN),
     Change("phi-3-long", "original_max_position_embeddings", REMOVED),
     Change("olmo-hybrid", "rope_parameters", REMOVED),
+    Change("kimi-linear", "rope_parameters", {"rope_theta": 1000.0, **YARN, "mscale": 0.7, "mscale_all_dim": 0.4}),
     Change(
         "gemma-3",
         "rope_parameters",

@@ -88,10 +88,18 @@ class CExperts(ctypes.Structure):
         *((name, c_int64) for name in ("num_groups", "num_chosen_groups", "scales_inputs")),
         ("jitter", c_float),
         ("scales", c_void_p),
+        *((name, CMatrix) for name in ("latent_in", "latent_out")),
     )
 
 
-RECURRENT_KINDS = ("short_conv", "mamba", "mamba2", "delta_net", "kimi_delta")  # in the order of csrc/recurrent.h
+RECURRENT_KINDS = (
+    "short_conv",
+    "mamba",
+    "mamba2",
+    "delta_net",
+    "kimi_delta",
+    "lightning",
+)  # in the order of csrc/recurrent.h
 
 
 class CRecurrence(ctypes.Structure):
@@ -107,7 +115,9 @@ class CRecurrence(ctypes.Structure):
         *((name, c_float) for name in ("epsilon", "time_low", "time_high", "max_beta", "input_scale", "output_scale")),
         *((name, c_void_p) for name in ("windows", "states")),
         *((name, CMatrix) for name in ("gate_up", "time_up")),
-        ("lowest_log_decay", c_float),
+        *((name, c_float) for name in ("lowest_log_decay", "query_scale")),
+        *((name, c_int64) for name in ("activates", "half")),
+        *((name, c_void_p) for name in ("cos", "sin")),
     )
 
 
@@ -148,6 +158,7 @@ class CLayer(ctypes.Structure):
         ("input_norm", CNorm),
         *((name, c_float) for name in ("output_scale", "attention_scale")),
         *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
+        *((name, c_float) for name in ("stream_attention", "stream_mlp")),
     )
 
 

@@ -28,7 +28,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
-from flambeau.llm.models.recurrent import RecurrentMixer
+from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
 from flambeau.llm.quantize.coded import CodedLinear
@@ -93,6 +93,7 @@ EXTRAS = frozenset(
         "swiglu_limit",
         "swiglu_alpha",
         "shared_expert_size",
+        "expert_latent_size",
         "gates_shared_expert",
         "router",
         "router_jitter",
@@ -105,6 +106,7 @@ EXTRAS = frozenset(
         "embedding_scale",
         "residual_scale",
         "logit_scale",
+        "stream_scales",
         "recurrence",
         "has_mlp",
         "feed_forward_layers",
@@ -255,8 +257,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")
-    if arch.norm_places == "stream":
-        unknown.add("norm_places")
+    if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
+        unknown.add("norm_places")  # what experts give is scaled by their weights
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)
@@ -290,6 +292,6 @@ def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ())
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False
-    mixers = [module for module in model.modules() if isinstance(module, RecurrentMixer)]
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     parts = {part for mixer in mixers for part in other_parts(mixer)}
     return all(is_unmodified(module, (type(module),) if module in parts else known) for module in model.modules())

@@ -135,7 +135,7 @@ class NetworkPointers:
             rows,
             arch.gates_attention,
             arch.attention_input_scale,
-            arch.attention_output_scale,
+            arch.stream_scales[0][1] if arch.stream_scales else arch.attention_output_scale,
             *arch.mlp_scales,
             *(self._projection(body, name) for name in ("project_in", "project_out")),
             GATES.index(arch.attention_gate),
@@ -194,8 +194,11 @@ class NetworkPointers:
         if arch.norm_places == "sum":
             made.attention_sum_norm = self._norm(layer.input_layernorm)
             made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
+        if arch.norm_places == "stream":
+            made.stream_attention, made.stream_mlp = layer.scales[0][0], layer.scales[1][0]
+            made.experts.contents.weight_scale *= layer.scales[1][1]
         if mixer is not None:
-            recurrence = recurrence_of(mixer, self._cache.states.layers[number], self)
+            recurrence = recurrence_of(mixer, self._cache.states.layers[number], rotation, self)
             self._references.append(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
         return made
@@ -277,6 +280,8 @@ class NetworkPointers:
             mlp.settings.jitter,
             self.pointer(None if mlp.expert_scales is None else mlp.expert_scales.detach().float()),
         )
+        if mlp.fc1_latent_proj is not None and mlp.fc2_latent_proj is not None:
+            made.latent_in, made.latent_out = map(self.matrix, (mlp.fc1_latent_proj, mlp.fc2_latent_proj))
         self._references += [*arrays, made]
         return ctypes.pointer(made)
 
@@ -358,7 +363,7 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         return "", "", "", ""
     if isinstance(layer, FeedForwardLayer):
         return "", "input_layernorm", "", ""
-    if arch.norm_places == "before" or isinstance(layer, RecurrentLayer):
+    if arch.norm_places in ("before", "stream") or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (
         "input_layernorm",

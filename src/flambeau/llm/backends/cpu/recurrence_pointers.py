@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CMatrix, CNorm, CRecurrence
 from flambeau.llm.models.kimi_delta import KimiDeltaNet
-from flambeau.llm.models.recurrent import DeltaNet, GatedNorm, Mamba, Mamba2, RecurrentMixer, ShortConvolution
+from flambeau.llm.models.lightning_attention import LightningAttention
+from flambeau.llm.models.recurrent import DeltaNet, GatedNorm, Mamba, Mamba2, Mixer, ShortConvolution
+from flambeau.llm.models.rope import Rotation
 
 MIXER_NORMS = ("norm", "dt_layernorm", "b_layernorm", "c_layernorm")  # of all kinds
 
@@ -26,15 +28,15 @@ class Pointers(Protocol):
     def matrix(self, layer: Any) -> CMatrix: ...
 
 
-def other_parts(mixer: RecurrentMixer) -> list[nn.Module]:
+def other_parts(mixer: Mixer) -> list[nn.Module]:
     """The modules of a mixer that are no linear layers."""
-    named = [getattr(mixer, name, None) for name in MIXER_NORMS]
-    return [mixer, mixer.conv1d, *(module for module in named if module is not None)]
+    named = [getattr(mixer, name, None) for name in ("conv1d", *MIXER_NORMS)]
+    return [mixer, *(module for module in named if module is not None)]
 
 
-def recurrence_of(mixer: Any, states: tuple[Tensor, ...], pointers: Pointers) -> CRecurrence:
+def recurrence_of(mixer: Any, states: tuple[Tensor, ...], rotation: Rotation, pointers: Pointers) -> CRecurrence:
     """The structure of one layer; it points to what `pointers` keeps."""
-    shape, convolution = mixer.shape, mixer.conv1d
+    shape = mixer.shape
     made = CRecurrence(
         kind=RECURRENT_KINDS.index(shape.kind),
         channels=shape.conv_size,
@@ -47,14 +49,19 @@ def recurrence_of(mixer: Any, states: tuple[Tensor, ...], pointers: Pointers) ->
         rank=shape.time_step_rank,
         norm_groups=1,
         out=pointers.matrix(mixer.out_proj),
-        conv_weight=pointers.pointer(convolution.weight.detach().float().squeeze(1).t()),
-        conv_bias=pointers.pointer(None if convolution.bias is None else convolution.bias.detach().float()),
         epsilon=0.0,
         max_beta=shape.max_beta,
         input_scale=1.0,
         output_scale=1.0,
-        windows=pointers.pointer(states[0]),
     )
+    if isinstance(mixer, LightningAttention):
+        made.states = pointers.pointer(states[0])
+        fill_lightning(made, mixer, rotation, pointers)
+        return made
+    convolution = mixer.conv1d
+    made.conv_weight = pointers.pointer(convolution.weight.detach().float().squeeze(1).t())
+    made.conv_bias = pointers.pointer(None if convolution.bias is None else convolution.bias.detach().float())
+    made.windows = pointers.pointer(states[0])
     if len(states) > 1:
         made.states = pointers.pointer(states[1])
         made.decay = pointers.pointer(-mixer.A_log.detach().float().exp())
@@ -124,6 +131,23 @@ def fill_kimi_delta(made: CRecurrence, mixer: KimiDeltaNet, pointers: Pointers) 
     made.time_bias = pointers.pointer(mixer.dt_bias.detach().float())
     weight = mixer.norm.weight.detach().float().repeat(shape.num_heads)
     made.norm, made.epsilon, made.norm_groups = CNorm(pointers.pointer(weight)), mixer.norm.epsilon, shape.num_heads
+
+
+def fill_lightning(made: CRecurrence, mixer: LightningAttention, rotation: Rotation, pointers: Pointers) -> None:
+    shape, scales = mixer.shape, rotation.arch.stream_scales
+    made.in_, made.gate = map(pointers.matrix, (mixer.in_proj_qkv, mixer.in_proj_z))
+    made.decay = pointers.pointer(mixer.log_decays(torch.device("cpu")).exp())
+    made.is_grouped, made.activates = shape.is_grouped, shape.activates_inputs
+    made.query_scale, made.half = shape.query_scale, shape.rotary_size // 2
+    if shape.rotary_size:
+        made.cos, made.sin = pointers.pointer(rotation.cos), pointers.pointer(rotation.sin)
+    if mixer.q_norm is not None and mixer.k_norm is not None:
+        made.b_norm, made.c_norm = (
+            CNorm(pointers.pointer(norm.weight.detach().float())) for norm in (mixer.q_norm, mixer.k_norm)
+        )
+    made.norm = CNorm(pointers.pointer(mixer.norm.weight.detach().float()))
+    made.epsilon, made.norm_groups = mixer.norm.epsilon, mixer.norm.num_groups
+    made.output_scale = scales[1][1] if scales else 1.0
 
 
 FILLED: dict[type, Any] = {

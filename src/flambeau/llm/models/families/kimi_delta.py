@@ -95,7 +95,9 @@ def delta_attention(
 def kimi(config: Config) -> Config:
     parts = kimi_linear(config)
     names = ((r"\.block_sparse_moe\.", ".mlp."), *DEEPSEEK_NAMES, *mixer_names(parts["recurrence"].layers))
-    return {**parts, "renames": (*names, *MIXER_NAMES)}
+    # Without positions, nothing is sharpened where positions are scaled.
+    scale = (parts["unrotated_size"] + parts["rotary_size"]) ** -0.5
+    return {**parts, "attention_scale": scale, "renames": (*names, *MIXER_NAMES)}
 
 
 def ling_3(config: Config) -> Config:

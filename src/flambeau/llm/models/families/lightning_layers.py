@@ -144,7 +144,14 @@ LIGHTNING = {
         parts={"router": "biased_sigmoid"},
         derive=ling_2_5,
         understands=DERIVED_KEYS
-        | {"use_qk_norm", "partial_rotary_factor", "max_window_layers", "mtp_loss_scaling_factor", "router_dtype"},
+        | {
+            "use_qk_norm",
+            "partial_rotary_factor",
+            "max_window_layers",
+            "mtp_loss_scaling_factor",
+            "router_dtype",
+            "linear_backend",
+        },
         supported={
             "hidden_act": SILU,
             "topk_method": (None, "noaux_tc"),
@@ -156,6 +163,10 @@ LIGHTNING = {
             "use_bias": (None, False),
             "use_qkv_bias": (None, False),
             "linear_silu": (None, False),
+            "use_linear_silu": (None, False),
+            "linear_rope": (None, True),
+            "rotary_dim": (None,),
+            "using_split_qkv_in_self_attention": (None, False),
         },
         aliases={**ALIASES, **EXPERT_ALIASES, **LINEAR_SIZE},
         defaults={

@@ -47,7 +47,17 @@ def random_network(arch):
     return model.to(DEVICE)
 
 
-UNKNOWN = {"nemotron-h-moe": ["feed_forward_layers", "has_gate"]}  # experts without gates
+EXPERTS_WITHOUT_GATES = ["feed_forward_layers", "has_gate"]
+UNKNOWN = {
+    "nemotron-h-moe": EXPERTS_WITHOUT_GATES,
+    "nemotron-h-latent": ["expert_latent_size", *EXPERTS_WITHOUT_GATES],
+    "kimi-linear": ["recurrence", "unrotated_layers"],
+    "ling-3": ["gates_heads", "recurrence"],
+    "ling-3-softplus": ["gates_heads", "recurrence"],
+    "minimax-01": ["norm_places", "recurrence", "stream_scales"],
+    "deepseek-v3.2": ["indexer"],
+    "glm-5": ["indexer"],
+}
 
 
 def test_the_kernels_know_the_parts_of_all_families():

@@ -23,9 +23,9 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, quantize
 from support.checkpoints import KINDS_OF_ALL, config_of
 from support.llm_steps import BLOCK_SIZE
+from unit.llm.backends.cuda.test_network import UNKNOWN
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-UNKNOWN = ("nemotron-h-moe",)  # experts without gates
 REPEATS = 9  # of steps of few rows, with other tokens
 MAX_RATIO, SMALL_ERROR = 1.5, 0.002
 LARGE_RATIO = 2.5  # of the medians of few rows

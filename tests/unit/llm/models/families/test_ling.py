@@ -13,16 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import reference
-from support.llm_steps import room, step_inputs
 from support.ranks import logits_in_threads
 from support.tiny_models import tiny_engine
 from unit.llm.models.families.test_llama_like import TOLERANCE
+from unit.llm.models.test_hybrid import backend_for, inputs_of
 
 HEADS, SIZE, ROTATED, GROUPS, LAYERS = 4, 16, 8, 2, 5
 LINEAR = (0, 1)  # of groups of three; the last two layers are no whole group
@@ -126,14 +125,15 @@ def some_ids(length):
     return torch.randint(101, (length,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-def test_prompts_in_chunks_and_single_tokens_have_the_logits_of_the_twin(networks):
-    _, model, twin = networks
+@pytest.mark.parametrize("kind", ["plain", "kernels"])
+def test_prompts_in_chunks_and_single_tokens_have_the_logits_of_the_twin(networks, kind):
+    folder, model, twin = networks
     assert model.arch.unknown_keys == ()
     assert model.arch.recurrent_layers == set(LINEAR)
-    backend, ids = EagerBackend(model, room(model, 1)), some_ids(31)
+    backend, ids = backend_for(load_model(folder), 3, kind), some_ids(31)
     found, done = [], 0
     for length in (5, 1, 19, 1, 1, 4):
-        inputs = step_inputs({0: (done, ids[done : done + length])}, has_states=True)
+        inputs = inputs_of({0: (done, ids[done : done + length])})
         found.append(backend.prefill(inputs, torch.arange(length)))
         done += length
     torch.testing.assert_close(torch.cat(found), expected_logits(twin, ids), **TOLERANCE)

@@ -32,6 +32,7 @@ struct Experts {
   int64_t scales_inputs = 0;  // inputs of experts are multiplied with their weights, not the outputs
   float jitter = 0;           // of a sparse mixer
   const float* scales = nullptr;  // [N]: of the weights of each expert, or null
+  Matrix latent_in{}, latent_out{};  // what experts read and write is projected; no weights: it is the hidden state
 };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }

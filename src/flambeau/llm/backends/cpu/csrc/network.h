@@ -54,6 +54,7 @@ struct Layer {
   float output_scale = 1, attention_scale = 1;
   // Of experts beside a feed-forward layer: of its output, of their sum, of their input and of the router's.
   Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
+  float stream_attention = 0, stream_mlp = 0;  // of x, which is the input of a part; 0: x stays as it is
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -354,12 +355,26 @@ class Pass {
     if (layer.attends() || layer.recurrence) {
       const bool is_given = tokens_.attention_input && &layer == net_.layers;
       const float* input = is_given ? tokens_.attention_input : normalized(layer.attention_norm, normal_);
+      replace_stream(layer.stream_attention);
       if (layer.attends()) attend(layer, scaled(input, net_.attention_input_scale));
       if (layer.recurrence) recur(layer, *layer.recurrence, input);
       normalized(layer.attention_sum_norm, x_);
     }
-    if (layer.feeds_forward()) feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    if (layer.feeds_forward()) {
+      const float* input = normalized(layer.mlp_norm, normal_);
+      replace_stream(layer.stream_mlp);
+      feed_forward(layer, input);
+    }
     normalized(layer.mlp_sum_norm, x_);
+  }
+
+  // x becomes its normalized self, scaled.
+  void replace_stream(float scale) {
+    if (scale == 0) return;
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      for (int64_t i = t * size; i < (t + 1) * size; ++i) x_[i] = normal_[i] * scale;
+    });
   }
 
   const float* scaled(const float* input, float scale) {
@@ -594,19 +609,30 @@ class Pass {
 
   // A token's experts are added up in the order of their numbers, whatever other tokens there are.
   void mix(const Layer& layer, const Experts& experts, const float* input, const float* of_router) {
-    const int64_t count = tokens_.num_tokens, size = net_.hidden, num_chosen = experts.num_chosen;
+    const bool is_projected = experts.latent_in.weights != nullptr;
+    const int64_t count = tokens_.num_tokens, num_chosen = experts.num_chosen;
+    const int64_t size = is_projected ? experts.latent_in.num_outputs() : net_.hidden;
     multiply(layer, kLoraRouter, experts.router, of_router, scores_);
     each_token([&](int64_t t) {
       choose_experts(experts, scores_ + t * experts.count, chosen_ + t * num_chosen, weights_ + t * num_chosen);
     });
     const Routing routing(chosen_, weights_, count, experts);
-    std::fill_n(added_, count * size, 0.0f);
+    const float* source = input;
+    float* sums = added_;
+    if (is_projected) {
+      Workspace& space = Workspace::of_thread();
+      float* latents = space.grown(space.latents, count * size);
+      experts.latent_in.multiply(input, latents, count, false, num_threads_);
+      source = latents, sums = space.grown(space.values, count * size);
+      gathered_ = space.grown(space.gathered, count * std::max(size, net_.hidden));
+    }
+    std::fill_n(sums, count * size, 0.0f);
     for (int64_t n = 0; n < experts.count; ++n) {
       const Routing::Row* rows = routing.rows.data() + routing.starts[n];
       const int64_t num_rows = routing.starts[n + 1] - routing.starts[n];
       if (!num_rows) continue;
       each_row(num_rows, [&](int64_t i) {
-        const float *from = input + rows[i].token * size, scale = experts.scales_inputs ? rows[i].weight : 1.0f;
+        const float *from = source + rows[i].token * size, scale = experts.scales_inputs ? rows[i].weight : 1.0f;
         for (int64_t e = 0; e < size; ++e) gathered_[i * size + e] = from[e] * scale;
       });
       if (tokens_.adapters) adapters_of(num_rows, [&](int64_t i) { return rows[i].token; });
@@ -622,9 +648,11 @@ class Pass {
       experts.down[n].multiply(gated_, gathered_, num_rows, false, num_threads_);
       adapt(row_adapters_.data(), place + 1, experts.down[n], gated_, gathered_, num_rows);
       each_row(num_rows, [&](int64_t i) {
-        add_row(rows[i].token, experts.scales_inputs ? 1.0f : rows[i].weight, gathered_ + i * size);
+        const float weight = experts.scales_inputs ? 1.0f : rows[i].weight;
+        add_row(sums + rows[i].token * size, weight, gathered_ + i * size, size);
       });
     }
+    if (is_projected) experts.latent_out.multiply(sums, added_, count, false, num_threads_);
     if (experts.shared_down.weights) add_shared(layer, experts, input);
   }
 
@@ -637,12 +665,14 @@ class Pass {
     });
     multiply(layer, kLoraDown, experts.shared_down, gated_, gathered_);
     if (is_gated) multiply(layer, kLoraSharedGate, experts.shared_gate, input, scores_);
-    each_token([&](int64_t t) { add_row(t, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * net_.hidden); });
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      add_row(added_ + t * size, is_gated ? sigmoid(scores_[t]) : 1.0f, gathered_ + t * size, size);
+    });
   }
 
-  void add_row(int64_t t, float weight, const float* row) {
-    float* to = added_ + t * net_.hidden;
-    for (int64_t i = 0; i < net_.hidden; ++i) to[i] += weight * row[i];
+  static void add_row(float* to, float weight, const float* row, int64_t size) {
+    for (int64_t i = 0; i < size; ++i) to[i] += weight * row[i];
   }
 
   int64_t place_of(const Layer& layer) const { return (&layer - net_.layers) * net_.lora_per_layer(); }

@@ -1,4 +1,5 @@
-// Recurrent layers: short convolutions, Mamba 1 and 2, gated delta nets, delta nets whose channels decay. A sequence has a state instead of keys and values.
+// Recurrent layers: short convolutions, Mamba 1 and 2, gated delta nets, delta nets whose channels decay, lightning
+// attention. A sequence has a state instead of keys and values.
 //
 // Tokens are computed one after the other: a sequence gets the same bits in any batch, and in any chunks of its prompt.
 // What is computed does not depend on other sequences, and a state is read and written in its slot.
@@ -19,7 +20,7 @@
 
 namespace flambeau {
 
-enum RecurrentKind : int64_t { kShortConvolution, kMamba, kMamba2, kDeltaNet, kKimiDelta };
+enum RecurrentKind : int64_t { kShortConvolution, kMamba, kMamba2, kDeltaNet, kKimiDelta, kLightning };
 
 struct Recurrence {
   int64_t kind, channels, width, inner, heads, head_size, state_size, groups;
@@ -42,6 +43,9 @@ struct Recurrence {
   float *windows, *states;  // [slots, C, W - 1]; [slots, H, P, N], [slots, I, N], or [slots, H, N, P] of a delta net
   Matrix gate_up, time_up;  // of channels that decay: `gate` and `time` may be narrow projections before these
   float lowest_log_decay;   // the same: of a token; 0: there is no limit
+  float query_scale;        // lightning attention; its `decay` is what is left after a token [H], and inputs are grouped
+  int64_t activates, half;  // by head, or not. Its inputs are activated; so many pairs of a query and a key are rotated,
+  const float *cos, *sin;   // by [places, half]. Norms of these are `b_norm` and `c_norm`.
 };
 
 // The sequences of a step. One whose first token is in this step has no state yet.
@@ -182,6 +186,7 @@ class RecurrentPass {
       case kMamba: return mamba(input);
       case kMamba2: return mamba_2(input);
       case kDeltaNet: return delta_net<false>(input);
+      case kLightning: return lightning(input);
       default: return delta_net<true>(input);
     }
   }
@@ -295,7 +300,7 @@ class RecurrentPass {
   // y [T, I] with its gate and its norm, in place.
   void gate_and_normalize(float* y, const float* gates, int64_t stride) {
     const int64_t size = layer_.inner, part = size / layer_.norm_groups;
-    const bool is_logistic = layer_.kind == kKimiDelta;
+    const bool is_logistic = layer_.kind == kKimiDelta || layer_.kind == kLightning;
     each_token([&](int64_t t) {
       float* row = y + t * size;
       const float* gate = gates + t * stride;
@@ -361,6 +366,55 @@ class RecurrentPass {
       }
     });
     gate_and_normalize(y, parts, width);
+    return y;
+  }
+
+  // Queries, keys and values of a token of lightning attention, in place.
+  void position(float* row, int64_t place) {
+    const int64_t size = layer_.state_size, half = layer_.half;
+    const int64_t apart = layer_.is_grouped ? 3 * size : size, keys = layer_.is_grouped ? size : layer_.inner;
+    if (layer_.activates)
+      for (int64_t i = 0; i < 3 * layer_.inner; ++i) row[i] = silu(row[i]);
+    for (int64_t head = 0; head < layer_.heads; ++head)
+      for (int64_t which = 0; which < 2; ++which) {
+        float* at = row + head * apart + which * keys;
+        const Norm& norm = which ? layer_.c_norm : layer_.b_norm;
+        if (norm) norm.apply(at, at, size, layer_.epsilon);
+        for (int64_t i = 0; i < half; ++i) {
+          const float cos = layer_.cos[place * half + i], sin = layer_.sin[place * half + i];
+          const float first = at[i], second = at[half + i];
+          at[i] = first * cos - second * sin;
+          at[half + i] = second * cos + first * sin;
+        }
+        if (!which)
+          for (int64_t i = 0; i < size; ++i) at[i] *= layer_.query_scale;
+      }
+  }
+
+  const float* lightning(const float* input) {
+    const int64_t inner = layer_.inner, size = layer_.state_size, rows = layer_.head_size, width = 3 * inner;
+    const int64_t apart = layer_.is_grouped ? 3 * size : size, part = layer_.is_grouped ? size : inner;
+    float* parts = multiply(layer_.in, input, space_.projected);
+    const float* gates = multiply(layer_.gate, input, space_.gates);
+    each_token([&](int64_t t) { position(parts + t * width, sequences_.positions[t]); });
+    float* y = room(space_.outputs, inner);
+    each_part(layer_.heads, [&](int64_t s, int64_t head) {
+      const float decay = layer_.decay[head];
+      float* h = state(s, head * rows * size, rows * size);
+      for (int64_t first = 0; first < rows; first += kRowsPerTurn) {
+        const int64_t last = std::min(rows, first + kRowsPerTurn);
+        float* kept = h + first * size;
+        for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
+          kept = next_state(kept, t, (head * rows + first) * size, (last - first) * size);
+          const float *q = parts + t * width + head * apart, *k = q + part, *v = k + part;
+          float *to = y + t * inner + head * rows, *row = kept;
+          int64_t p = first;
+          for (; p + 4 <= last; p += 4, row += 4 * size) advance_rows<4>(row, v + p, 1.0f, decay, k, q, size, to + p);
+          for (; p < last; ++p, row += size) advance_rows<1>(row, v + p, 1.0f, decay, k, q, size, to + p);
+        }
+      }
+    });
+    gate_and_normalize(y, gates, inner);
     return y;
   }
 
