@@ -409,7 +409,7 @@ def load_images(
     path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> ImageEncoder | None:
     """The encoder of images, in a model that has one."""
-    if arch.vision is None:
+    if arch.vision is None or not config.read_images:
         return None
     if not has_vision(path, arch):
         logger.warning("%s holds no weights of an encoder of images: the model reads text only", path)

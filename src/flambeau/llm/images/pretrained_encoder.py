@@ -74,7 +74,10 @@ def load_pretrained_encoder(
             )
     except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"transformers cannot load the encoder of {folder}: {first_lines(error)}") from error
-    check_present(folder, info)
+    try:
+        check_present(folder, info)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, or set read_images: false to serve it for text alone") from None
     return PretrainedImageEncoder(model.to(device).eval().requires_grad_(False), arch)
 
 

@@ -316,6 +316,11 @@ def test_what_cannot_be_read_is_rejected_by_name(made, tmp_path, name, changes, 
         Engine.from_pretrained(model, compile=False, device="cpu")
 
 
+def test_the_encoder_can_be_left_out(made, tmp_path):
+    model = copy(made.folder, tmp_path, "processor_config.json", processor_class="FuyuProcessor")
+    assert Engine.from_pretrained(model, compile=False, device="cpu", read_images=False).images is None
+
+
 def test_keys_that_transformers_does_not_know_are_named(made, tmp_path, caplog):
     vision = json.loads((made.folder / "config.json").read_text())["vision_config"]
     model = copy(made.folder, tmp_path, "config.json", vision_config={**vision, "window_of_ours": 3})
