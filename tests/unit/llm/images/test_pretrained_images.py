@@ -295,6 +295,12 @@ def test_a_prompt_without_places_for_its_images_is_rejected(made, places):
         made.engine.generate([[5] + [ID["[IMG]"]] * places + [60]], images=[encoded(made.engine, ONE[1])])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (600, 3)])
+def test_an_image_that_transformers_cannot_read_is_named(made, size):
+    with pytest.raises(InvalidRequest, match=r"an image is an image that the model (cannot encode|does not take)"):
+        encoded(made.engine, (encode(picture(*size, 1), "PNG"),))
+
+
 def test_settings_that_do_not_belong_together_are_found_before_images_are_mixed_up(made, tmp_path):
     model = copy(made.folder, tmp_path, "processor_config.json", spatial_merge_size=1)
     with pytest.raises(LLMError, match="tokens by its processor"):
