@@ -29,7 +29,7 @@ from flambeau.llm.checkpoints.checkpoint import (
     read_declared,
     unsupported_reason,
 )
-from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
+from flambeau.llm.checkpoints.vision_weights import check_plain, has_vision, load_vision
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
@@ -420,11 +420,11 @@ def load_images(
     except MissingPackage as error:
         logger.warning("%s: the model reads text only, and requests with images are refused: %s", path, error)
         return None
-    network = (
-        load_pretrained_encoder(folder, arch.vision, device=device, dtype=dtype)
-        if isinstance(arch.vision, PretrainedVision)
-        else load_vision(path, arch.vision, device=device, dtype=dtype)
-    )
+    if isinstance(arch.vision, PretrainedVision):
+        check_plain(path, arch)
+        encoder = load_pretrained_encoder(folder, arch.vision, arch.unused, device=device, dtype=dtype)
+        return ImageEncoder(encoder, processor, cache_bytes=config.image_cache_bytes)
+    network = load_vision(path, arch.vision, device=device, dtype=dtype)
     return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 
