@@ -507,8 +507,8 @@ class TestSandbox:
 
 # As LLaVA's, which picks the parts of a kind, and as Idefics', which looks into the first.
 PICKED = """{% for m in messages %}{{ m['role'] }}:{% for part in m['content'] | selectattr('type', 'equalto', 'image')
--%}<image>{% endfor %}{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %};
-{%- endfor %}"""
+-%}<image>{% endfor %}{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}
+{%- endfor %};{% endfor %}"""
 FIRST = """{% for m in messages %}{{ m['role'] }}:{% if m['content'][0]['type'] == 'image' %} {% endif -%}
 {% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<image>{% endif %}{% endfor %};
 {%- endfor %}"""
