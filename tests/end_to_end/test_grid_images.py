@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 
 from support.grid_vision_models import BEGIN, END, IMAGE, write_grid_model  # noqa: E402
 from support.language_models import ONE_THREAD  # noqa: E402
+from support.pretrained_vision_models import KINDS, write_pretrained_vision_model  # noqa: E402
 
 SETTINGS = """
 minWorkers: 1
@@ -40,13 +41,20 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(made):
+def mistral(made):
+    """A model whose encoder is transformers'."""
+    return write_pretrained_vision_model(made[0] / "mistral", KINDS["mistral-3"])
+
+
+@pytest.fixture(scope="module")
+def server(made, mistral):
     folder = made[0]
     (folder / "store").mkdir()
-    settings = folder / "qwen.yaml"
-    settings.write_text(SETTINGS.format(folder=folder / "qwen"))
-    recipe = Recipe(model_name="qwen", handler="gpt_handler", config_file=settings)
-    pack(recipe, folder / "store", format="no-archive")
+    for name in ("qwen", "mistral"):
+        settings = folder / f"{name}.yaml"
+        settings.write_text(SETTINGS.format(folder=folder / name))
+        recipe = Recipe(model_name=name, handler="gpt_handler", config_file=settings)
+        pack(recipe, folder / "store", format="no-archive")
     running = RunningServer(folder / "log", str(folder / "store"), env=ONE_THREAD).wait_listening()
     running.until(lambda: running.is_ready, timeout=120)  # it loads torch
     yield running
@@ -71,8 +79,8 @@ def ask(client, *messages, **options):
     return client.chat.completions.create(messages=[*messages], **{**MODEL, **options})
 
 
-def tokens_of(server, *messages) -> list[int]:
-    body = json.dumps({"model": "qwen", "messages": [*messages]}).encode()
+def tokens_of(server, *messages, model: str = "qwen") -> list[int]:
+    body = json.dumps({"model": model, "messages": [*messages]}).encode()
     reply = fetch(server.url, "POST", "/tokenize", body, {"content-type": "application/json"}, timeout_s=60)
     return list(reply.json["tokens"])
 
@@ -108,6 +116,35 @@ def test_answers_are_those_of_transformers(server, client, made):
         found = ask(client, *messages, logprobs=True, max_tokens=1).choices[0].logprobs.content[0]
         expected = reference_logits(made[1], ids, files)[-1]
         assert found.logprob == pytest.approx(float(expected.max()), abs=1e-4)
+
+
+def test_answers_with_an_encoder_of_transformers_are_its_own(server, client, made, mistral):
+    import io
+
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(made[0] / "mistral")
+    processor.image_processor = AutoImageProcessor.from_pretrained(made[0] / "mistral", backend="pil")
+    template = processor.tokenizer.chat_template
+    for files in ([WIDE], [TALL, WIDE]):
+        message = user("What is ", *files, " this?")
+        opened = iter(Image.open(io.BytesIO(data)).convert("RGB") for data, _ in files)
+        parts = [{"type": "image", "image": next(opened)} if "image_url" in p else p for p in message["content"]]
+        inputs = processor.apply_chat_template(
+            [{"role": "user", "content": parts}],
+            template,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            add_generation_prompt=True,
+        )
+        assert tokens_of(server, message, model="mistral") == inputs["input_ids"][0].tolist()
+        found = ask(client, message, model="mistral", logprobs=True, max_tokens=1)
+        with torch.inference_mode():
+            expected = mistral(**inputs).logits[0, -1].log_softmax(-1)
+        assert found.choices[0].logprobs.content[0].logprob == pytest.approx(float(expected.max()), abs=1e-4)
+        assert found.usage.prompt_tokens == inputs["input_ids"].shape[1]
 
 
 def test_images_count_by_their_size_and_are_cached(server, client):
@@ -151,5 +188,5 @@ def test_videos_are_refused(client):
 
 
 def test_the_model_says_that_it_reads_images(client):
-    [model] = client.models.list().data
-    assert "vision" in model.abilities
+    models = client.models.list().data
+    assert {model.id for model in models if "vision" in model.abilities} == {"qwen", "mistral"}

@@ -29,7 +29,7 @@ from flambeau.llm.checkpoints.checkpoint import (
     read_declared,
     unsupported_reason,
 )
-from flambeau.llm.checkpoints.vision_weights import has_vision, load_vision
+from flambeau.llm.checkpoints.vision_weights import check_plain, has_vision, load_vision
 from flambeau.llm.checkpoints.weight_files import weight_paths
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.cpu_weights import (
@@ -419,7 +419,7 @@ def load_images(
     path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> ImageEncoder | None:
     """The encoder of images, in a model that has one."""
-    if arch.vision is None:
+    if arch.vision is None or not config.read_images:
         return None
     if not has_vision(path, arch):
         logger.warning("%s holds no weights of an encoder of images: the model reads text only", path)
@@ -430,11 +430,11 @@ def load_images(
     except MissingPackage as error:
         logger.warning("%s: the model reads text only, and requests with images are refused: %s", path, error)
         return None
-    network = (
-        load_pretrained_encoder(folder, arch.vision, device=device, dtype=dtype)
-        if isinstance(arch.vision, PretrainedVision)
-        else load_vision(path, arch.vision, device=device, dtype=dtype)
-    )
+    if isinstance(arch.vision, PretrainedVision):
+        check_plain(path, arch)
+        encoder = load_pretrained_encoder(folder, arch.vision, arch.unused, device=device, dtype=dtype)
+        return ImageEncoder(encoder, processor, cache_bytes=config.image_cache_bytes)
+    network = load_vision(path, arch.vision, device=device, dtype=dtype)
     return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
 
 

@@ -45,6 +45,7 @@ SWITCHES = (
     "generation_config",
     "merge_lora",
     "trust_remote_code",
+    "read_images",
 )
 COUNTS = (
     "speculate_k",
@@ -255,6 +256,7 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         "kv_cache_dtype",
         "speculate_k",
         "merge_lora",
+        "read_images",
         "image_cache_bytes",
         "model_impl",
         "trust_remote_code",

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
-from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, mismatch
+from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, listed, mismatch
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.grid_vision import GridEncoder
 from flambeau.llm.models.meta_device import on_meta_device
@@ -23,6 +24,7 @@ from flambeau.llm.models.vision_architecture import (
 
 UNUSED = "vision_tower.head."  # pools an image to one vector, for other tasks
 CONSTANTS = (".position_ids", "rotary_pos_emb.inv_freq")
+PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.int64)  # and numbers of positions
 VisionNetwork = SiglipEncoder | GridEncoder
 
 
@@ -39,6 +41,22 @@ def has_vision(path: Path, arch: Architecture) -> bool:
     if isinstance(arch.vision, PretrainedVision):
         return any(re.search(arch.unused, name) for name in names)
     return any(vision_name(name) is not None for name in names)
+
+
+def check_plain(path: Path, arch: Architecture) -> None:
+    """Raise for a quantized encoder: transformers would take its integers for weights."""
+    files = open_files(path)
+    coded = [
+        stored.name
+        for file in files
+        for stored in file
+        if re.search(arch.unused, stored.name) and stored.dtype not in PLAIN
+    ]
+    if coded:
+        raise CheckpointError(
+            f"{path} has an encoder of images whose weights are quantized, which is not supported: {listed(coded)}; "
+            "use a checkpoint that leaves it as it was, or set read_images: false to serve the model for text alone"
+        )
 
 
 def load_vision(

@@ -9,6 +9,7 @@ Shapes: N tokens of an image · X the decoder's hidden size
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from flambeau.llm.models.config_keys import HARMLESS
 from flambeau.llm.models.hugging_face import read_config
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.models.vision_config import UNUSED
-from flambeau.llm.transformers_package import check_present, first_lines, quiet
+from flambeau.llm.transformers_package import check_present, first_lines, quiet, some_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,12 @@ def joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 
 def load_pretrained_encoder(
-    folder: Path, arch: PretrainedVision, *, device: torch.device, dtype: torch.dtype
+    folder: Path, arch: PretrainedVision, names: str, *, device: torch.device, dtype: torch.dtype
 ) -> PretrainedImageEncoder:
-    """The encoder, ready to run; raises CheckpointError if transformers cannot load all of it."""
+    """The encoder, ready to run; raises CheckpointError if transformers cannot load all of it.
+
+    `names` is a pattern of the names of its weights.
+    """
     transformers = import_images(arch)
     try:
         with quiet():
@@ -74,7 +78,12 @@ def load_pretrained_encoder(
             )
     except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"transformers cannot load the encoder of {folder}: {first_lines(error)}") from error
-    check_present(folder, info)
+    try:
+        check_present(folder, info)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, or set read_images: false to serve it for text alone") from None
+    if more := sorted(name for name in info["unexpected_keys"] if re.search(names, name)):
+        logger.warning("%s has weights that the encoder of images does not use: %s", folder, some_of(more))
     return PretrainedImageEncoder(model.to(device).eval().requires_grad_(False), arch)
 
 

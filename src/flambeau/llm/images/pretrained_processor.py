@@ -114,7 +114,8 @@ def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> Pretraine
     except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"transformers cannot read images with the settings in {folder} ({name}): {first_lines(error)}; copy its "
-            "preprocessor_config.json, processor_config.json and the files of its tokenizer from the model's source"
+            "preprocessor_config.json, processor_config.json and the files of its tokenizer from the model's source, "
+            "or set read_images: false to serve it for text alone"
         ) from error
     return processor
 
@@ -132,7 +133,10 @@ def class_name(folder: Path, arch: PretrainedVision) -> str:
     files = [folder / name for name in SETTINGS if (folder / name).is_file()]
     named = [str(found) for file in files if (found := read_object(file, CheckpointError).get("processor_class"))]
     if named and named[0] not in known:
-        raise CheckpointError(f"{folder} names the processor {named[0]}; supported is {' or '.join(known)}")
+        raise CheckpointError(
+            f"{folder} names the processor {named[0]}; supported is {' or '.join(known)}. Set read_images: false to "
+            "serve the model for text alone"
+        )
     return named[0] if named else known[0]
 
 

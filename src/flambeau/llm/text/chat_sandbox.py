@@ -23,6 +23,7 @@ from jinja2.visitor import NodeTransformer
 from flambeau.llm.text.chat_budget import Budget, TemplateRejection, braces_size, operator_size, result_size
 
 # Of Jinja's tests.
+PART_FILTERS = ("list", "reject", "rejectattr", "select", "selectattr")
 COMPARISONS = (
     *("in", "==", "eq", "equalto", "!=", "ne"),
     *(">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"),
@@ -142,7 +143,9 @@ class BudgetTransformer(NodeTransformer):
 
 
 def is_content(expression: nodes.Node) -> bool:
-    """Whether an expression is the content of a message."""
+    """Whether an expression is the content of a message, or some of its parts."""
+    if isinstance(expression, nodes.Filter) and expression.name in PART_FILTERS and expression.node is not None:
+        return is_content(expression.node)
     if isinstance(expression, nodes.Getattr):
         return expression.attr == "content"
     if isinstance(expression, nodes.Getitem) and isinstance(expression.arg, nodes.Const):

@@ -37,6 +37,12 @@ TRIAL_TOOLS = (
         },
     },
 )
+_TRIAL, _OTHER = {"content": TRIAL_NAME}, {"role": "user", "content": "b"}
+TRIAL_ROLES = {
+    "system": ({"role": "system", **_TRIAL}, _OTHER),
+    "user": ({"role": "user", **_TRIAL},),
+    "assistant": (_OTHER, {"role": "assistant", **_TRIAL}),
+}
 REMEDY = "copy it again from the model's source, or remove it from tokenizer_config.json or chat_template.jinja"
 
 
@@ -69,12 +75,30 @@ class ChatTemplate:
         except LLMError:  # it takes other conversations only
             return True
 
+    @cached_property
+    def _roles_with_parts(self) -> frozenset[str]:
+        """The roles whose texts a template shows in lists of parts only, and leaves out otherwise (LLaVA, Idefics)."""
+        return frozenset(
+            role for role, chat in TRIAL_ROLES.items() if not self._shows(chat) and self._shows(chat, True)
+        )
+
+    def _shows(self, messages: Sequence[Message], has_parts: bool = False) -> bool:
+        template, takes_parts = self._compiled["default"]
+        given = [in_parts(message) for message in messages] if has_parts else [*messages]
+        try:
+            found = self._run(template, {"documents": None, "tools": None, **self._tokens, "messages": given})
+        except LLMError:  # it takes other conversations only
+            return not has_parts
+        return not takes_parts or TRIAL_NAME in found
+
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> str:
         """The prompt of a conversation. Raises InvalidRequest if the template rejects the messages."""
         template, takes_parts = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
-        given = list(messages) if takes_parts else [joined_parts(message) for message in messages]
+        given = [*messages] if takes_parts else [joined_parts(message) for message in messages]
+        if takes_parts and (roles := self._roles_with_parts):
+            given = [in_parts(message) if message.get("role") in roles else message for message in given]
         known = {"documents": None, **self._tokens, **variables}
         return self._run(template, {**known, "messages": given, "tools": list(tools) if tools else None})
 
@@ -176,6 +200,12 @@ def joined_parts(message: Message) -> Message:
     if IMAGE_PART in content:
         raise InvalidRequest("the model's chat template shows no images; leave them out", "messages")
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def in_parts(message: Message) -> Message:
+    """A message with its text as a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def plain_text(messages: Sequence[Message]) -> str:

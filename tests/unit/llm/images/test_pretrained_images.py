@@ -10,10 +10,12 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -255,16 +257,58 @@ def test_the_decoder_alone_is_quantized_and_adapted(made, tmp_path):
     made.check(*ONE, ids, plain)
 
 
+NAMES = {
+    "first": ((r"^vision_tower\.", "vision_tower.vision_model."),),
+    "newest": (
+        (r"^language_model\.lm_head", "lm_head"),
+        (r"^language_model\.model\.", "model.language_model."),
+        (r"^(vision_tower|multi_modal_projector)\.", r"model.\1."),
+    ),
+}
+
+
+def test_files_of_old_and_new_versions_have_other_names(tmp_path):
+    (tmp_path / "llava").mkdir()
+    model = make(tmp_path / "llava", "llava")
+    ids, images = model.prompt(*ONE), encoded(model.engine, ONE[1])
+    [expected] = model.engine.generate([ids], GREEDY, images=[images])
+    tensors = load_file(model.folder / "model.safetensors")
+    for version, names in NAMES.items():
+        folder = tmp_path / version
+        folder.mkdir()
+        copy(model.folder, folder)
+        changed = {reduce(lambda n, one: re.sub(*one, n), names, name): tensor for name, tensor in tensors.items()}
+        assert changed.keys() != tensors.keys()
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        engine = Engine.from_pretrained(folder, compile=False, device="cpu")
+        found = encoded(engine, ONE[1])
+        assert torch.equal(found[0].features, images[0].features)
+        assert engine.generate([ids], GREEDY, images=[found])[0].token_ids == expected.token_ids
+
+
 @pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "bitsandbytes", "fp8"])
 def test_the_encoder_beside_a_quantized_decoder_is_read_as_it_is(made, tmp_path, method):
     model = copy(made.folder, tmp_path, "config.json", quantization_config={"quant_method": method, "bits": 4})
     assert made.engine.images is not None
     arch = made.engine.images.arch
     assert isinstance(arch, PretrainedVision)
-    network = load_pretrained_encoder(model, arch, device=torch.device("cpu"), dtype=torch.float32)
+    network = load_pretrained_encoder(model, arch, "^vision", device=torch.device("cpu"), dtype=torch.float32)
     found = ImageEncoder(network, made.engine.images.processor, cache_bytes=0)
     file = ImageFile(data=WIDE, name="")
     assert torch.equal(found.encode([file])[0].features, made.engine.encode_images([file])[0].features)
+
+
+def test_an_encoder_that_is_quantized_itself_is_refused(made, tmp_path, caplog):
+    model = copy(made.folder, tmp_path)
+    tensors = load_file(model / "model.safetensors")
+    name = "vision_tower.transformer.layers.0.attention.q_proj.weight"
+    save_file({**tensors, name + "_more": torch.ones(2)}, model / "model.safetensors", {"format": "pt"})
+    Engine.from_pretrained(model, compile=False, device="cpu")
+    assert f"does not use: {name}_more" in caplog.text
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"quantized, which is not supported: {name}.* read_images: false"):
+        Engine.from_pretrained(model, compile=False, device="cpu")
 
 
 def test_names_of_tokens_in_a_text_are_no_images(made):
@@ -295,6 +339,12 @@ def test_a_prompt_without_places_for_its_images_is_rejected(made, places):
         made.engine.generate([[5] + [ID["[IMG]"]] * places + [60]], images=[encoded(made.engine, ONE[1])])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (600, 3)])
+def test_an_image_that_transformers_cannot_read_is_named(made, size):
+    with pytest.raises(InvalidRequest, match=r"an image is an image that the model (cannot encode|does not take)"):
+        encoded(made.engine, (encode(picture(*size, 1), "PNG"),))
+
+
 def test_settings_that_do_not_belong_together_are_found_before_images_are_mixed_up(made, tmp_path):
     model = copy(made.folder, tmp_path, "processor_config.json", spatial_merge_size=1)
     with pytest.raises(LLMError, match="tokens by its processor"):
@@ -314,6 +364,11 @@ def test_what_cannot_be_read_is_rejected_by_name(made, tmp_path, name, changes, 
     model = copy(made.folder, tmp_path, name, **changes)
     with pytest.raises(CheckpointError, match=reason):
         Engine.from_pretrained(model, compile=False, device="cpu")
+
+
+def test_the_encoder_can_be_left_out(made, tmp_path):
+    model = copy(made.folder, tmp_path, "processor_config.json", processor_class="FuyuProcessor")
+    assert Engine.from_pretrained(model, compile=False, device="cpu", read_images=False).images is None
 
 
 def test_keys_that_transformers_does_not_know_are_named(made, tmp_path, caplog):

@@ -503,3 +503,31 @@ class TestSandbox:
         monkeypatch.setitem(sys.modules, "jinja2", None)
         with pytest.raises(TokenizerError, match=r"need jinja2: pip install flambeau\[llm\]"):
             render("x")
+
+
+# As LLaVA's, which picks the parts of a kind, and as Idefics', which looks into the first.
+PICKED = """{% for m in messages %}{{ m['role'] }}:{% for part in m['content'] | selectattr('type', 'equalto', 'image')
+-%}<image>{% endfor %}{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}
+{%- endfor %};{% endfor %}"""
+FIRST = """{% for m in messages %}{{ m['role'] }}:{% if m['content'][0]['type'] == 'image' %} {% endif -%}
+{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<image>{% endif %}{% endfor %};
+{%- endfor %}"""
+MIXED = """{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}{% else -%}
+{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endif %};{% endfor %}"""
+
+
+@pytest.mark.parametrize(("source", "images"), [(PICKED, "<image>"), (FIRST, " <image>")])
+def test_a_text_is_shown_by_templates_that_show_parts_only(source, images):
+    template = ChatTemplate({"default": source}, {})
+    chat = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    assert template.render(chat) == f"system:a;user:{images}b;assistant:c;user:d;"
+
+
+def test_only_roles_whose_parts_are_shown_get_them():
+    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert ChatTemplate({"default": MIXED}, {}).render(chat) == "a;b;"
