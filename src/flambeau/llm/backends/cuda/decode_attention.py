@@ -49,7 +49,7 @@ def rotate(first, second, cos, sin):  # type: ignore[no-untyped-def]
     return first * cos - second * sin, second * cos + first * sin
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def expanded(y, inner_ptr, b_ptr, adapter, place, is_known, N: tl.constexpr, RANK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Some of N projections of a row, with the product of its inner sums and its adapter's B."""
     mask = is_known & (adapter >= 0)

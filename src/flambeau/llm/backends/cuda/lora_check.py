@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cuda import lora_kernel, lora_norm
-from flambeau.llm.backends.cuda.lora_kernel import GATED_SEGMENTS
+from flambeau.llm.backends.cuda import lora_activation, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda.lora_activation import GATED_SEGMENTS
 from flambeau.llm.backends.cuda.lora_norm import Unexpanded
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots, LoraSlots, plain_lora
 from flambeau.llm.backends.cuda.norm import NormParameters
@@ -78,7 +78,7 @@ def activation_errors(
 ) -> Iterator[str]:
     """What is wrong with the outputs after an activation, and with their product with the next layer's A."""
     down = layers["down_proj"]
-    active, sums = lora_kernel.expand_active(parts_STN, inner_PTX, places_T, layer, "relu", layer.a_LXI.dtype, down)
+    active, sums = lora_activation.expand_active(parts_STN, inner_PTX, places_T, layer, "relu", layer.a_LXI.dtype, down)
     gates = len(layer.shape.starts) == GATED_SEGMENTS
     expected = F.relu(expected_TN)
     if gates:

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
-from flambeau.llm.backends.cuda.lora_kernel import expand, load_ranks, shrink
+from flambeau.llm.backends.cuda.lora_kernel import expand, load_ranks, shrink, sum_of_parts
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots
 from flambeau.llm.backends.cuda.norm import NormParameters, normalized, with_sums
 
@@ -57,16 +57,6 @@ class Normalized(NamedTuple):
     x_TE: Tensor  # the residual stream
     y_TE: Tensor
     inner_PTX: Tensor | None  # parts of y times A
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def sum_of_parts(  # type: ignore[no-untyped-def]
-    ptr, row, first, is_read, T, RANKS: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr
-):  # fmt: skip
-    """Some inner sums of a row, from their parts."""
-    part = tl.arange(0, PADDED)
-    at = ptr + (part[:, None] * T + row) * RANKS + first + tl.arange(0, EACH)[None, :]
-    return tl.sum(tl.load(at, mask=((part < PARTS) & is_read)[:, None], other=0.0), 0)
 
 
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
@@ -168,7 +158,7 @@ def ranks_at_a_time(size: int, *, has_inputs: bool) -> tuple[int, int]:
 def ranks_of_program(slots: LayerSlots, num_rows: int) -> int:
     """How many ranks of the layer after a program multiplies."""
     num_programs = max(1, NUM_PROGRAMS // max(MIN_PADDED_ROWS, triton.next_power_of_2(num_rows)))
-    return triton.cdiv(slots.a_LXI.shape[1], num_programs * RANKS_EACH) * RANKS_EACH
+    return -(-slots.a_LXI.shape[1] // (num_programs * RANKS_EACH)) * RANKS_EACH
 
 
 def normalize(

@@ -13,7 +13,9 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
 from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, can_hold, layer_shapes, rank_of
+from flambeau.llm.backends.cuda.lora_steps import WithAdapter
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import quantize
@@ -22,7 +24,7 @@ from support.llm_steps import random_model, room, step_inputs
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda import backend as backend_module
-from flambeau.llm.backends.cuda import lora_check, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda import lora_activation, lora_check, lora_kernel, lora_norm
 from flambeau.llm.backends.cuda.lora_check import find_error
 from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS, Fusions
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
@@ -136,8 +138,9 @@ def test_steps_give_the_twins_logits(network, case, fusions):
     inputs.adapters_T = torch.tensor(numbers).repeat_interleave(inputs.query_starts.diff())
     caches = [filled_room(model, len(sequences)) for _ in range(2)]
     rows_N = inputs.query_starts[1:] - 1
-    expected = EagerBackend(model, caches[0], adapters=store).prefill(inputs, rows_N)
-    step = LoraNetwork(model, caches[1], slots, fusions=FUSIONS[fusions])
+    states = [HiddenStates((1, 2)) if network in ("Llama", "Qwen 2") else None for _ in range(2)]
+    expected = EagerBackend(model, caches[0], adapters=store, states=states[0]).prefill(inputs, rows_N)
+    step = LoraNetwork(model, caches[1], slots, states[1], FUSIONS[fusions])
     placed = replace(inputs, adapters_T=slots.places(inputs.adapters_T))
     with torch.inference_mode():
         if has_prompts:
@@ -145,6 +148,8 @@ def test_steps_give_the_twins_logits(network, case, fusions):
         else:
             found = step.run(replace(placed.to(DEVICE), adapters_T=placed.adapters_T.to(DEVICE)))[rows_N]
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    if states[0] is not None:  # before the last norm, too, which adds adapters to them in place
+        torch.testing.assert_close(states[1].take(), states[0].take(), atol=2e-4, rtol=1e-4)
 
 
 def in_several_forms(model):
@@ -214,12 +219,12 @@ def test_kernels_that_are_wrong_are_found(monkeypatch):
     model = random_model(head_size=16, num_layers=1).to(DEVICE)
     slots = slots_of(model, make_store(model))
     assert find_error(slots) is None
-    activate, launch_norm = lora_kernel.expand_active, lora_norm.launch_norm
+    activate, launch_norm = lora_activation.expand_active, lora_norm.launch_norm
     wrong = {
         "outputs of qkv_proj": (lora_kernel, "expand", lambda *_: None),
-        "with its activation": (lora_kernel, "expand_active", lambda y, *args: activate(2 * y, *args)),
+        "with its activation": (lora_activation, "expand_active", lambda y, *args: activate(2 * y, *args)),
         "for the next adapter": (
-            lora_kernel,
+            lora_activation,
             "expand_active",
             lambda *args: (activate(*args)[0], 2 * activate(*args)[1]),
         ),
@@ -238,6 +243,15 @@ def test_kernels_that_are_wrong_are_found(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, instead)
             assert expected in find_error(slots)
+
+
+def test_comparisons_have_rows_with_an_adapter_and_without():
+    class Inner:
+        prefill = staticmethod(lambda inputs, rows_N: inputs.adapters_T.tolist())
+        run = staticmethod(lambda inputs: inputs.adapters_T.tolist())
+
+    assert WithAdapter(Inner, 7).prefill(step_inputs(STEPS["prompts"][0]), None) == [7] * 7 + [0] * 22 + [7]
+    assert WithAdapter(Inner, 7).run(step_inputs({0: (11, [1])}, query_len=1)) == [7]
 
 
 class StandIn:
@@ -264,7 +278,8 @@ def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
     monkeypatch.setattr(backend_module, "CapturedPrompts", None)
     monkeypatch.setattr(backend_module, "PROMPT_LENGTHS", (1,))
     monkeypatch.setattr(backend_module.prompt_graphs, "size_for", lambda *_: None)
-    monkeypatch.setattr(lora_check, "CHECKED_ROWS", (1, 5))
+    monkeypatch.setattr(lora_check, "CHECKED_ROWS", (5,))
+    monkeypatch.setattr("flambeau.llm.backends.cuda.comparison.LENGTHS", (9, 4))
     model = random_model(head_size=16, num_layers=1)
     store, cache = make_store(model), filled_room(model, 3)
     expected = EagerBackend(model, filled_room(model, 3), adapters=store)
