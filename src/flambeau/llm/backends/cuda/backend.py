@@ -304,7 +304,8 @@ class CudaBackend:
         def build() -> Decode:
             reason: str | None
             try:
-                from flambeau.llm.backends.cuda.lora_network import LoraNetwork, find_error
+                from flambeau.llm.backends.cuda.lora_check import find_error
+                from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 
                 number = next(iter(held))
                 place = int(slots.places(torch.tensor([number])))

@@ -6,12 +6,12 @@ splits, by a counter, merges them: another launch takes longer. The plain versio
 compute prompts and verified tokens.
 
 Shapes: T tokens of the step, one of each sequence · B blocks of the longest · P blocks · K tokens of a block ·
-H heads · G key-value heads · D head size · S parts of a sum
+H heads · G key-value heads · D head size · S parts of a sum · L slots of adapters · R rank of them · N outputs
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,12 +32,31 @@ from flambeau.llm.backends.cuda.rope import (
 )
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
+MAX_ADAPTER_RANK = 16  # more need too many registers
 MERGED_ROWS = 64  # heads times splits that are merged at a time: more need too many registers
+
+
+class ProjectionAdapters(NamedTuple):
+    """Adapters of the projections: the kernel adds the product with the B of a row's slot."""
+
+    inner_TX: Tensor  # inputs times A: R ranks for queries, for keys and for values
+    b_LRN: Tensor
+    places_T: Tensor  # the slot of each row, plus one; 0: it has none
 
 
 @triton.jit
 def rotate(first, second, cos, sin):  # type: ignore[no-untyped-def]
     return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def expanded(y, inner_ptr, b_ptr, adapter, place, is_known, N: tl.constexpr, RANK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some of N projections of a row, with the product of its inner sums and its adapter's B."""
+    mask = is_known & (adapter >= 0)
+    for rank in tl.static_range(RANK):
+        inner = tl.load(inner_ptr + rank, mask=adapter >= 0, other=0.0)
+        y += inner * tl.load(b_ptr + (adapter * RANK + rank) * N + place, mask=mask, other=0.0).to(tl.float32)
+    return y
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,7 +97,7 @@ def merge(  # type: ignore[no-untyped-def]
 def rotate_and_attend(  # type: ignore[no-untyped-def]
     qkv_ptr, keys_ptr, values_ptr, positions_ptr, slots_ptr, tables_ptr,
     cos_ptr, sin_ptr, q_gain_ptr, k_gain_ptr, q_bias_ptr, k_bias_ptr, sinks_ptr, alibi_ptr,
-    out_ptr, sums_ptr, highs_ptr, totals_ptr, counters_ptr,
+    inner_ptr, b_ptr, places_ptr, out_ptr, sums_ptr, highs_ptr, totals_ptr, counters_ptr,
     scale, epsilon, T, table_stride, counter_stride, alibi_stride,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF_PADDED: tl.constexpr,
     PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
@@ -86,7 +105,7 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     OWN_GAINS: tl.constexpr, CENTERED: tl.constexpr, LATE: tl.constexpr, CLIP: tl.constexpr,
     TEMPERED: tl.constexpr, TEMPERATURE: tl.constexpr, TEMPERED_FROM: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    MERGED: tl.constexpr, OVERLAPS: tl.constexpr,
+    MERGED: tl.constexpr, RANK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the places of a sequence, for the heads of one key-value head. The first split has the new token."""
     token, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -119,6 +138,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
     share = tl.cdiv(tl.cdiv(position - first_place, SPLITS), PLACES) * PLACES
     begin = first_place + split * share
     stop = tl.minimum(begin + share, position)
+    if RANK > 0:
+        adapter = tl.load(places_ptr + token) - 1
     wait_for_previous(OVERLAPS)
 
     q1 = tl.zeros([ROWS, HALF_PADDED], tl.float32)
@@ -137,6 +158,23 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         k2 += tl.load(k_at + second_d, mask=is_half, other=0.0).to(tl.float32)
         v_at = at + (HEADS + KV_HEADS + kv_head) * SIZE + dimension
         v += tl.load(v_at, mask=is_dimension, other=0.0).to(tl.float32)
+    if RANK > 0:
+        width: tl.constexpr = all_heads * SIZE
+        inner_at = inner_ptr + token * (3 * RANK)
+        of_group = tl.arange(0, GROUP_PADDED)
+        q_place, k_place = (kv_head * group + of_group)[:, None] * SIZE, (HEADS + kv_head) * SIZE
+        v_place = (HEADS + KV_HEADS + kv_head) * SIZE + dimension
+        is_changed = (of_group < group)[:, None] & is_half[None, :]
+        q_more = tl.zeros([GROUP_PADDED, HALF_PADDED], tl.float32)
+        first_more = expanded(q_more, inner_at, b_ptr, adapter, q_place + first_d[None, :], is_changed, width, RANK)
+        second_more = expanded(q_more, inner_at, b_ptr, adapter, q_place + second_d[None, :], is_changed, width, RANK)
+        k1 = expanded(k1, inner_at + RANK, b_ptr, adapter, k_place + first_d, is_half, width, RANK)
+        k2 = expanded(k2, inner_at + RANK, b_ptr, adapter, k_place + second_d, is_half, width, RANK)
+        v = expanded(v, inner_at + 2 * RANK, b_ptr, adapter, v_place, is_dimension, width, RANK)
+        # A tile of queries has more rows than a group has heads, whose registers would be lost above.
+        is_row_of = (row[:, None] == of_group[None, :]).to(tl.float32)[:, :, None]
+        q1 += tl.sum(is_row_of * first_more[None, :, :], 1)
+        q2 += tl.sum(is_row_of * second_more[None, :, :], 1)
     q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
     k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
     if NORMALIZES and not LATE:
@@ -256,6 +294,7 @@ def attend_new_tokens(
     window: int,
     dtype: torch.dtype,
     counters_GT: Tensor,
+    adapters: ProjectionAdapters | None = None,
 ) -> Tensor:
     """The outputs [T, H, D] of projections [T, (H+2G)·D], or of their parts [S, T, (H+2G)·D]; a window of 0 means none.
 
@@ -263,7 +302,7 @@ def attend_new_tokens(
     cache. `counters_GT` are zeros, which are used up; there may be more than T.
     """
     num_tokens, (kv_heads, size) = len(positions_T), keys.shape[2:]
-    if decode_attention_kernel.is_supported(keys, num_heads, num_tokens, heads, scores, dtype):
+    if adapters is None and decode_attention_kernel.is_supported(keys, num_heads, num_tokens, heads, scores, dtype):
         assert heads.tables is not None
         inputs = qkv, keys, values, positions_T, slots_T, tables_TB
         found = decode_attention_kernel.attend(*inputs, num_heads, heads.tables, scale, window)
@@ -282,12 +321,13 @@ def attend_new_tokens(
     launch: Any = rotate_and_attend
     launch[(num_tokens, kv_heads, splits)](
         qkv, keys, values, positions_T, slots_T, tables_TB, *heads.tensors, scores.sinks, scores.alibi,
-        out, sums, highs, totals, counters_GT,
+        *(adapters or (None, None, None)), out, sums, highs, totals, counters_GT,
         scale, heads.epsilon, num_tokens, tables_TB.stride(0), counters_GT.stride(0), scores.alibi_stride,
         WINDOW=window, HEADS=num_heads, KV_HEADS=kv_heads, SIZE=size, HALF_PADDED=max(16, padded // 2), PADDED=padded,
         BLOCK_SIZE=keys.shape[1], SPLITS=splits, ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), PLACES=places,
         PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, **heads.options(size), **scores.options,
         GROUP_PADDED=group_padded, MERGED=max(1, min(splits, MERGED_ROWS // group_padded)),
+        RANK=0 if adapters is None else adapters.b_LRN.shape[1],
         **overlap_options(num_tokens, MAX_ROWS), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

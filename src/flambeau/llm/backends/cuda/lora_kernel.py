@@ -2,7 +2,7 @@
 
 A program computes some rows for one slot, and stores nothing if none of them has its adapter: the grid depends on
 nothing but the number of rows, so that a step can be captured. The inputs are split among several programs; the second
-kernel adds up their sums, always in the same order. It also computes the gates of a layer that has them.
+kernel adds up their sums, always in the same order.
 
 In decode steps the kernels start while the kernel before them ends, and read their matrices before they wait for it.
 
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flambeau.llm.backends.cuda.launch import MAX_ROWS, activated, overlap_options, wait_for_previous
+from flambeau.llm.backends.cuda.launch import MAX_ROWS, overlap_options, wait_for_previous
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots
 
 MIN_ROWS = 16  # the fewest of a product on tensor cores
@@ -71,6 +71,26 @@ def inner_sums(inner_ptr, t, first, is_own, T, X: tl.constexpr, R: tl.constexpr,
     return inner
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def load_ranks(  # type: ignore[no-untyped-def]
+    ptr, slot, first, columns, is_column, is_read, RANKS: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    """Some columns of EACH ranks of a slot's matrix [RANKS, SIZE], from the rank `first` on."""
+    rank = first + tl.arange(0, EACH)
+    at = ptr + (slot * RANKS + rank[:, None]).to(tl.int64) * SIZE + columns[None, :]
+    return tl.load(at, mask=((rank < RANKS) & is_read)[:, None] & is_column[None, :], other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_of_parts(  # type: ignore[no-untyped-def]
+    ptr, row, first, is_read, T, RANKS: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    """Some inner sums of a row, from their parts."""
+    part = tl.arange(0, PADDED)
+    at = ptr + (part[:, None] * T + row) * RANKS + first + tl.arange(0, EACH)[None, :]
+    return tl.sum(tl.load(at, mask=((part < PARTS) & is_read)[:, None], other=0.0), 0)
+
+
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def expand_rows(  # type: ignore[no-untyped-def]
     inner_ptr, b_ptr, places_ptr, y_ptr, T,
@@ -84,8 +104,7 @@ def expand_rows(  # type: ignore[no-untyped-def]
     slot = tl.program_id(2)
     is_own = tl.load(places_ptr + t, mask=t < T, other=0) == slot + 1
     is_used = tl.max(is_own.to(tl.int32), 0) > 0
-    matrix = b_ptr + (slot * N + n[:, None]).to(tl.int64) * R + tl.arange(0, R)[None, :]
-    b = tl.load(matrix, mask=((n < N) & is_used)[:, None], other=0.0)
+    b = load_ranks(b_ptr, slot, 0, n, n < N, is_used, R, N, R)
     wait_for_previous(OVERLAPS)
     if is_used:
         segment = (first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)
@@ -93,45 +112,8 @@ def expand_rows(  # type: ignore[no-untyped-def]
         mask = is_own[:, None] & (n < N)[None, :]
         y = tl.load(y_at, mask=mask, other=0.0).to(tl.float32)
         inner = inner_sums(inner_ptr, t, segment * R, is_own, T, X, R, PARTS)
-        y += tl.dot(inner.to(b.dtype), tl.trans(b), input_precision="ieee")
+        y += tl.dot(inner.to(b.dtype), b, input_precision="ieee")
         tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
-def expand_gates(  # type: ignore[no-untyped-def]
-    inner_ptr, b_ptr, places_ptr, y_ptr, gated_ptr, T,
-    N: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    SUMS: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """Some outputs of a gated layer, from parts [S, T, 2N] of its sums and the products with B."""
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    slot = tl.program_id(2) - 1  # -1: the rows without an adapter
-    is_own = (tl.load(places_ptr + t, mask=t < T, other=-1) == slot + 1) & (t < T)
-    is_used = tl.max(is_own.to(tl.int32), 0) > 0
-    has_adapter = slot >= 0
-    matrix = b_ptr + (slot * 2 * N + n[:, None]).to(tl.int64) * R + tl.arange(0, R)[None, :]
-    is_read = ((n < N) & is_used & has_adapter)[:, None]
-    b = tl.load(matrix, mask=is_read, other=0.0)
-    other_b = tl.load(matrix + N * R, mask=is_read, other=0.0)
-    wait_for_previous(OVERLAPS)
-    if is_used:
-        mask = is_own[:, None] & (n < N)[None, :]
-        y_at = y_ptr + t[:, None].to(tl.int64) * (2 * N) + n[None, :]
-        y = tl.load(y_at, mask=mask, other=0.0).to(tl.float32)
-        other = tl.load(y_at + N, mask=mask, other=0.0).to(tl.float32)
-        for part in tl.static_range(1, SUMS):
-            part_at = y_at + (part * T).to(tl.int64) * (2 * N)
-            y += tl.load(part_at, mask=mask, other=0.0).to(tl.float32)
-            other += tl.load(part_at + N, mask=mask, other=0.0).to(tl.float32)
-        is_read_row = is_own & has_adapter
-        inner = inner_sums(inner_ptr, t, 0, is_read_row, T, 2 * R, R, PARTS)
-        y += tl.dot(inner.to(b.dtype), tl.trans(b), input_precision="ieee")
-        inner = inner_sums(inner_ptr, t, R, is_read_row, T, 2 * R, R, PARTS)
-        other += tl.dot(inner.to(b.dtype), tl.trans(other_b), input_precision="ieee")
-        gated = activated(y, ACTIVATION) * other
-        at = gated_ptr + t[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(at, gated.to(gated_ptr.dtype.element_ty), mask=mask)
 
 
 def shrink(x_TK: Tensor, places_T: Tensor, layer: LayerSlots) -> Tensor:
@@ -152,32 +134,16 @@ def shrink(x_TK: Tensor, places_T: Tensor, layer: LayerSlots) -> Tensor:
 
 def expand(y: Tensor, inner_PTX: Tensor, places_T: Tensor, layer: LayerSlots) -> None:
     """Add the adapters of the rows to outputs [T, N], or to the first of the parts [S, T, N] of their sums."""
+    inner_PTX = inner_PTX if len(inner_PTX) <= MAX_PARTS else inner_PTX.sum(0, keepdim=True)
     parts, num_rows, ranks = inner_PTX.shape
     shape, rows = layer.shape, rows_of(num_rows)
     second, third = (*shape.starts[1:], shape.outputs, shape.outputs)[:2]
     launch: Any = expand_rows
-    launch[(triton.cdiv(num_rows, rows), triton.cdiv(shape.outputs, shape.columns), len(layer.b_LOR))](
-        inner_PTX, layer.b_LOR, places_T, y[0] if y.dim() == 3 else y, num_rows,
+    launch[(triton.cdiv(num_rows, rows), triton.cdiv(shape.outputs, shape.columns), len(layer.b_LRO))](
+        inner_PTX, layer.b_LRO, places_T, y[0] if y.dim() == 3 else y, num_rows,
         N=shape.outputs, X=ranks, R=layer.rank, SECOND=second, THIRD=third,
         ROWS=rows, COLUMNS=shape.columns, PARTS=parts, **overlap_options(num_rows, MAX_ROWS), num_warps=4,
     )  # fmt: skip
-
-
-def expand_gated(
-    y: Tensor, inner_PTX: Tensor, places_T: Tensor, layer: LayerSlots, activation: str, dtype: torch.dtype
-) -> Tensor:
-    """The outputs [T, N] of a gated layer, from [T, 2N] or parts [S, T, 2N] of the sums without adapters."""
-    parts, num_rows, _ = inner_PTX.shape
-    width, rows = layer.shape.outputs // 2, rows_of(num_rows)
-    gated_TN = torch.empty(num_rows, width, dtype=dtype, device=y.device)
-    launch: Any = expand_gates
-    launch[(triton.cdiv(num_rows, rows), triton.cdiv(width, layer.shape.columns), 1 + len(layer.b_LOR))](
-        inner_PTX, layer.b_LOR, places_T, y, gated_TN, num_rows,
-        N=width, R=layer.rank, ROWS=rows, COLUMNS=layer.shape.columns, PARTS=parts,
-        SUMS=y.shape[0] if y.dim() == 3 else 1, ACTIVATION=activation,
-        **overlap_options(num_rows, MAX_ROWS), num_warps=4,
-    )  # fmt: skip
-    return gated_TN
 
 
 def rows_of(num_rows: int) -> int:

@@ -3,7 +3,7 @@
 Every adapter has a slot. Its matrices have the largest rank of all, padded with zeros. A fused layer has segments, such
 as queries, keys and values: each has its own A, and the rows of B belong to the segment of their output.
 
-Shapes: T rows · L slots · P segments · R rank · I inputs · O outputs
+Shapes: T rows · L slots · P segments · X ranks of all segments, R each · I inputs · O outputs
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class LayerSlots:
     """The matrices of all adapters for one layer."""
 
     shape: LayerShape
-    a_LXI: Tensor  # X: the ranks of all segments, R each
-    b_LOR: Tensor
+    a_LXI: Tensor
+    b_LRO: Tensor
 
     @property
     def rank(self) -> int:
-        return self.b_LOR.shape[2]
+        return self.b_LRO.shape[1]
 
     def set(self, slot: int, change: LayerChange | None) -> None:
         """Copy an adapter's matrices to a slot; None: it does not change this layer."""
         self.a_LXI[slot].zero_()
-        self.b_LOR[slot].zero_()
+        self.b_LRO[slot].zero_()
         for part in () if change is None else change.parts:
             assert part.b_OR is not None
             for segment, (start, stop) in enumerate(self.shape.segments):
@@ -67,7 +67,7 @@ class LayerSlots:
                 if low < high:
                     first, rank = segment * self.rank, len(part.a_RI)
                     self.a_LXI[slot, first : first + rank].copy_(part.a_RI)
-                    self.b_LOR[slot, low:high, :rank].copy_(part.b_OR[low - part.start : high - part.start])
+                    self.b_LRO[slot, :rank, low:high].copy_(part.b_OR[low - part.start : high - part.start].T)
 
 
 class LoraSlots:
@@ -81,7 +81,7 @@ class LoraSlots:
             name: LayerSlots(
                 shape,
                 torch.zeros(num_slots, len(shape.starts) * rank, shape.inputs, device=device, dtype=dtype),
-                torch.zeros(num_slots, shape.outputs, rank, device=device, dtype=dtype),
+                torch.zeros(num_slots, rank, shape.outputs, device=device, dtype=dtype),
             )
             for name, shape in shapes.items()
         }
@@ -110,7 +110,7 @@ def plain_lora(y_TO: Tensor, x_TI: Tensor, places_T: Tensor, layer: LayerSlots) 
             for segment, (start, stop) in enumerate(layer.shape.segments):
                 a_RI = layer.a_LXI[place - 1, segment * layer.rank : (segment + 1) * layer.rank].float()
                 inner_R = a_RI @ x_TI[row].float()
-                found[row, start:stop] += layer.b_LOR[place - 1, start:stop].float() @ inner_R
+                found[row, start:stop] += inner_R @ layer.b_LRO[place - 1, :, start:stop].float()
     return found
 
 

@@ -98,13 +98,15 @@ class LoraSteps:
 
 
 class WithAdapter:
-    """A network or backend all of whose tokens have one adapter: for a comparison of both."""
+    """A network or backend every second of whose sequences has an adapter, from the first on: to compare both."""
 
     def __init__(self, inner: Any, number: int) -> None:
         self._inner, self._number = inner, number
 
     def _given(self, inputs: StepInputs) -> StepInputs:
-        return replace(inputs, adapters_T=torch.full((len(inputs.ids_T),), self._number))
+        lengths = inputs.query_starts.cpu().diff()
+        numbers = self._number * (1 - torch.arange(len(lengths)) % 2)
+        return replace(inputs, adapters_T=numbers.repeat_interleave(lengths))
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         return self._inner.prefill(self._given(inputs), rows_N)  # type: ignore[no-any-return]

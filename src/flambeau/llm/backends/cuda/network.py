@@ -21,7 +21,7 @@ from flambeau.llm.backends.cuda import few_row_kernel, latent_attention
 from flambeau.llm.backends.cuda.attention import ScoreParts, attend_uniform
 from flambeau.llm.backends.cuda.attention_gates import gated, without_gates
 from flambeau.llm.backends.cuda.code_instructions import Codes
-from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
+from flambeau.llm.backends.cuda.decode_attention import ProjectionAdapters, attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import (
     DenseLayer,
     ScaledDenseLayer,
@@ -103,12 +103,19 @@ class HeadAttention:
         if self.module.has_gates:
             queries = self.module.num_heads * self.module.head_size
             qkv, gates = without_gates(qkv, queries, self.module.head_size, dtype)
-            return gated(self._attend(qkv, dtype, inputs, tiles, counters_GT), gates)
-        return self._attend(qkv, dtype, inputs, tiles, counters_GT)
+            return gated(self.attend(qkv, dtype, inputs, tiles, counters_GT), gates)
+        return self.attend(qkv, dtype, inputs, tiles, counters_GT)
 
-    def _attend(
-        self, qkv: Tensor, dtype: torch.dtype, inputs: StepInputs, tiles: Tensor | None, counters_GT: Tensor
+    def attend(
+        self,
+        qkv: Tensor,
+        dtype: torch.dtype,
+        inputs: StepInputs,
+        tiles: Tensor | None,
+        counters_GT: Tensor,
+        adapters: ProjectionAdapters | None = None,
     ) -> Tensor:
+        """The same of projections without gates; in decode steps, they may have adapters that are not added yet."""
         module, keys, values = self.module, self.keys, self.values
         window = module.window or 0
         qkv = with_wide_norms(module, qkv) if module.is_wide and module.q_norm is not None else qkv
@@ -127,7 +134,9 @@ class HeadAttention:
                 window,
                 dtype,
                 counters_GT,
+                adapters,
             ).flatten(1)
+        assert adapters is None
         q_THD = rope(qkv, keys, values, inputs.positions_T, inputs.slots_T, module.num_heads, self.heads, dtype)
         cached = keys, values, inputs.positions_T, inputs.block_tables_SB
         options = module.scale, window, self.scores

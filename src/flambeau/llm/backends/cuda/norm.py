@@ -30,6 +30,39 @@ def normalized(x, gain, bias, is_element, epsilon, SIZE: tl.constexpr, CENTERED:
     return y
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def with_sums(  # type: ignore[no-untyped-def]
+    x, more, sums_ptr, after_gain_ptr, after_bias_ptr, row, e, is_element, epsilon, scale, T, dtype: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, CENTERED: tl.constexpr, AFTER: tl.constexpr,
+    HAS_MORE: tl.constexpr,
+):  # fmt: skip
+    """A row of the residual stream after the parts of a sum were added, rounded to a type.
+
+    With AFTER, the sum is normalized before it is added. With HAS_MORE, `more` belongs to it.
+    """
+    if AFTER:
+        added = tl.zeros([PADDED], tl.float32)
+        if HAS_MORE:
+            added += more
+        for part in tl.static_range(PARTS):
+            sums = tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0)
+            added += sums.to(tl.float32)
+        added = added.to(dtype).to(tl.float32)
+        after_gain = tl.load(after_gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
+        after_bias = 0.0
+        if CENTERED:
+            after_bias = tl.load(after_bias_ptr + e, mask=is_element, other=0.0).to(tl.float32)
+        added = normalized(added, after_gain, after_bias, is_element, epsilon, SIZE, CENTERED)
+        x += added.to(dtype).to(tl.float32) * scale
+    else:
+        if HAS_MORE:
+            x += more * scale
+        for part in tl.static_range(PARTS):
+            sums = tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0)
+            x += sums.to(tl.float32) * scale
+    return x.to(dtype).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["T"])  # type: ignore[untyped-decorator]
 def add_and_normalize(  # type: ignore[no-untyped-def]
     x_ptr, sums_ptr, gain_ptr, bias_ptr, after_gain_ptr, after_bias_ptr, y_ptr, epsilon, scale, T,
@@ -38,7 +71,7 @@ def add_and_normalize(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Add the parts of a sum to a row of the residual stream, in place, and normalize it.
 
-    With AFTER, the sum is normalized before it is added. Without KEEPS, the normalized row takes the stream's place.
+    Without KEEPS, the normalized row takes the stream's place.
     """
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, PADDED)
@@ -51,26 +84,12 @@ def add_and_normalize(  # type: ignore[no-untyped-def]
     wait_for_previous(OVERLAPS)
     x = tl.load(x_ptr + row * SIZE + e, mask=is_element, other=0.0).to(tl.float32)
     if PARTS > 0:
-        if AFTER:
-            added = tl.zeros([PADDED], tl.float32)
-            for part in tl.static_range(PARTS):
-                sums = tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0)
-                added += sums.to(tl.float32)
-            added = added.to(x_ptr.dtype.element_ty).to(tl.float32)
-            after_gain = tl.load(after_gain_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-            after_bias = 0.0
-            if CENTERED:
-                after_bias = tl.load(after_bias_ptr + e, mask=is_element, other=0.0).to(tl.float32)
-            added = normalized(added, after_gain, after_bias, is_element, epsilon, SIZE, CENTERED)
-            x += added.to(x_ptr.dtype.element_ty).to(tl.float32) * scale
-        else:
-            for part in tl.static_range(PARTS):
-                sums = tl.load(sums_ptr + (part * T + row) * SIZE + e, mask=is_element, other=0.0)
-                x += sums.to(tl.float32) * scale
-        kept = x.to(x_ptr.dtype.element_ty)
+        x = with_sums(
+            x, 0.0, sums_ptr, after_gain_ptr, after_bias_ptr, row, e, is_element, epsilon, scale, T,
+            x_ptr.dtype.element_ty, SIZE, PADDED, PARTS, CENTERED, AFTER, False,
+        )  # fmt: skip
         if KEEPS:
-            tl.store(x_ptr + row * SIZE + e, kept, mask=is_element)
-        x = kept.to(tl.float32)
+            tl.store(x_ptr + row * SIZE + e, x.to(x_ptr.dtype.element_ty), mask=is_element)
     if NORMALIZES:
         y = normalized(x, gain, bias, is_element, epsilon, SIZE, CENTERED)
         tl.store(y_ptr + row * SIZE + e, y.to(y_ptr.dtype.element_ty), mask=is_element)

@@ -6,6 +6,9 @@ Networks are on the meta device: their launches are recorded instead of run, and
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -35,6 +38,7 @@ from flambeau.llm.backends.cuda.feed_forward import kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, layer_shapes
 from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
@@ -234,15 +238,18 @@ def signature_of(kernel, arguments):
 
 
 def compile_all(launches):
-    """Compile what was not compiled before."""
+    """Compile what was not compiled before; the kernels by name."""
+    found = []
     for kernel, arguments, options in launches:
         types, constants, attributes = signature_of(kernel, arguments)
         key = kernel.__name__, str(types), str(constants), str(attributes), str(options)
         if key not in compiled:
             compiled.add(key)
             source = ASTSource(kernel, types, constants, attributes)
-            shared = triton.compile(source, target=TARGET, options=options).metadata.shared
+            found.append((kernel.__name__, triton.compile(source, target=TARGET, options=options)))
+            shared = found[-1][1].metadata.shared
             assert shared <= MAX_SHARED_BYTES, f"{kernel.__name__} needs {shared} bytes: {constants}"
+    return found
 
 
 @pytest.mark.parametrize(
@@ -426,21 +433,75 @@ def test_packed_weights_of_recurrent_networks_compile(network, kind, launches):
     compile_all(launches)
 
 
-@pytest.mark.parametrize("rank", [16, 128])
-@pytest.mark.parametrize("network", ["Llama", "GPT-NeoX"])
+def step_with_adapters(network, num_layers, rank, sequences, launches, fusions=None):
+    """The names of what a step launches for eight adapters; a rank of 0: of the network without adapters."""
+    model, meta = random_network(**{**NETWORKS, **SHAPES}[network], num_layers=num_layers), torch.device("meta")
+    cache = KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16)
+    step = CudaNetwork(model, cache)
+    if rank:
+        slots = LoraSlots(layer_shapes(model.arch), 8, rank, meta, torch.bfloat16)
+        step = LoraNetwork(model, cache, slots, fusions=fusions)
+    is_prompt = len({len(new) for _, new in sequences.values()}) > 1
+    inputs = step_inputs(sequences, query_len=0 if is_prompt else len(sequences[0][1]))
+    inputs.adapters_T = torch.ones_like(inputs.ids_T)
+    before = len(launches)
+    with torch.inference_mode():
+        if is_prompt:
+            step.prefill(inputs, inputs.query_starts[1:] - 1)
+        else:
+            step.run(replace(inputs.to(meta), adapters_T=inputs.adapters_T.to(meta)))
+    return [kernel.__name__ for kernel, _, _ in launches[before:]]
+
+
+SHAPES = {
+    "Llama-3.2-1B": {"num_heads": 32, "num_kv_heads": 8, "head_size": 64},
+    "Llama-2-7B": {
+        "hidden_size": 4096,
+        "num_heads": 32,
+        "num_kv_heads": 32,
+        "head_size": 128,
+        "intermediate_size": 11008,
+    },
+}
+OF_ADAPTERS = {"shrink_rows", "expand_rows", "activate_row", "activate_rows", "normalize_with_adapters"}
+
+
+@pytest.mark.parametrize(
+    ("network", "rank"), [*((name, 16) for name in ("GPT-NeoX", "Gemma 2", *SHAPES)), ("Llama", 128)]
+)
 def test_kernels_of_adapters_compile(network, rank, launches):
-    model, meta = random_network(**NETWORKS[network]), torch.device("meta")
-    slots = LoraSlots(layer_shapes(model.arch), 8, rank, meta, torch.bfloat16)
-    step = LoraNetwork(model, KVCache(model.arch, 64, 16, device="meta", dtype=torch.bfloat16), slots)
-    for case, sequences in STEPS.items():
-        inputs = step_inputs(sequences, query_len=0 if case == "prompt" else len(sequences[0][1]))
-        inputs.adapters_T = torch.ones_like(inputs.ids_T)
-        with torch.inference_mode():
-            if case == "prompt":
-                step.prefill(inputs, inputs.query_starts[1:] - 1)
-            else:
-                step.run(replace(inputs.to(meta), adapters_T=inputs.adapters_T.to(meta)))
+    for sequences in STEPS.values():
+        step_with_adapters(network, 1, rank, sequences, launches)
     names = {kernel.__name__ for kernel, _, _ in launches}
-    own = {"shrink_rows", "expand_rows", *(["expand_gates"] if model.arch.has_gate else [])}
-    assert own <= names
-    compile_all([one for one in launches if one[0].__name__ in own])
+    assert {"activate_row" if rank == 16 else "activate_rows", "normalize_with_adapters"} <= names
+    own = [one for one in launches if one[0].__name__ in OF_ADAPTERS or one[1].get("RANK")]
+    assert rank > 16 or any("RANK" in arguments for _, arguments, _ in own)
+    for name, kernel in compile_all(own):
+        assert network not in SHAPES or not spills(kernel), name
+
+
+def spills(kernel):
+    """Whether a compiled kernel keeps numbers in local memory, as registers are too few."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.search(r"STACK:(\d+)", usage)[1] != "0"
+
+
+LAUNCHES = {  # of a layer in a step of eight sequences: without adapters, with launches of their own, and as it is
+    ("Llama-3.2-1B", 16): (7, 15, 8),
+    ("Llama-3.2-1B", 32): (7, 15, 9),
+    ("Llama-2-7B", 16): (7, 15, 8),
+    ("GPT-NeoX", 16): (7, 15, 12),
+}
+
+
+@pytest.mark.parametrize(("network", "rank"), LAUNCHES)
+def test_adapters_add_few_launches(network, rank, launches):
+    def of_a_layer(rank, fusions=None):
+        one, two = (step_with_adapters(network, number, rank, STEPS["several"], launches, fusions) for number in (1, 2))
+        return len(two) - len(one)
+
+    assert (of_a_layer(0), of_a_layer(rank, NO_FUSIONS), of_a_layer(rank)) == LAUNCHES[network, rank]

@@ -13,7 +13,9 @@ from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
 from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, can_hold, layer_shapes, rank_of
+from flambeau.llm.backends.cuda.lora_steps import WithAdapter
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.quantizer import quantize
@@ -22,8 +24,10 @@ from support.llm_steps import random_model, room, step_inputs
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda import backend as backend_module
-from flambeau.llm.backends.cuda import lora_network
-from flambeau.llm.backends.cuda.lora_network import LoraNetwork, find_error
+from flambeau.llm.backends.cuda import lora_activation, lora_check, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda.lora_check import find_error
+from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS, Fusions
+from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 from flambeau.llm.backends.cuda.network import CudaNetwork
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,10 +38,17 @@ pytestmark = [
         reason="needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)",
     ),
 ]
+LAYER_NORMS = {"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True}
 NETWORKS = {
     "Llama": {},
-    "Qwen 2": {"qkv_bias": True, "tied_embeddings": True},
+    "Qwen 2": {"qkv_bias": True, "tied_embeddings": True, "residual_scale": 0.5},
     "Mixtral": {"num_experts": 4, "expert_size": 48},
+    "Gemma 2": {"norm_offset": 1.0, "norm_places": "both", "activation": "gelu_tanh", "num_kv_heads": 4},
+    "Exaone 4": {"norm_places": "after", "qk_norm": True, "num_kv_heads": 1},
+    "GPT-NeoX": {**LAYER_NORMS, "is_parallel": True, "parallel_norms": True, "has_gate": False, "activation": "gelu"},
+    "Command R": {"norm": "layer", "is_parallel": True},
+    "OPT-350M": {**LAYER_NORMS, "norm_places": "sum", "has_last_norm": False, "has_gate": False, "activation": "relu"},
+    "Qwen 3 Next": {"gates_attention": True, "qk_norm": True},
 }
 
 
@@ -60,11 +71,13 @@ def adapter_of(model, seed: int, ranks: dict[str, int]) -> AdapterChanges:
     return AdapterChanges(layers=layers)
 
 
-def make_store(model) -> AdapterStore:
+def make_store(model, rank: int = 12) -> AdapterStore:
     arch = model.arch
     store = AdapterStore(AdapterTarget(arch=arch, local=arch, shard=None, device=DEVICE, dtype=torch.float32), model)
-    store.adapters[3] = adapter_of(model, 1, {"qkv_proj": 4, "o_proj": 4, "gate_up_proj": 4, "down_proj": 4})
-    store.adapters[7] = adapter_of(model, 2, {"qkv_proj": 20, "down_proj": 3})
+    store.adapters[3] = adapter_of(
+        model, 1, dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj"), 4)
+    )
+    store.adapters[7] = adapter_of(model, 2, {"qkv_proj": rank, "down_proj": 3})
     return store
 
 
@@ -93,11 +106,31 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("case", STEPS)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_steps_give_the_twins_logits(case, network):
+FUSIONS = {
+    "all": Fusions(),
+    "none": NO_FUSIONS,
+    "norms": Fusions(attention=False, activations=False, attended="launch"),
+}
+CHECKED = [
+    *(("Llama", case, "all") for case in STEPS),
+    *(("Llama", case, "none") for case in ("several", "prompts")),
+    ("Llama", "several", "norms"),
+    *((network, "several", "all") for network in NETWORKS if network != "Llama"),
+]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """How many programs the interpreter has patience for."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr("flambeau.llm.backends.cuda.attention.PROGRAMS", 4)
+        monkeypatch.setattr(lora_norm, "NUM_PROGRAMS", 16)
+
+
+@pytest.mark.parametrize(("network", "case", "fusions"), CHECKED)
+def test_steps_give_the_twins_logits(network, case, fusions):
     model = random_model(head_size=16, **NETWORKS[network]).to(DEVICE)
-    store = make_store(model)
+    store = make_store(model, rank=40 if fusions == "none" else 12)
     slots = slots_of(model, store)
     sequences, numbers = STEPS[case]
     has_prompts = case == "prompts"
@@ -105,8 +138,9 @@ def test_steps_give_the_twins_logits(case, network):
     inputs.adapters_T = torch.tensor(numbers).repeat_interleave(inputs.query_starts.diff())
     caches = [filled_room(model, len(sequences)) for _ in range(2)]
     rows_N = inputs.query_starts[1:] - 1
-    expected = EagerBackend(model, caches[0], adapters=store).prefill(inputs, rows_N)
-    step = LoraNetwork(model, caches[1], slots)
+    states = [HiddenStates((1, 2)) if network in ("Llama", "Qwen 2") else None for _ in range(2)]
+    expected = EagerBackend(model, caches[0], adapters=store, states=states[0]).prefill(inputs, rows_N)
+    step = LoraNetwork(model, caches[1], slots, states[1], FUSIONS[fusions])
     placed = replace(inputs, adapters_T=slots.places(inputs.adapters_T))
     with torch.inference_mode():
         if has_prompts:
@@ -114,6 +148,8 @@ def test_steps_give_the_twins_logits(case, network):
         else:
             found = step.run(replace(placed.to(DEVICE), adapters_T=placed.adapters_T.to(DEVICE)))[rows_N]
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    if states[0] is not None:  # before the last norm, too, which adds adapters to them in place
+        torch.testing.assert_close(states[1].take(), states[0].take(), atol=2e-4, rtol=1e-4)
 
 
 def in_several_forms(model):
@@ -174,15 +210,48 @@ def test_another_adapter_in_a_slot_is_used_without_another_network():
     logits_of(7)
 
 
+def with_other_sums(found):
+    return found if found.inner_PTX is None else found._replace(inner_PTX=found.inner_PTX + 9)
+
+
 def test_kernels_that_are_wrong_are_found(monkeypatch):
+    monkeypatch.setattr(lora_check, "CHECKED_ROWS", (5,))
     model = random_model(head_size=16, num_layers=1).to(DEVICE)
     slots = slots_of(model, make_store(model))
     assert find_error(slots) is None
-    with monkeypatch.context() as patched:
-        patched.setattr(lora_network, "expand", lambda *_: None)
-        assert "off by" in find_error(slots)
-    monkeypatch.setattr(lora_network, "expand_gated", lambda y, *_: y.sum(0).chunk(2, dim=-1)[0])
-    assert "gated outputs" in find_error(slots)
+    activate, launch_norm = lora_activation.expand_active, lora_norm.launch_norm
+    wrong = {
+        "outputs of qkv_proj": (lora_kernel, "expand", lambda *_: None),
+        "with its activation": (lora_activation, "expand_active", lambda y, *args: activate(2 * y, *args)),
+        "for the next adapter": (
+            lora_activation,
+            "expand_active",
+            lambda *args: (activate(*args)[0], 2 * activate(*args)[1]),
+        ),
+        "residual stream": (
+            lora_norm,
+            "launch_norm",
+            lambda norm, x, *args, **options: launch_norm(norm, 3 * x, *args, **options),
+        ),
+        "gives to adapters": (
+            lora_norm,
+            "launch_norm",
+            lambda *args, **options: with_other_sums(launch_norm(*args, **options)),
+        ),
+    }
+    for expected, (module, name, instead) in wrong.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, instead)
+            assert expected in find_error(slots)
+
+
+def test_comparisons_have_rows_with_an_adapter_and_without():
+    class Inner:
+        prefill = staticmethod(lambda inputs, rows_N: inputs.adapters_T.tolist())
+        run = staticmethod(lambda inputs: inputs.adapters_T.tolist())
+
+    assert WithAdapter(Inner, 7).prefill(step_inputs(STEPS["prompts"][0]), None) == [7] * 7 + [0] * 22 + [7]
+    assert WithAdapter(Inner, 7).run(step_inputs({0: (11, [1])}, query_len=1)) == [7]
 
 
 class StandIn:
@@ -209,7 +278,8 @@ def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
     monkeypatch.setattr(backend_module, "CapturedPrompts", None)
     monkeypatch.setattr(backend_module, "PROMPT_LENGTHS", (1,))
     monkeypatch.setattr(backend_module.prompt_graphs, "size_for", lambda *_: None)
-    monkeypatch.setattr(lora_network, "CHECKED_ROWS", (1, 5))
+    monkeypatch.setattr(lora_check, "CHECKED_ROWS", (5,))
+    monkeypatch.setattr("flambeau.llm.backends.cuda.comparison.LENGTHS", (9, 4))
     model = random_model(head_size=16, num_layers=1)
     store, cache = make_store(model), filled_room(model, 3)
     expected = EagerBackend(model, filled_room(model, 3), adapters=store)

@@ -16,7 +16,8 @@ import flambeau.llm.backends.cuda as package
 FOLDER = Path(package.__path__[0])
 WAIT = "wait_for_previous"
 WEIGHTS = {"weight", "other", "more", "scale", "scales", "minimum", "factor", "table", "bias", "gain", "after_gain"}
-WEIGHTS |= {"time_bias", "decay", "skip", "gate", "a", "b", "cos", "sin"}  # of routers; of adapters; tables
+WEIGHTS |= {"time_bias", "decay", "skip", "gate", "cos", "sin", "a", "b"}  # of routers; tables; adapters
+WEIGHTS |= {"before_a", "before_b", "down_a"}
 INPUTS = {"slots", "positions", "starts", "sequences", "places", "tables", "tiles"}
 # The first product of experts, which waits before it lets the second one start, comes between.
 EXCEPTIONS = {"down_one_row": {"chosen"}, "down_early": {"chosen", "weights"}}

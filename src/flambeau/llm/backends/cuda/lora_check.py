@@ -1,0 +1,141 @@
+"""Whether the kernels for adapters give what their twin gives, for the shapes of a network's layers.
+
+Shapes: T rows · E hidden · S parts of a sum · P parts of the inner sums · X ranks of all segments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flambeau.llm.backends.cuda import lora_activation, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda.lora_activation import GATED_SEGMENTS
+from flambeau.llm.backends.cuda.lora_norm import Unexpanded
+from flambeau.llm.backends.cuda.lora_slots import LayerSlots, LoraSlots, plain_lora
+from flambeau.llm.backends.cuda.norm import NormParameters
+
+MAX_ERROR = 0.02  # of what adapters add, of the kernels' twin; an error gives about 1
+CHECKED_ROWS = (1, 5, 40)
+EPSILON = 1e-5
+BEFORE = {"qkv_proj": "down_proj", "gate_up_proj": "o_proj", "up_proj": "o_proj"}  # the norm that they follow
+
+
+@torch.inference_mode()
+def find_error(slots: LoraSlots) -> str | None:
+    """What the kernels compute differently from their twin, for the shapes of all layers; None: nothing."""
+    layers = random_layers(slots)
+    for num_rows in CHECKED_ROWS:
+        places_T = torch.arange(num_rows, device=next(iter(layers.values())).a_LXI.device) % (slots.num_slots + 1)
+        places_T = places_T + (num_rows == 1)
+        for name, layer in layers.items():
+            if (found := next(layer_errors(layers, name, layer, places_T), None)) is not None:
+                return f"{found}, of {num_rows} rows"
+    return None
+
+
+def random_layers(slots: LoraSlots) -> dict[str, LayerSlots]:
+    """Random matrices for one layer of each shape and name, by what is last in its name."""
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, LayerSlots] = {}
+    for name, like in slots.layers.items():
+        leaf = name.rpartition(".")[2]
+        if leaf not in found:
+            matrices = [torch.randn(each.shape, generator=generator).to(each) for each in (like.a_LXI, like.b_LRO)]
+            found[leaf] = LayerSlots(like.shape, *matrices)
+    return found
+
+
+def layer_errors(layers: dict[str, LayerSlots], name: str, layer: LayerSlots, places_T: Tensor) -> Iterator[str]:
+    """What is wrong with a layer, and with the kernels that compute it together with others."""
+    shape, like = layer.shape, layer.a_LXI
+    x, y, other = (random_rows(places_T, size, like, size) for size in (shape.inputs, shape.outputs, shape.outputs + 1))
+    inner_PTX = lora_kernel.shrink(x, places_T, layer)
+    found, expected = y.clone(), plain_lora(y, x, places_T, layer)
+    lora_kernel.expand(found, inner_PTX, places_T, layer)
+    if not (error := error_of_added(found, expected, y)) <= MAX_ERROR:
+        yield f"{shape.outputs} outputs of {name} are off by {error:.0%}"
+    if not torch.equal(found[places_T == 0], y[places_T == 0]):
+        yield f"rows without an adapter are changed by {name}"
+    parts = torch.stack((y.float() - other[:, 1:].float(), other[:, 1:].float()))
+    if name not in BEFORE:
+        return
+    if name != "qkv_proj":
+        yield from activation_errors(layers, name, layer, parts, expected, inner_PTX, places_T)
+    yield from norm_errors(layers, name, layer, places_T)
+
+
+def activation_errors(
+    layers: dict[str, LayerSlots],
+    name: str,
+    layer: LayerSlots,
+    parts_STN: Tensor,
+    expected_TN: Tensor,
+    inner_PTX: Tensor,
+    places_T: Tensor,
+) -> Iterator[str]:
+    """What is wrong with the outputs after an activation, and with their product with the next layer's A."""
+    down = layers["down_proj"]
+    active, sums = lora_activation.expand_active(parts_STN, inner_PTX, places_T, layer, "relu", layer.a_LXI.dtype, down)
+    gates = len(layer.shape.starts) == GATED_SEGMENTS
+    expected = F.relu(expected_TN)
+    if gates:
+        gate, up = expected_TN.chunk(2, dim=-1)
+        expected = F.relu(gate) * up
+    if not (error := difference(active, expected)) <= MAX_ERROR:
+        yield f"{active.shape[1]} outputs of {name} with its activation are off by {error:.0%}"
+    assert sums is not None
+    if not (error := shrink_error(sums, active, places_T, down)) <= MAX_ERROR:
+        yield f"the activations of {name} are off by {error:.0%} for the next adapter"
+
+
+def norm_errors(layers: dict[str, LayerSlots], name: str, layer: LayerSlots, places_T: Tensor) -> Iterator[str]:
+    """What is wrong with a norm that adds the adapters of the layer before, and multiplies with A of the one after."""
+    before, like = layers.get(BEFORE[name]), layer.a_LXI
+    if before is None:  # experts are there
+        return
+    hidden = layer.shape.inputs
+    given, x, y, other = (
+        random_rows(places_T, before.shape.inputs if seed == 1 else hidden, like, seed) for seed in range(1, 5)
+    )
+    parts = torch.stack((y.float() - other.float(), other.float()))
+    norm = NormParameters(gain=random_rows(places_T[:1], hidden, like, 5)[0], epsilon=EPSILON)
+    plain = x.float() + y.float()
+    expected = plain_lora(plain, given, places_T, before)
+    for inner_PTX in (None, lora_kernel.shrink(given, places_T, before)):
+        sums = Unexpanded(y=parts.clone(), x_TI=given, inner_PTX=inner_PTX, slots=before, places_T=places_T)
+        kept, normal, inner = lora_norm.normalize(norm, x.clone(), sums, layer, places_T)
+        if not (error := error_of_added(kept, expected, plain)) <= MAX_ERROR:
+            yield f"the residual stream before {name} is off by {error:.0%}"
+        if not difference(kept[places_T == 0], plain[places_T == 0]) <= MAX_ERROR:
+            yield f"rows without an adapter are changed before {name}"
+        assert norm.gain is not None
+        if not (error := difference(normal, F.rms_norm(expected, (hidden,), norm.gain.float(), EPSILON))) <= MAX_ERROR:
+            yield f"the norm before {name} is off by {error:.0%}"
+        assert inner is not None
+        if not (error := shrink_error(inner, normal, places_T, layer)) <= MAX_ERROR:
+            yield f"what the norm before {name} gives to adapters is off by {error:.0%}"
+
+
+def random_rows(places_T: Tensor, size: int, like: Tensor, seed: int) -> Tensor:
+    return torch.randn(len(places_T), size, generator=torch.Generator().manual_seed(seed)).to(like)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """How far numbers are off, as a share of their norm; 0 if there are none."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm()) if len(found) else 0.0
+
+
+def error_of_added(found: Tensor, expected: Tensor, without: Tensor) -> float:
+    """How far sums are off, as a share of what adapters add."""
+    return float((found.float() - expected).norm() / (expected - without.float()).norm())
+
+
+def shrink_error(found_PTX: Tensor, x_TI: Tensor, places_T: Tensor, layer: LayerSlots) -> float:
+    """How far products with A are off, of the rows that have adapters."""
+    rows = places_T.nonzero().flatten()
+    a_TXI = layer.a_LXI[places_T[rows] - 1].float()
+    found_TX = found_PTX.sum(0)[rows]
+    return difference(found_TX, torch.einsum("txi,ti->tx", a_TXI, x_TI[rows].float()))
