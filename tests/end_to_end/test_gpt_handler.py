@@ -254,7 +254,7 @@ def test_compiled_steps_are_logged_when_they_take_over(start, tmp_path):
     server = start(write_model(tmp_path / "gpt", STORYTELLER / "target", compile=True))
     server.start_timeout_s = LOADS_S
     server.wait_ready().until(lambda: customized(server)["decode"] == "CPU kernels")
-    assert len(server.logged("decoding runs on CPU kernels")) == 1
+    assert len(server.logged("CPU kernels")) == 1  # when the model is loaded, or when they take over later
 
 
 # ---- commands ----
