@@ -47,7 +47,23 @@ def random_network(arch):
     return model.to(DEVICE)
 
 
-UNKNOWN = {"nemotron-h-moe": ["feed_forward_layers", "has_gate"]}  # experts without gates
+LAYERS = ["normalizes_values", "scales_layers", "shapes"]  # of Gemma 4
+OWN = ["layer_input_size", "layer_input_vocab"]
+STREAMS = ["active_stream", "laurel_size", *OWN, "normalizes_values", "num_streams", "scales_stream", "shapes"]
+UNKNOWN = {
+    "nemotron-h-moe": ["feed_forward_layers", "has_gate"],  # experts without gates
+    "gemma-3n": [*STREAMS, "shared_keys", "sparsity"],
+    "gemma-4": [*OWN, *LAYERS, "shared_keys"],
+    "gemma-4-moe": ["activation", "experts_beside_mlp", *LAYERS],
+    "gemma-4-unified": LAYERS,
+    "mistral-4": ["temperature_length"],
+    "apertus": ["activation"],
+    "nanochat": ["has_norm_weight", "reversed_rope"],
+    "bitnet": ["inner_norms"],
+    "persimmon": ["norm"],
+    "afmoe": ["attention_gate"],
+    "laguna": ["attention_gate", "shapes"],
+}
 
 
 def test_the_kernels_know_the_parts_of_all_families():
