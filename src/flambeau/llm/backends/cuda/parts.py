@@ -107,7 +107,7 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("chunks")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
-    if arch.activation == "xielu" or (arch.num_experts and arch.activation != "silu"):
+    if arch.activation == "xielu" or (arch.num_experts and arch.has_gate and arch.activation != "silu"):
         unknown.add("activation")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")

@@ -37,10 +37,15 @@ def gemma_4(config: Config) -> Config:
         "values_from_keys": frozenset(
             number for number, kind in enumerate(kinds) if config["attention_k_eq_v"] and kind == "full_attention"
         ),
-        "layer_input_size": int(config.get("hidden_size_per_layer_input") or 0),
-        "layer_input_vocab": int(config.get("vocab_size_per_layer_input") or 0),
+        **layer_inputs(config),
         **experts(config),
     }
+
+
+def layer_inputs(config: Config) -> dict[str, Any]:
+    """Embeddings that each layer has of its own."""
+    size, count = config.get("hidden_size_per_layer_input"), config.get("vocab_size_per_layer_input")
+    return {"layer_input_size": size, "layer_input_vocab": count} if size else {}
 
 
 def layer_kinds(config: Config) -> list[str]:

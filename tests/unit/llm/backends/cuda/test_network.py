@@ -48,6 +48,9 @@ def random_network(arch):
 
 
 EXPERTS_WITHOUT_GATES = ["feed_forward_layers", "has_gate"]
+LAYERS = ["normalizes_values", "scales_layers", "shapes"]  # of Gemma 4
+OWN = ["layer_input_size", "layer_input_vocab"]
+STREAMS = ["active_stream", "laurel_size", *OWN, "normalizes_values", "num_streams", "scales_stream", "shapes"]
 UNKNOWN = {
     "nemotron-h-moe": EXPERTS_WITHOUT_GATES,
     "nemotron-h-latent": ["expert_latent_size", *EXPERTS_WITHOUT_GATES],
@@ -57,6 +60,17 @@ UNKNOWN = {
     "minimax-01": ["norm_places", "recurrence", "stream_scales"],
     "deepseek-v3.2": ["indexer"],
     "glm-5": ["indexer"],
+    "gemma-3n": [*STREAMS, "shared_keys", "sparsity"],
+    "gemma-4": [*OWN, *LAYERS, "shared_keys"],
+    "gemma-4-moe": ["activation", "experts_beside_mlp", *LAYERS],
+    "gemma-4-unified": LAYERS,
+    "mistral-4": ["temperature_length"],
+    "apertus": ["activation"],
+    "nanochat": ["has_norm_weight", "reversed_rope"],
+    "bitnet": ["inner_norms"],
+    "persimmon": ["norm"],
+    "afmoe": ["attention_gate"],
+    "laguna": ["attention_gate", "shapes"],
 }
 
 
