@@ -37,7 +37,7 @@ def find_error(slots: LoraSlots) -> str | None:
 
 
 def random_layers(slots: LoraSlots) -> dict[str, LayerSlots]:
-    """Random matrices for one layer of each shape and name, by what is last in its name."""
+    """Random matrices for one layer of each name, without the number; all with this name have the same shape."""
     generator = torch.Generator().manual_seed(0)
     found: dict[str, LayerSlots] = {}
     for name, like in slots.layers.items():

@@ -157,7 +157,7 @@ def ranks_at_a_time(size: int, *, has_inputs: bool) -> tuple[int, int]:
 
 def ranks_of_program(slots: LayerSlots, num_rows: int) -> int:
     """How many ranks of the layer after a program multiplies."""
-    num_programs = max(1, NUM_PROGRAMS // max(MIN_PADDED_ROWS, triton.next_power_of_2(num_rows)))
+    num_programs: int = max(1, NUM_PROGRAMS // max(MIN_PADDED_ROWS, triton.next_power_of_2(num_rows)))
     return -(-slots.a_LXI.shape[1] // (num_programs * RANKS_EACH)) * RANKS_EACH
 
 
