@@ -30,9 +30,10 @@ test: install browser lint ## Run everything that CI runs: check, and all tests 
 	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
 	# Real servers on a busy machine: what fails beside other tests gets a second run, alone, and has to pass there.
 	# Types are checked beside the tests, which wait more than they compute, and reported after them.
-	# In a new environment one process compiles the modules that all processes of the tests import.
+	# In a new environment one process compiles the modules that all processes of the tests import, and the CPU kernels.
 	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
 	[ -e $(VENV)/compiled ] || { $(PYTEST) --collect-only --quiet > build/compiled.txt 2>&1; touch $(VENV)/compiled; }; \
+	$(BIN)/python -c 'from flambeau.llm.backends.cpu.bindings import kernels; kernels.load()'; \
 	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 || \
 		{ echo 'Once more, one by one: what failed. A test that passes now is unstable and needs mending.'; \
 		$(PYTEST) --last-failed --last-failed-no-failures none --verbose; }; \

@@ -18,8 +18,8 @@ import yaml
 
 from flambeau.archive.pack import Recipe, pack
 from flambeau.examples.storyteller import FOLDER as STORYTELLER
-from flambeau.llm.backends.cpu.bindings import kernels
 from support.command import Command
+from support.cpu_kernels import need_cpu_kernels
 from support.language_models import CONTEXT, ONE_THREAD, write_language_model
 from support.running import RunningServer
 from support.streams import Stream
@@ -249,8 +249,7 @@ def test_two_prompts_are_refused(own):
 
 
 def test_compiled_steps_are_logged_when_they_take_over(start, tmp_path):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     server = start(write_model(tmp_path / "gpt", STORYTELLER / "target", compile=True))
     server.start_timeout_s = LOADS_S
     server.wait_ready().until(lambda: customized(server)["decode"] == "CPU kernels")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.core import state_slots
 from flambeau.llm.executor.kv_cache import KVCache
@@ -17,6 +16,7 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
 from support.async_backend import AsyncEagerBackend
+from support.cpu_kernels import need_cpu_kernels
 from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
 
 KINDS = ("mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "joint")
@@ -58,10 +58,9 @@ class KernelBackend(CpuBackend):
     """The C++ kernels from the first step on, with weights of their own."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
+        need_cpu_kernels()
         super().__init__(copy.deepcopy(model), cache)
         assert self.wait_until_compiled(timeout_s=250)
-        if kernels.library is None:
-            pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
         assert self.decode_path == "CPU kernels"
 
 

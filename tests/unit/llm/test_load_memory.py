@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.llm.backends.cpu.bindings import kernels
+from support.cpu_kernels import need_cpu_kernels
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "llm" / "load_memory.py"
 KINDS = ("bfloat16", "GPTQ int4", "compressed-tensors int8", "fp8 blocks")
@@ -20,8 +20,7 @@ KINDS = ("bfloat16", "GPTQ int4", "compressed-tensors int8", "fp8 blocks")
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_takes_no_more_than_the_files_and_one_shard(tmp_path):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     command = [
         sys.executable,
         str(SCRIPT),

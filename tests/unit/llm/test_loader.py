@@ -20,6 +20,7 @@ from flambeau.llm.loader import cache_dtype, load_engine, load_network
 from flambeau.llm.models.transformer import tied_logits
 from flambeau.llm.quantize.quantizer import ExpertStack
 from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import step_inputs
 from support.packed_checkpoints import PACKABLE, write_packed
 from support.tiny_models import tiny_model
@@ -38,8 +39,7 @@ pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float16(kind):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     config = EngineConfig(device="cpu", quantization=kind, num_blocks=4)
     backend = load_network(MODEL, config, torch.device("cpu"), None).backend
     kinds = {layer.kind for layer in backend.model.modules() if isinstance(layer, PackedLinear)}
@@ -53,8 +53,7 @@ def test_quantized_layers_are_packed_for_the_cpu_kernels_and_the_cache_is_float1
 @pytest.mark.parametrize("kind", ["gpt-neox", "mixtral", "qwen-2-moe"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_networks_with_layer_norms_or_experts_run_on_the_cpu_kernels(tmp_path, kind, quantization):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     sizes = {"hidden_size": 64, "intermediate_size": 64}
     model = reference(kind, **sizes, **({"moe_intermediate_size": 64} if "moe" in kind else {}))
     model.save_pretrained(tmp_path)
@@ -78,8 +77,7 @@ def test_networks_with_layer_norms_or_experts_run_on_the_cpu_kernels(tmp_path, k
 
 
 def test_4_bit_layers_of_other_tools_are_packed_for_the_cpu_kernels(tmp_path):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder, _ = write_packed(tmp_path, packed_groups(32), INT4_GROUPS)
     backend = load_network(folder, EngineConfig(device="cpu", num_blocks=4), torch.device("cpu"), None).backend
     layers = backend.model.model.layers
@@ -96,8 +94,7 @@ def test_nothing_is_packed_if_compilation_is_off():
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_quantized_model_answers_while_its_kernels_are_built(kind, monkeypatch):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     may_build, library = threading.Event(), bindings.kernels.library
 
     def load(*, builds: bool = True) -> bool:
@@ -140,8 +137,7 @@ def test_int8_is_for_the_cache_of_a_cpu():
 
 
 def test_a_small_network_is_packed_while_it_is_loaded_and_says_the_same():
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     options = {"temperature": 0.0, "max_tokens": 8}
     plain = load_engine(MODEL, device="cpu", compile=False, num_blocks=8)
     expected = plain.generate(["Once upon a time"], **options)[0].token_ids
@@ -160,8 +156,7 @@ def test_a_small_network_is_packed_while_it_is_loaded_and_says_the_same():
     ids=["tied embeddings", "experts", "latents"],
 )
 def test_bfloat16_weights_in_a_network_of_float32_round_nothing(kind, changes, tmp_path):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     reference(kind, vocab_size=4096, **changes).bfloat16().save_pretrained(tmp_path)
     found = []
     for compiles in (False, True):
@@ -199,8 +194,7 @@ def test_narrow_embeddings_give_the_logits_of_wide_ones():
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_blocks_of_fp8_run_on_the_cpu_kernels_as_they_are_or_are_quantized_anew(tmp_path, kind, quantization):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
     model = None if kind == "dense" else tiny_model(replace(PACKABLE, num_experts=4, expert_size=128))
     packed, plain = write_packed(tmp_path, lambda weight: fp8_blocks(weight, (48, 64)), declared, model=model)

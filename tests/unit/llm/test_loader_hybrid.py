@@ -11,7 +11,6 @@ import torch
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache
@@ -20,6 +19,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.adapters import layer_shapes, merge, write_adapter
 from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.tiny_models import tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
@@ -119,8 +119,8 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     model = tiny_hybrid(kind)
     if path == "Inductor":
         model = tiny_model(replace(model.arch, head_size=12))  # of which the kernels know nothing
-    elif not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    else:
+        need_cpu_kernels()
     caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3, num_spare=6) for _ in range(2)]
     plain = EagerBackend(copy.deepcopy(model), caches[0])
     compiled = CpuBackend(model, caches[1], steps_before_compiling=0)

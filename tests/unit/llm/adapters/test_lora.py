@@ -16,7 +16,6 @@ from flambeau.llm.adapters.lora_weights import AdapterTarget, read_adapter
 from flambeau.llm.adapters.merge import MergeOnLoad
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import can_compute
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
@@ -30,6 +29,7 @@ from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import room, step_inputs
 from support.sharded import load_part
 
@@ -343,8 +343,7 @@ def test_dora_needs_all_its_tensors_and_whole_weights(tmp_path):
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_dora_uses_what_quantized_weights_stand_for(llama, tmp_path, kind):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder, _, _ = llama
     adapter = write_adapter(tmp_path / "adapter", layer_shapes(folder), use_dora=True)
     plain, merged = (quantize(load_model(folder), kind) for _ in range(2))

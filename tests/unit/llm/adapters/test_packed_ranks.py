@@ -12,7 +12,6 @@ import torch
 from flambeau.llm import loader
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import read_architecture
@@ -21,6 +20,7 @@ from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_arc
 from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
 from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import room
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
@@ -89,8 +89,7 @@ def test_packed_weights_of_gguf_files(kind, tmp_path, monkeypatch):
     ],
 )
 def test_tied_embeddings_that_are_packed_for_the_last_layer(options, tmp_path, monkeypatch):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder = write_kind(tmp_path / "model", "bfloat16", "tied")
     adapter = write_peft_adapter(folder, tmp_path / "adapter", **options)
     expected = expected_logits(read_peft_adapter(folder, adapter))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
@@ -17,6 +16,7 @@ from flambeau.llm.loader import load_network
 from flambeau.llm.models.families import llama_like
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.row_scaled import Int8Linear
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_checkpoints import PACKABLE, check_equal, write_packed
 from support.tiny_models import tiny_model
 from support.weights import logits_of
@@ -81,8 +81,7 @@ def test_codes_stay_for_kernels_that_know_them(tmp_path, nested):
 
 
 def test_codes_stay_in_4_bits_on_the_cpu_kernels(tmp_path):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder, plain = write_packed(tmp_path, four_bits, FOUR)
     config = EngineConfig(device="cpu", num_blocks=16, block_size=4)
     backend = load_network(folder, config, torch.device("cpu"), None).backend

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import packed as packed_for_kernels
 from flambeau.llm.backends.cpu.packed_linear import rounded_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
@@ -17,6 +16,7 @@ from flambeau.llm.gpu_weights import order_codes
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_checkpoints import check_equal, to_words, write_packed
 from unit.llm.checkpoints import test_compressed_tensors, test_gguf, test_gptq, test_torchao
 
@@ -96,8 +96,7 @@ def test_they_stay(tmp_path, name, on_gpu, caplog):
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_cpu_kernels_multiply_them(tmp_path, name):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     write, layout = FILES[name]
     model = load_model(write(tmp_path)[0], dtype=torch.float32, keeps_groups=True)
     torch.manual_seed(0)
@@ -111,8 +110,7 @@ def test_the_cpu_kernels_multiply_them(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["compressed-tensors, groups", "GPTQ"])
 def test_a_network_runs_on_the_cpu_kernels(tmp_path, name):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folders = FILES[name][0](tmp_path)
     backend = test_gguf.network_of(folders[0], kv_cache_dtype="float32")
     assert backend.decode_path == "CPU kernels"

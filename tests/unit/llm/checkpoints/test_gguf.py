@@ -26,6 +26,7 @@ from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.sampling_params import SamplingParams
 from support.adapters import write_adapter
 from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.gguf_files import by_pairs, pieces_of, tensors_of, values_of, write_gguf, written_twice
 from support.language_models import HEADS, KV_HEADS, write_language_model
 from support.tokenizer_files import sentencepiece_bytes
@@ -230,8 +231,7 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
     has_experts = {"num_experts": 4, "moe_intermediate_size": 256, "hidden_size": 256, "intermediate_size": 256}
     model = biased if architecture == "qwen2" else reference(family, **has_experts)
     path, _ = written_twice(tmp_path, model, architecture, values_of(model.config, **values), kind)
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     plain = load_model(path, dtype=torch.float32, keeps_groups=True)
     arrived = packer(path, read_architecture(path, keeps_groups=True), torch.float32)
     by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=arrived)
@@ -247,8 +247,7 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
 
 
 def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
     loaded = loaded_on_cpu(path, kv_cache_dtype="float32")
     weights = {

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm import loader
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -30,6 +29,7 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.gguf_files import tensors_of, values_of, write_gguf
 from support.packed_checkpoints import write_packed
 from support.packed_files import write_kind
@@ -199,8 +199,7 @@ def test_projections_of_4_and_8_bits_are_in_one_module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("network", ["dense", "experts", "cut"])
 def test_the_cpu_kernels_compute_the_layers_of_a_rank(network, tmp_path, monkeypatch):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     if network == "experts":
         model = reference("qwen-3-moe-normalized", **EXPERT_SIZES, **FOUR_HEADS)
         path, _ = written(tmp_path, model, "qwen3moe", mixed, EXPERTS)
@@ -263,8 +262,7 @@ def test_the_loader_keeps_them_on_every_rank(tmp_path, monkeypatch):
     for changes in ({"quantization": "int8"}, {"merge_lora": True}):
         assert not can_keep_groups(replace(config, **changes), cpu, ranks)
         assert not can_keep_integers(replace(config, **changes), gpu, ranks, arch)
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     part: Any = loader.load_network(folder, config, cpu, ranks).backend.model
     assert [type(one) for one in part.model.layers[0].self_attn.qkv_proj.parts] == [PackedLinear] * 3
     assert isinstance(part.model.layers[1].mlp.inner.experts.down_proj, PackedStack)

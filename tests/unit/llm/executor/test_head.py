@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cuda.graphs import size_for
 from flambeau.llm.backends.cuda.head_rounds import CapturedRound, RoundBuffers
@@ -24,6 +23,7 @@ from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.sampling import rng
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
+from support.cpu_kernels import need_cpu_kernels
 from support.statistics import chi_square_p
 from support.tiny_heads import tiny_head, twin_proposals
 from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
@@ -198,8 +198,7 @@ def no_attention(cache, inputs):
 @pytest.mark.timeout(300)  # the kernels may have to be built
 @pytest.mark.parametrize("name", KINDS)
 def test_the_kernels_hand_over_hidden_states_and_compute_heads(name, proposals):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     model = tiny_model(replace(ARCH, head_size=16, hidden_size=64))
     params = [SamplingParams(max_tokens=20, temperature=0.0), SamplingParams(max_tokens=20, seed=3)]
     expected, _ = run(tiny_engine(model), some_prompts(8), params)

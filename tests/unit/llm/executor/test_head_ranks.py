@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.checkpoints.checkpoint import load_model, read_declared
 from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
 from flambeau.llm.loader import load_engine
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from flambeau.llm.sampling_params import SamplingParams
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_files import COMMON, FILES, write_kind
 from support.sharded import OPTIONS, generate_on_ranks
 from support.tiny_heads import published_eagle, tiny_head
@@ -48,8 +48,8 @@ def write_eagle(folder: Path, target: Path, kind: str) -> Path:
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
 def test_an_eagle_head_proposes_beside_two_ranks(kind, compile, tmp_path):
-    if compile and not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    if compile:
+        need_cpu_kernels()
     target = write_kind(tmp_path / "target", "float32", "dense", num_hidden_layers=LAYERS)
     head = write_eagle(tmp_path / "head", target, kind)
     found = generate_on_ranks(target, PROMPTS, draft=str(head), compile=compile)

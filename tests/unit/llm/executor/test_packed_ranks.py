@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, is_known
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, packed
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -22,6 +21,7 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
 from support.sharded import OPTIONS, generate_on_ranks, load_part
@@ -76,8 +76,7 @@ EXACT = [case for case, layer in CASES.items() if layer not in (Int4Linear, Int8
 
 @pytest.mark.parametrize(("kind", "network"), EXACT)
 def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     arch = read_architecture(folder, **KEEPS)
     expected = logits_of(load_model(folder, dtype=torch.float32))
@@ -124,8 +123,8 @@ def test_inputs_that_ranks_cannot_share_are_refused():
     ],
 )
 def test_two_processes_generate_what_one_generates(kind, network, compile, tmp_path):
-    if compile and not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    if compile:
+        need_cpu_kernels()
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     engine = load_engine(folder, **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)

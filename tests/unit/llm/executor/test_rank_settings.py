@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from flambeau.llm import loader
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
@@ -25,6 +24,7 @@ from flambeau.llm.executor import parallel
 from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_files import write_kind
 from support.ranks import run_as_threads, run_ranks
 from support.sharded import OPTIONS, generate_on_ranks
@@ -118,15 +118,13 @@ def test_grammars_and_logit_processors_choose_from_what_ranks_compute(folder):
 
 @pytest.mark.parametrize("network", ["dense", "tied", "experts", "latent"])
 def test_the_cpu_kernels_compute_the_layers_of_two_ranks(network, tmp_path):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder = write_kind(tmp_path / "model", "bfloat16", network)
     assert generate_on_ranks(folder, PROMPTS, compile=True).tokens == expected_of(folder)
 
 
 def test_tied_embeddings_of_a_rank_stay_in_16_bits(tmp_path, monkeypatch):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder = write_kind(tmp_path / "model", "bfloat16", "tied")
     expected = logits_of(load_model(folder, dtype=torch.float32))
     monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)

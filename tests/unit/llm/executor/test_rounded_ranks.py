@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm import loader
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig, Quantization
@@ -21,6 +20,7 @@ from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.quantize.int4 import dequantize_groups, quantize_int4
 from flambeau.llm.quantize.quantizer import quantize_on_load
 from flambeau.llm.quantize.row_scaled import dequantize_rows, quantize_fp8, quantize_int8
+from support.cpu_kernels import need_cpu_kernels
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
 from support.sharded import load_part
@@ -72,8 +72,7 @@ def test_ranks_find_what_plain_pytorch_finds_with_the_rounded_weights(kind, netw
 @pytest.mark.parametrize("network", ["dense", "tied", "experts"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cpu_kernels_compute_the_rounded_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     folder = write_kind(tmp_path / "original", "bfloat16", network)
     monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
     for size in (2, 4):

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
@@ -23,6 +22,7 @@ from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
 from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, config_of, write_checkpoint
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.ranks import logits_in_threads
 
@@ -68,8 +68,7 @@ class KernelSteps:
     """Steps of the C++ kernels."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
-        if not kernels.load():
-            pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+        need_cpu_kernels()
         assert can_compute(model, cache), model.arch.extras
         self.prefill = CpuNetwork(model, cache).run
 

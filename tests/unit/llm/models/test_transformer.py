@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.eager import PagedAttention, WholeAttention
@@ -27,6 +26,7 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import step_inputs
 from support.ranks import logits_in_threads
 
@@ -116,8 +116,7 @@ KERNEL_KINDS = [
 @pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
 @pytest.mark.parametrize("kind", KERNEL_KINDS)
 def test_the_cpu_kernels_give_the_logits_of_transformers(checkpoint, kind):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     model, reference = checkpoint(kind)
     cache, ids = cache_for(model), some_ids()
     assert can_compute(model, cache), model.arch.extras
@@ -430,8 +429,7 @@ def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8_or_as_co
 
 
 def test_weights_in_mxfp4_stay_in_4_bits_on_the_cpu_kernels(tmp_path):
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     reference = write_mxfp4(tmp_path)
     config = EngineConfig(device="cpu", num_blocks=16, block_size=4)
     backend = load_network(tmp_path, config, torch.device("cpu"), None).backend

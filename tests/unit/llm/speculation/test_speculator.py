@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
-from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
@@ -22,6 +21,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from flambeau.llm.text.tokenizer import load_tokenizer
+from support.cpu_kernels import need_cpu_kernels
 from support.statistics import chi_square_p
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
 from support.tokenizer_files import write_sentencepiece
@@ -125,8 +125,7 @@ def test_the_tokens_are_those_without_it_with_the_kernels_too(kind):
 
 def with_whole_steps(model, draft=None, **options):
     """An engine whose steps are computed by the kernels in one call each."""
-    if not kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     forwards = [CpuBackend(each, KVCache(each.arch, 200, 4)) for each in (model, draft) if each is not None]
     for forward in forwards:
         assert forward.wait_until_compiled()

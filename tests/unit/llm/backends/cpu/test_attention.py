@@ -11,14 +11,14 @@ from flambeau.llm.backends.cpu import attention, bindings
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import AttentionOptions
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 
 @pytest.fixture(scope="module")
 def loaded() -> None:
     """The kernels, built if need be."""
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
 
 
 needs_kernels = pytest.mark.usefixtures("loaded")

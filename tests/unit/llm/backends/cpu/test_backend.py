@@ -6,12 +6,12 @@ import pytest
 from torch import nn
 
 from flambeau.llm.backends import inductor
-from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.bindings import KINDS
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.quantize.quantizer import quantize
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
 pytestmark = pytest.mark.timeout(300)  # a compiler runs, perhaps on a busy machine
@@ -36,8 +36,7 @@ def expected_tokens(model, asked, num_tokens=8):
 @pytest.mark.parametrize("changes", [{}, {"num_experts": 4, "expert_size": 16}])
 def test_a_network_says_the_same_once_the_kernels_are_there(caplog, changes):
     caplog.set_level("INFO")
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     model, asked = random_model(head_size=16, **changes), prompts(5)
     expected = expected_tokens(model, asked)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
@@ -55,8 +54,7 @@ def test_a_network_says_the_same_once_the_kernels_are_there(caplog, changes):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_last_layer_has_8_bits_beside_integer_weights(tied):
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
     model = quantize(random_model(head_size=16, tied_embeddings=tied), "int4", group_size=32)
     backend = CpuBackend(model, room(model, 1))
     assert backend.wait_until_compiled(timeout_s=250)

@@ -11,7 +11,7 @@ import torch
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
 from flambeau.llm.adapters.lora_weights import AdapterTarget, LoraPart
-from flambeau.llm.backends.cpu import bindings, network
+from flambeau.llm.backends.cpu import network
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, pack_experts
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
@@ -23,14 +23,14 @@ from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack, quantize
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling.logits_processors import argmax_tokens
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, greedy, prompts, random_model, room, step_inputs
 
 
 @pytest.fixture(scope="module")
 def loaded() -> None:
     """The kernels, built if need be."""
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
 
 
 needs_kernels = pytest.mark.usefixtures("loaded")

@@ -25,6 +25,7 @@ from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
+from support.cpu_kernels import need_cpu_kernels
 
 pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
 
@@ -32,8 +33,7 @@ pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
     """The kernels, built if need be."""
-    if not bindings.kernels.load():
-        pytest.skip("the CPU kernels cannot be built here: there is no C++ compiler")
+    need_cpu_kernels()
 
 
 def linear(in_features: int, out_features: int, *, bias: bool = False) -> nn.Linear:
