@@ -28,7 +28,7 @@ from support import rank_process
 
 T = TypeVar("T")
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["flambeau.llm.loader", "support.rank_process"])
+FORKS.set_forkserver_preload(["support.site.sitecustomize", "flambeau.llm.loader", "support.rank_process"])
 
 
 def free_ports(number: int) -> list[int]:

@@ -34,7 +34,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "kv_store": {"core", "executor"},
     "images": {"core", "models"},
     "backends": {"adapters", "executor", "models", "sampling"},
-    "backends/cpu": {"adapters", "backends", "executor", "models", "quantize", "sampling"},
+    "backends/cpu": {"adapters", "backends", "executor", "models", "models/families", "quantize", "sampling"},
     "backends/hugging_face": {"backends", "executor", "models"},
     "backends/cuda": {
         *("adapters", "backends", "core", "executor", "models", "models/families", "quantize", "sampling")

@@ -259,7 +259,7 @@ def test_images_are_encoded_once_by_what_their_files_hold(made, monkeypatch):
     assert engine.images is not None
     calls = []
     encode = engine.images._encode
-    monkeypatch.setattr(engine.images, "_encode", lambda pixels: calls.append(1) or encode(pixels))
+    monkeypatch.setattr(engine.images, "_encode", lambda *given: calls.append(1) or encode(*given))
     first, second, third = encoded(engine, 1, 1, 2)
     assert first.features is second.features
     assert (first.digest == second.digest, first.digest == third.digest) == (True, False)

@@ -44,7 +44,6 @@ from support.adapters import write_adapter
 from support.pictures import encode, jpeg, picture
 from support.pretrained_vision_models import ID, KINDS, write_pretrained_vision_model
 from support.ranks import run_ranks
-from support.running import SITE
 from unit.llm.images.test_engine_images import RANK
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -226,8 +225,7 @@ def test_preempted_requests_read_their_images_again(made):
         made.check(*one, ids, completion)
 
 
-def test_two_ranks_read_images(made, monkeypatch):
-    monkeypatch.syspath_prepend(str(SITE))
+def test_two_ranks_read_images(made):
     chats = [ONE, NONE, THREE]
     prompts = [made.prompt(*one) for one in chats]
     files = [[base64.b64encode(data).decode() for data in own] for _, own in chats]
