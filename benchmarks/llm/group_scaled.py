@@ -31,7 +31,7 @@ from flambeau.llm.backends.cuda.code_instructions import Codes
 from flambeau.llm.backends.cuda.experts import ExpertWeights, KernelExperts
 from flambeau.llm.backends.cuda.group_scaled import RowsShape, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts, GroupScaledWeights
-from flambeau.llm.backends.cuda.network import kernel_linear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.models.presets import preset
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear, table_tensor
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear

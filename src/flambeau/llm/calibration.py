@@ -20,9 +20,10 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.compressed_writer import compressed_grid, fitting_layers
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.models.decoder_layers import has_layer_state
 from flambeau.llm.models.hugging_face import read_hugging_face
 from flambeau.llm.models.tensor_names import part_name, part_rows
-from flambeau.llm.models.transformer import Transformer, has_layer_state
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.gptq import Grid, QuantizedRows, quantize_for_inputs
 from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.settings import QuantizationSettings

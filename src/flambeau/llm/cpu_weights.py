@@ -30,8 +30,9 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.embeddings import NarrowEmbedding
 from flambeau.llm.models.moe import Experts
-from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear

@@ -15,8 +15,8 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.sampling_params import SamplingParams
 from support.tiny_models import tiny_engine, tiny_hybrid
 
-network = pytest.importorskip(
-    "flambeau.llm.backends.cuda.network", reason="there is no Triton here", exc_type=ImportError
+supported_networks = pytest.importorskip(
+    "flambeau.llm.backends.cuda.supported_networks", reason="there is no Triton here", exc_type=ImportError
 )
 
 pytestmark = [
@@ -33,7 +33,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 @pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv", "delta_net", "joint"])
 def test_tokens_are_those_of_a_cpu(kind, path, monkeypatch):
     if path == "Inductor":
-        monkeypatch.setattr(network, "can_compute", lambda *_: False)
+        monkeypatch.setattr(supported_networks, "can_compute", lambda *_: False)
     monkeypatch.setitem(inductor.CUDA_OPTIONS, "force_shape_pad", True)  # also where it is not faster
     model, config = tiny_hybrid(kind), EngineConfig(block_size=4, max_num_seqs=4, max_step_tokens=32)
     expected = [completion.token_ids for completion in tiny_engine(model, max_step_tokens=32).generate(PROMPTS, GREEDY)]

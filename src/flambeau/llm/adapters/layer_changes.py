@@ -33,7 +33,8 @@ from flambeau.llm.adapters.lora_weights import (
 )
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models import norms
-from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, tied_logits
+from flambeau.llm.models.embeddings import NarrowEmbedding, RowEmbedding, tied_logits
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.groups import JoinedLinear
 
 INNER = "inner"  # the only child of a layer whose outputs are summed over all ranks

@@ -39,11 +39,13 @@ from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_r
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.decoder_layers import DecoderLayer
 from flambeau.llm.models.families.layer_sizes import LayerSizes
+from flambeau.llm.models.feed_forward import MixedMLP
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.tensor_names import apart_name, of_its_layer
-from flambeau.llm.models.transformer import DecoderLayer, MixedMLP, Transformer
+from flambeau.llm.models.transformer import Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.decoder_layers import DecoderLayer, make_layer
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.rope import Rotation, Rotations
-from flambeau.llm.models.transformer import DecoderLayer, Transformer, make_layer
+from flambeau.llm.models.transformer import Transformer
 
 HeadKind = Literal["eagle3", "eagle", "mtp"]
 

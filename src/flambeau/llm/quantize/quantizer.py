@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import LLMError
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.tensor_names import part_rows
-from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import (
     CodedLinear,
     CodeLayout,

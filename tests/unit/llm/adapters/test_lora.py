@@ -22,7 +22,8 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.parallel import Shard, local_architecture
-from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
+from flambeau.llm.models.embeddings import NarrowEmbedding
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import quantize

@@ -17,7 +17,8 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_architecture, sum_over_ranks
-from flambeau.llm.models.transformer import NarrowEmbedding, Transformer
+from flambeau.llm.models.embeddings import NarrowEmbedding
+from flambeau.llm.models.transformer import Transformer
 from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels

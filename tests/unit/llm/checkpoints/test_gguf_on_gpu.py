@@ -16,8 +16,8 @@ from flambeau.llm.checkpoints.gguf_blocks import FORMATS, FactoredScales
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.executor.parallel import local_architecture
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
+from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.presets import preset
-from flambeau.llm.models.transformer import RowEmbedding
 from flambeau.llm.quantize.coded import CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack, main_plane, more_plane, to_levels
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear

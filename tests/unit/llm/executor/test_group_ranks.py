@@ -21,7 +21,8 @@ from flambeau.llm.cpu_weights import can_keep_groups, packer
 from flambeau.llm.executor.parallel import TensorParallelGroup
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.loader import load_engine
-from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.models.embeddings import RowEmbedding
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear

@@ -25,12 +25,13 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.embeddings import NarrowEmbedding, RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotation
-from flambeau.llm.models.transformer import NarrowEmbedding, RowEmbedding, Transformer, is_unmodified
+from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear

@@ -34,21 +34,16 @@ from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.decoder_layers import FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
+from flambeau.llm.models.feed_forward import MixedMLP, PlainMLP, XieluMLP
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
 from flambeau.llm.models.rope import Rotation, query_scale
-from flambeau.llm.models.transformer import (
-    Decoder,
-    FeedForwardLayer,
-    MixedMLP,
-    PlainMLP,
-    RecurrentLayer,
-    RowEmbedding,
-    XieluMLP,
-)
+from flambeau.llm.models.transformer import Decoder
 from flambeau.llm.quantize.groups import JoinedLinear
 
 ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h

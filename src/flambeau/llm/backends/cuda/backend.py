@@ -42,8 +42,9 @@ from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend
+from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
-from flambeau.llm.models.transformer import RowEmbedding, Transformer
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.logits_processors import argmax_tokens
 from flambeau.llm.sampling.row_groups import RowSettings
 
@@ -254,7 +255,8 @@ class CudaBackend:
         inductor.use_persistent_cache()
         try:
             # Triton may not be installed.
-            from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute
+            from flambeau.llm.backends.cuda.network import CudaNetwork
+            from flambeau.llm.backends.cuda.supported_networks import can_compute
 
             if can_compute(self.model, self.cache):
                 with torch.inference_mode(), self._on_side_stream():

@@ -19,7 +19,8 @@ from flambeau.llm.executor.background_compiler import Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.transformer import Transformer, like_embeddings
+from flambeau.llm.models.embeddings import like_embeddings
+from flambeau.llm.models.transformer import Transformer
 
 MAX_DIFFERENCE = 0.2  # of the logits of two kernels that round to bfloat16 in every layer; an error gives about 1
 MAX_WIDE_DIFFERENCE = 0.01  # in float32

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from flambeau.llm.models.transformer import RowEmbedding
+from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
 

@@ -12,27 +12,20 @@ from torch import Tensor, nn
 
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts
 from flambeau.llm.backends.cuda.few_row_kernel import tied_head
+from flambeau.llm.backends.cuda.layers import CudaLayers, Projected
 from flambeau.llm.backends.cuda.linear import KernelLinear
-from flambeau.llm.backends.cuda.network import (
-    QUANTIZED,
-    SPARSE,
-    CudaLayers,
-    Projected,
-    can_attend,
-    cuda_layers,
-    embedded,
-    embeddings_of,
-    have_type,
-    kernel_linear,
-    norm_parameters,
-)
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
+from flambeau.llm.backends.cuda.network import embedded, embeddings_of
+from flambeau.llm.backends.cuda.network_layers import cuda_layers, norm_parameters
 from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.parts import HEAD_PARTS
+from flambeau.llm.backends.cuda.supported_networks import QUANTIZED, SPARSE, can_attend, have_type
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, Eagle3Layer, HeadBody, MtpHead
+from flambeau.llm.models.embeddings import like_embeddings
 from flambeau.llm.models.moe import Experts
-from flambeau.llm.models.transformer import Transformer, is_unmodified, like_embeddings
+from flambeau.llm.models.transformer import Transformer, is_unmodified
 
 
 class CudaHead(CudaLayers):

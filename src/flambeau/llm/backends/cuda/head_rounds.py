@@ -24,7 +24,8 @@ from flambeau.llm.executor.head_plans import RoundPlan, last_places, real_places
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.draft_heads import DraftHead
-from flambeau.llm.models.transformer import Transformer, like_embeddings
+from flambeau.llm.models.embeddings import like_embeddings
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.sampling.row_groups import RowSettings
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from torch import Tensor
 from flambeau.llm.backends.cuda import decode_attention_kernel
 from flambeau.llm.backends.cuda.decode_attention import MAX_ADAPTER_RANK, ProjectionAdapters
 from flambeau.llm.backends.cuda.feed_forward import DenseLayer
+from flambeau.llm.backends.cuda.layers import CudaLayer, HeadAttention, Projected
 from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.lora_activation import expand_active
 from flambeau.llm.backends.cuda.lora_kernel import shrink
 from flambeau.llm.backends.cuda.lora_norm import Unexpanded, can_expand, normalize
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots
-from flambeau.llm.backends.cuda.network import CudaLayer, HeadAttention, Projected
 from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.architecture import Activation

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.feed_forward import DenseLayer
+from flambeau.llm.backends.cuda.layers import CudaLayer, HeadAttention
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.lora_layers import (
     Fusions,
     LoraAttention,
@@ -22,7 +24,7 @@ from flambeau.llm.backends.cuda.lora_layers import (
     LoraStep,
 )
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots
-from flambeau.llm.backends.cuda.network import CudaLayer, CudaNetwork, HeadAttention, kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hidden_states import HiddenStates

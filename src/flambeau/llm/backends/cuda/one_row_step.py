@@ -330,11 +330,11 @@ def row_layer(model: Transformer, cache: KVCache, number: int) -> RowLayer:
 
 
 def sparse_layer(mlp: SparseMLP, gain: Tensor, model: Transformer) -> SparseLayer:
-    from flambeau.llm.backends.cuda import network, norm  # with Triton
+    from flambeau.llm.backends.cuda import network_layers, norm  # with Triton
 
     arch = model.arch
     parameters = norm.NormParameters(gain=gain, epsilon=arch.norm_epsilon, residual_scale=arch.residual_scale)
-    return network.sparse_layer(parameters, mlp)
+    return network_layers.sparse_layer(parameters, mlp)
 
 
 def linear_layers(model: Transformer) -> list[tuple[Any, bool]]:

@@ -66,6 +66,14 @@ def backend(monkeypatch):
     backend.close()
 
 
+def use_kernels(monkeypatch, network):
+    """Let a class stand in for CudaNetwork, which needs Triton."""
+    package = "flambeau.llm.backends.cuda"
+    monkeypatch.setitem(sys.modules, f"{package}.network", SimpleNamespace(CudaNetwork=network))
+    supported = SimpleNamespace(can_compute=lambda *_: True)
+    monkeypatch.setitem(sys.modules, f"{package}.supported_networks", supported)
+
+
 def steps_of(num_sequences):
     return step_inputs({i: (3, [i]) for i in range(num_sequences)}, query_len=1)
 
@@ -162,8 +170,7 @@ def test_kernels_that_differ_from_plain_pytorch_are_not_used(backend, monkeypatc
         def run(self, inputs):
             return self.decode(inputs) * (-1 if is_wrong else 1)
 
-    network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
-    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
+    use_kernels(monkeypatch, Kernels)
     backend.model = random_model(norm_offset=1.0, max_length=200)  # not Llama's
     checked = []
     monkeypatch.setattr(backend, "_check_sampling", lambda: checked.append(True))
@@ -195,8 +202,7 @@ def test_kernels_of_recurrent_layers_are_compared_and_compiled_without_a_sequenc
 
         run = EagerBackend.decode
 
-    network = SimpleNamespace(CudaNetwork=Kernels, can_compute=lambda *_: True)
-    monkeypatch.setitem(sys.modules, "flambeau.llm.backends.cuda.network", network)
+    use_kernels(monkeypatch, Kernels)
     backend.model, backend.cache = model, cache
     monkeypatch.setattr(backend, "_check_sampling", lambda: None)
     backend._build_kernels()

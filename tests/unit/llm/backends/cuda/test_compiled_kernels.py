@@ -38,10 +38,11 @@ from flambeau.llm.backends.cuda.feed_forward import kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
 from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, layer_shapes
-from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import unknown_parts
 
 pytestmark = [

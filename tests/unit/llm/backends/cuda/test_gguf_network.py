@@ -22,8 +22,10 @@ pytest.importorskip("triton", reason="there is no Triton here")
 from flambeau.llm.backends.cuda import few_row_kernel, one_row_step, persistent_step
 from flambeau.llm.backends.cuda.joined_linear import JoinedKernelLinear
 from flambeau.llm.backends.cuda.linear import KernelLinear
-from flambeau.llm.backends.cuda.network import CudaNetwork, group_sizes, have_type, kernel_linear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_weights, unknown_parts
+from flambeau.llm.backends.cuda.supported_networks import group_sizes, have_type
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

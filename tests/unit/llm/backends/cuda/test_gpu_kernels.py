@@ -17,7 +17,8 @@ from support.llm_steps import random_model, room, step_inputs
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda.attention import TritonAttention
-from flambeau.llm.backends.cuda.network import CudaNetwork, kernel_linear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [

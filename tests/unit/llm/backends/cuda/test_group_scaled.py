@@ -28,8 +28,10 @@ from flambeau.llm.backends.cuda import expert_tiles
 from flambeau.llm.backends.cuda.feed_forward import can_compute_experts, kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
-from flambeau.llm.backends.cuda.network import CudaNetwork, group_sizes, kernel_linear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
+from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_weights
+from flambeau.llm.backends.cuda.supported_networks import group_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -29,9 +29,10 @@ pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda import comparison
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear
-from flambeau.llm.backends.cuda.network import CudaNetwork, can_compute, group_sizes, have_type
+from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_parts, compared_weights, unknown_parts
 from flambeau.llm.backends.cuda.recurrent_layer import RecurrentPart
+from flambeau.llm.backends.cuda.supported_networks import can_compute, group_sizes, have_type
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -101,7 +101,7 @@ def test_sums_of_more_rows_than_the_kernel_has_are_computed_in_pieces(monkeypatc
     """As many parts for each piece, whatever its rows, and by which kernel."""
     pytest.importorskip("triton", reason="there is no Triton here")
     from flambeau.llm.backends.cuda import linear
-    from flambeau.llm.backends.cuda.network import kernel_linear
+    from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 
     asked = []
 
