@@ -288,7 +288,7 @@ def load_network(
     )
     arch = read_architecture(path, keeps_blocks=blocks, keeps_codes=codes, keeps_groups=groups, narrow_groups=narrow)
     check_prefixes(config, arch)
-    check_head(config)
+    check_head(config, arch)
     dtype = dtype_for(config, arch, device)
     local = arch if ranks is None else local_architecture(arch, ranks.size)
     shard = None if ranks is None else Shard(arch, ranks.rank, ranks.size)

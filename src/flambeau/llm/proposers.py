@@ -97,12 +97,17 @@ def head_words(config: EngineConfig) -> str:
     return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
 
 
-def check_head(config: EngineConfig) -> None:
-    """Raise for settings that a head does not work with."""
+def check_head(config: EngineConfig, arch: Architecture) -> None:
+    """Raise for settings and models that a head does not work with."""
     if config.speculation == "mtp" and config.draft:
         raise LLMError(
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
+        )
+    if arch.num_streams and wants_head(config):
+        raise LLMError(
+            f"{head_words(config)} reads one hidden state of a token, and this model has {arch.num_streams} streams of "
+            "them; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
 
 

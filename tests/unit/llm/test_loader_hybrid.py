@@ -12,6 +12,7 @@ import torch
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.eager import EagerBackend
+from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.loader import load_engine
@@ -94,6 +95,21 @@ def test_a_draft_with_recurrent_layers(folder, monkeypatch, compiles):
     assert [each.counts.num_accepted for each in found] == [each.counts.num_drafted for each in found]
     plain.close()
     engine.close()
+
+
+def test_quantized_experts_of_a_narrow_size_are_left_to_pytorch(tmp_path):
+    """The outputs of such experts do not fill the panels of the CPU kernels, whatever the hidden size is."""
+    reference("nemotron-h-latent", vocab_size=VOCAB_SIZE, hidden_size=64, moe_latent_size=40).save_pretrained(
+        tmp_path / "original"
+    )
+    save_quantized(tmp_path / "original", tmp_path / "fp8", kind="fp8")
+    write_sentencepiece(tmp_path / "fp8")
+    found = []
+    for compiles in (False, True):
+        engine = load_engine(tmp_path / "fp8", device="cpu", compile=compiles, max_num_seqs=4)
+        found.append([completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)])
+        engine.close()
+    assert found[0] == found[1]
 
 
 def test_a_draft_with_recurrent_layers_is_refused_for_a_network_of_transformers(folder):

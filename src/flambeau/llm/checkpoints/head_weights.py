@@ -280,6 +280,10 @@ DECLARED = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layer
 def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
     """How a layer that predicts further tokens is named in these files; None: there is none that is known."""
     names = [stored.name for file in files for stored in file]
+    if (
+        arch.recurrence is not None
+    ):  # of such networks only Qwen's layers are known; Ling's have the names of DeepSeek's
+        names = [name for name in names if name.startswith("mtp.")]
     depths = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
     num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
     if num_depths > 1:
@@ -329,7 +333,8 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
 
 def why_unknown(files: list[WeightFile], arch: Architecture) -> str:
     """What config.json and the files say of such layers."""
-    if found := next((stored.name for file in files for stored in file if "mtp" in stored.name), None):
+    names = [stored.name for file in files for stored in file]
+    if found := next((name for name in names if "mtp" in name or ".eh_proj." in name), None):
         return f", but others, such as {found}"
     if declared := next((key for key in DECLARED if arch.source.get(key)), None):
         return f": config.json has {declared}, but the weights of such layers are not among the files"

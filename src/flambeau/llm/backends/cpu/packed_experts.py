@@ -109,7 +109,7 @@ def int4_layer(weight: Tensor, scales: Tensor, minimums: Tensor) -> Int4Linear:
 def has_whole_panels(arch: Architecture) -> bool:
     """Whether the outputs of each expert fill panels."""
     rows = 2 * arch.expert_size if arch.has_gate else arch.expert_size
-    return rows % PANEL == 0 and arch.hidden_size % PANEL == 0
+    return rows % PANEL == 0 and (arch.expert_latent_size or arch.hidden_size) % PANEL == 0
 
 
 def can_pack(experts: Experts) -> bool:
