@@ -557,4 +557,5 @@ def is_unmodified(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -
     known = type(module) in (nn.Linear, nn.Embedding, MLP, Rotation, nn.ModuleList) or isinstance(module, others)
     hooks = module._forward_hooks or module._forward_pre_hooks
     modules = (__name__, Attention.__module__, norms.__name__, LayerInput.__module__)
-    return not hooks and (known or type(module).__module__ in modules)
+    is_shared = getattr(module, "mean_square", None) is not None  # a norm over numbers of several ranks
+    return not hooks and not is_shared and (known or type(module).__module__ in modules)
