@@ -91,7 +91,12 @@ class Laurel(nn.Module):
         return x + self.norm(self.linear_right(self.linear_left(x)))  # type: ignore[no-any-return]
 
 
-def largest_of_normal(x: Tensor, sparsity: float) -> Tensor:
-    """How far numbers lie above a threshold, which that part of normally distributed ones do not reach."""
-    factor = torch.tensor(NormalDist().inv_cdf(sparsity), dtype=x.dtype)  # rounded as the network's numbers are
+def threshold_of(sparsity: float) -> float:
+    """What that part of normally distributed numbers does not reach, in deviations; compilers cannot trace this."""
+    return NormalDist().inv_cdf(sparsity)
+
+
+def above_threshold(x: Tensor, threshold: float) -> Tensor:
+    """How far numbers lie above a threshold, which is so many deviations from their mean."""
+    factor = torch.tensor(threshold, dtype=x.dtype)  # rounded as the network's numbers are
     return F.relu(x - (x.mean(dim=-1, keepdim=True) + x.std(dim=-1, keepdim=True, unbiased=False) * factor))

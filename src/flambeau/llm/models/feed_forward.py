@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.activations import ACTIVATIONS
-from flambeau.llm.models.altup import largest_of_normal
+from flambeau.llm.models.altup import above_threshold, threshold_of
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
@@ -82,12 +82,12 @@ class CutMLP(MLP):
 
     def __init__(self, arch: Architecture, sparsity: float) -> None:
         super().__init__(arch)
-        self.sparsity = sparsity
+        self.threshold = threshold_of(sparsity)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.activate(largest_of_normal(gate, self.sparsity)) * up)  # type: ignore[no-any-return]
+        return self.down_proj(self.activate(above_threshold(gate, self.threshold)) * up)  # type: ignore[no-any-return]
 
 
 class MixedMLP(MLP):

@@ -146,4 +146,5 @@ def is_unmodified(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -
     hooks = module._forward_hooks or module._forward_pre_hooks
     classes = (MLP, DecoderLayer, RowEmbedding, Attention, RMSNorm, LayerInput)
     modules = (__name__, *(each.__module__ for each in classes))
-    return not hooks and (known or type(module).__module__ in modules)
+    is_shared = getattr(module, "mean_square", None) is not None  # a norm over numbers of several ranks
+    return not hooks and not is_shared and (known or type(module).__module__ in modules)

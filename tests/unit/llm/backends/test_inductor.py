@@ -7,6 +7,9 @@ from torch.nn import functional
 
 from flambeau.llm.backends import inductor
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
+from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.transformer import Transformer
+from support.checkpoints import config_of
 from support.llm_steps import random_model, room, step_inputs
 
 
@@ -37,3 +40,18 @@ def test_logits_are_contiguous_also_where_the_compiler_pads_rows(monkeypatch):
     logits_TV = run(inputs)
     assert logits_TV.is_contiguous()  # kernels that choose tokens know no strides
     torch.testing.assert_close(logits_TV, expected)
+
+
+def test_steps_with_thresholds_of_gates_are_traced(monkeypatch):
+    """Gemma 3n: a part of Python's library computes them, which the compiler does not know."""
+    trace = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda step, **options: trace(step, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(inductor, "mark_dynamic", lambda tensor: None)
+    model = Transformer(from_hugging_face(config_of("gemma-3n"))).requires_grad_(False)
+    assert any(model.arch.sparsity)
+    inputs = step_inputs({0: (3, [5])}, query_len=1)
+    torch.manual_seed(0)
+    run = inductor.compile_step(model, room(model, 1), 1, PagedAttention, inputs)
+    torch.manual_seed(0)
+    expected = EagerBackend(model, room(model, 1)).decode(inputs)
+    torch.testing.assert_close(run(inputs), expected)

@@ -27,6 +27,9 @@ PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 MAX_SPLITS = 32
 MIN_ROWS = 16  # of a matrix product
 SHAPE = 64, 4, 3  # places that a program reads at a time, warps and pipeline stages: the best of those measured
+# For heads of more than 256 numbers (Gemma 4), not measured: what fits into registers and shared memory of 227 KB.
+WIDE_SHAPE = 32, 8, 2
+MAX_SIZE = 256  # of the heads of the first shape
 
 
 @triton.constexpr_function
@@ -198,11 +201,11 @@ def attend_uniform(
     scores: ScoreParts | None = None,
 ) -> Tensor:
     """Attention of `query_len` tokens of each sequence over its keys and values [P, K, G, D]; window 0: none."""
-    places, warps, stages = SHAPE
     scores = scores or ScoreParts()
     q = q_THD if q_THD.stride(2) == 1 and q_THD.stride(1) == q_THD.shape[2] else q_THD.contiguous()
     num_tokens, heads, size = q.shape
     kv_heads, padded = keys.shape[2], max(16, triton.next_power_of_2(size))
+    places, warps, stages = SHAPE if padded <= MAX_SIZE else WIDE_SHAPE
     rows, splits = (
         max(MIN_ROWS, triton.next_power_of_2(query_len * heads // kv_heads)),
         num_splits(len(tables_SB), kv_heads),

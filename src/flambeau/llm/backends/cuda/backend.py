@@ -174,7 +174,7 @@ class CudaBackend:
         self._captured = {key: graph for key, graph in self._captured.items() if key[2:] in ((), (generation,))}
         prompts = self._captured_prompts.items()
         self._captured_prompts = {key: graph for key, graph in prompts if key[1:] in ((), (generation,))}
-        for old in [old for old in self._lora_networks if old < generation]:
+        for old in [old for old in [*self._lora_networks] if old < generation]:
             del self._lora_networks[old]
 
     def _find(self, inputs: StepInputs) -> tuple[CapturedStep | None, StepInputs]:
@@ -298,9 +298,10 @@ class CudaBackend:
 
     def _lora_builder(self, generation: int) -> Callable[[], Decode]:
         """For the background thread: the network for these slots, if its kernels are right."""
-        assert self._lora is not None
+        lora = self._lora
+        assert lora is not None
         assert self._adapters is not None
-        slots, store, held = self._lora.slots, self._adapters.snapshot(), self._lora.holdable()
+        slots, store, held = lora.slots, self._adapters.snapshot(), lora.holdable()
         assert slots is not None
 
         def build() -> Decode:
@@ -309,13 +310,13 @@ class CudaBackend:
                 from flambeau.llm.backends.cuda.lora_check import find_error
                 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
 
-                number = next(iter(held))
-                place = int(slots.places(torch.tensor([number])))
+                number, place = next(iter(held)), 1
                 with torch.inference_mode(), self._on_side_stream():
+                    own = slots.alone(held[number], number)  # steps may give its slot to another adapter meanwhile
                     reason = find_error(slots) or find_difference(
                         self.model,
                         self.cache,
-                        lambda cache: WithAdapter(LoraNetwork(self.model, cache, slots), place),
+                        lambda cache: WithAdapter(LoraNetwork(self.model, cache, own), place),
                         lambda cache: WithAdapter(EagerBackend(self.model, cache, adapters=store), number),
                     )
                     if reason is None:
@@ -324,7 +325,8 @@ class CudaBackend:
                             prompt = inductor.dummy_inputs(1, length, self._max_blocks, torch.device("cpu"))
                             prompt = replace(prompt, adapters_T=torch.full((length,), place))
                             network.prefill(prompt, torch.zeros(length, dtype=torch.int64))
-                        self._lora_networks[generation] = network
+                        if generation == lora.generation:  # else it would keep the memory of slots that were replaced
+                            self._lora_networks[generation] = network
             except Exception as error:
                 reason = summary(error)
                 log.debug("the kernels for adapters failed", exc_info=True)

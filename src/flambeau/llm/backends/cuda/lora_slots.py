@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
+from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.models.architecture import Architecture
 
 MIN_SLOTS, MIN_RANK = 8, 16
 MAX_SLOTS, MAX_RANK = 64, 128  # other adapters run as plain PyTorch
 COLUMNS = 64  # outputs that a program computes, fewer where segments begin in between
 MIN_COLUMNS = 16
+# Parts of a network whose layers the kernels do not compute with adapters.
+WITHOUT_SLOTS = {
+    *("attention_input_scale", "attention_output_scale", "feed_forward_layers", "has_mlp"),
+    *("latent_size", "mlp_scales", "recurrence", "wide_residual"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,14 @@ class LoraSlots:
         }
         self._slots: dict[int, int] = {}  # of each adapter's number
 
+    def alone(self, adapter: AdapterChanges, number: int) -> LoraSlots:
+        """One adapter in slots of the same rank. A comparison needs them: these here change while steps run."""
+        like = next(iter(self.layers.values())).a_LXI
+        shapes = {name: layer.shape for name, layer in self.layers.items()}
+        found = LoraSlots(shapes, 1, self.rank, like.device, like.dtype)
+        found.update({number: adapter})
+        return found
+
     def update(self, adapters: Mapping[int, AdapterChanges]) -> None:
         """Give every adapter a slot; there are enough of them."""
         for number in self._slots.keys() - adapters.keys():
@@ -116,7 +130,7 @@ def plain_lora(y_TO: Tensor, x_TI: Tensor, places_T: Tensor, layer: LayerSlots) 
 
 def layer_shapes(arch: Architecture) -> dict[str, LayerShape]:
     """The layers that slots hold: attention and dense feed-forward layers; empty: the network has others."""
-    if arch.latent_size or arch.recurrence is not None:
+    if WITHOUT_SLOTS & {*arch.extras} or unknown_parts(arch):
         return {}
     hidden, inner = arch.hidden_size, arch.intermediate_size
     queries, keys = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size

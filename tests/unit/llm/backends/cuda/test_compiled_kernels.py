@@ -34,6 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flambeau.llm.backends.cuda import launch
+from flambeau.llm.backends.cuda.attention import attend_uniform
 from flambeau.llm.backends.cuda.feed_forward import kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
@@ -506,3 +507,17 @@ def test_adapters_add_few_launches(network, rank, launches):
         return len(two) - len(one)
 
     assert (of_a_layer(0), of_a_layer(rank, NO_FUSIONS), of_a_layer(rank)) == LAUNCHES[network, rank]
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dtype"), [(32, 4, torch.bfloat16), (8, 1, torch.float32)])
+def test_attention_of_wide_heads_fits(num_heads, num_kv_heads, dtype, launches):
+    with torch.device("meta"):
+        q = torch.empty(10, num_heads, 512, dtype=dtype)
+        keys = torch.empty(64, 16, num_kv_heads, 512, dtype=dtype)
+        tables = torch.empty(2, 32, dtype=torch.int64)
+        positions = torch.empty(10, dtype=torch.int64)
+    attend_uniform(q[:2], keys, keys, positions[:2], tables, 1, 1.0, 0)
+    if dtype == torch.bfloat16:
+        attend_uniform(q, keys, keys, positions, tables, 5, 1.0, 0)
+    for name, kernel in compile_all(launches):
+        assert not spills(kernel), name

@@ -299,6 +299,13 @@ def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
     assert [*backend._captured] == [(1, 4, 1)]
     graph = backend._captured[1, 4, 1]
     assert graph.num_runs == 1
+    slots, build = backend._lora.slots, backend._lora_builder(1)
+    del backend._lora_networks[1]
+    with torch.inference_mode():
+        slots.update({8: store.adapters[7]})  # as if others were loaded before the comparison begins
+        build()
+        slots.update(store.adapters)
+    assert [*backend._lora_networks] == [1]
     store.adapters[9] = adapter_of(model, 8, {"o_proj": 2})  # into a free slot
     check([9, 0, 7])
     assert graph.num_runs == 2
@@ -316,4 +323,6 @@ def test_the_backend_captures_steps_with_adapters_once(monkeypatch):
         check([9, 11, 0])
         backend.wait_until_compiled(120)
     assert [*backend._captured] == [(1, 4, 2)]
+    build()  # of slots that were replaced meanwhile
+    assert [*backend._lora_networks] == [2]
     backend.close()
