@@ -35,6 +35,10 @@ ALIASES = {
     "text-to-audio": "text-to-speech",
 }
 RANKING = "text-ranking"
+UNKNOWN_RANKING = (
+    "The model card says text-ranking, but shows no known prompt: it generates text. For scores, put `handler: {name: "
+    "transformers, task: text-ranking, ranking: …}` into its model-config.yaml"
+)
 SUFFIXES = {  # of the class in `architectures` → tasks of that class, the default first
     "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
     "ForTokenClassification": ("token-classification",),
@@ -174,6 +178,15 @@ def choose_handler(folder: Path, task: str = "") -> PretrainedModel:
     raise ConfigError(refusal(folder, names, config))
 
 
+def other_use(folder: Path) -> str:
+    """Why a folder whose class generates text is not served for that by `flambeau serve`; empty if it is."""
+    try:
+        chosen = choose_handler(folder)
+    except ConfigError:
+        return ""  # its reader reports what is wrong with it
+    return chosen.reason if chosen.handler == EMBEDDER or chosen.task == RANKING else ""
+
+
 def module_kinds(folder: Path) -> list[str]:
     """The classes of the steps in modules.json; empty if there is no such file."""
     try:
@@ -196,7 +209,8 @@ def choose_by_class(name: str, config: Mapping[str, Any], tag: str) -> Pretraine
     reason = f"config.json names {name}" if name else f"config.json has the model_type {kind}"
     is_gpt = name.endswith("LMHeadModel") and kind in ("gpt2", "openai-gpt")
     if name.endswith("ForCausalLM") or is_gpt or name in LANGUAGE_MODELS:
-        return PretrainedModel(handler=ENGINE, reason=reason)
+        hint = f". {UNKNOWN_RANKING}" if tag == RANKING else ""
+        return PretrainedModel(handler=ENGINE, reason=reason + hint)
     if tasks := choose_tasks(name, kind):
         task = tag if tag in tasks else guess_task(tasks, config)
         hint = f", and the model card says {tag}" if tag == task and len(tasks) > 1 else ""
@@ -284,7 +298,8 @@ def reject_adapter(path: Path) -> None:
         base = read_document(adapter).get("base_model_name_or_path") or "another model"
         raise ConfigError(
             f"{path} holds an adapter of {base} (adapter_config.json) and not a model; serve that model, with the "
-            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {path}}}}}`"
+            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {path}}}}}`, or with "
+            f"`flambeau llm serve FOLDER --lora NAME={path}`"
         )
 
 

@@ -14,6 +14,7 @@ import yaml
 from flambeau.archive.manifest import CONFIG
 from flambeau.archive.pack import Recipe, pack
 from flambeau.archive.packages import LLM, explain_missing, find_missing
+from flambeau.archive.pretrained import other_use
 from flambeau.cli.options import GGUF, check_checkpoint, checkpoint_folder
 from flambeau.cli.serve import ModelOverrides, to_overrides
 from flambeau.cli.serve import serve as serve_paths
@@ -121,6 +122,9 @@ def serve(
     if (unread := checkpoint_folder(flags.model_path) / CONFIG).is_file():
         advice = f"llm serve takes flags only; for its settings use flambeau serve {unread.parent}"
         warnings = [*warnings, f"{unread} has no effect: {advice}"]
+    if reason := other_use(checkpoint_folder(flags.model_path)):
+        served = f"flambeau serve {checkpoint_folder(flags.model_path)} makes vectors or scores with it"
+        warnings = [*warnings, f"llm serve only generates text with this model: {reason}; {served}"]
     name = overrides.name or checkpoint_folder(flags.model_path).resolve().name.removesuffix(GGUF)
     with tempfile.TemporaryDirectory(prefix="flambeau-llm-") as scratch:
         settings = to_model_config(flags, ranks)

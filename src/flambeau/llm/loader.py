@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -177,9 +177,9 @@ def reason_for_transformers(path: Path, config: EngineConfig) -> str | None:
 
 def load_transformers(path: Path, config: EngineConfig, device: torch.device, reason: str) -> LoadedNetwork:
     """Load a network of transformers, for checkpoints that the engine's own network does not know."""
-    logger.info(
-        "%s; transformers, which may have it, is imported, and that takes some seconds", reason.partition(";")[0]
-    )
+    if importlib.util.find_spec("transformers") is not None:
+        unknown = reason.partition(";")[0]
+        logger.info("%s; transformers, which may have it, is imported, and that takes some seconds", unknown)
     with named_reason(reason):
         weight_paths(path)  # before anything slow
         limits = read_limits(path, trusts_code=config.trust_remote_code)

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from flambeau.archive.manifest import manifest_of
-from flambeau.archive.pretrained import check_weights, choose_handler, example_of, is_pretrained, read_tag
+from flambeau.archive.pretrained import (
+    check_weights,
+    choose_handler,
+    example_of,
+    is_pretrained,
+    other_use,
+    read_tag,
+)
 from flambeau.errors import ConfigError
 
 NLI = {"id2label": {"0": "CONTRADICTION", "1": "ENTAILMENT"}}
@@ -138,6 +145,19 @@ def test_the_engine_serves_every_family_that_it_has(tmp_path):
     for name, family in FAMILIES.items():
         folder = write(tmp_path / name, architectures=[name], model_type=family.model_type, auto_map={"a": "b"})
         assert choose_handler(folder).handler == "gpt_handler", name
+
+
+def test_a_language_model_that_should_rank_or_embed_says_how(tmp_path):
+    llama = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    unknown = choose_handler(write(tmp_path / "a", "text-ranking", **llama))
+    assert unknown.handler == "gpt_handler"
+    assert "ranking: …" in unknown.reason
+    assert "ranking" not in choose_handler(write(tmp_path / "b", "text-generation", **llama)).reason
+    assert other_use(tmp_path / "b") == other_use(tmp_path / "nothing") == ""
+    (tmp_path / "b" / "modules.json").write_text("[]")
+    assert "sentence-transformers" in other_use(tmp_path / "b")
+    (tmp_path / "a" / "modules.json").write_text('[{"type": "sentence_transformers.LogitScore"}]')
+    assert "ranks" in other_use(tmp_path / "a")
 
 
 def test_other_language_models_with_images_may_be_served_as_text(tmp_path):

@@ -41,6 +41,21 @@ def test_a_model_config_that_is_not_read_is_named_in_a_warning(tmp_path, monkeyp
     ]
 
 
+def test_a_model_of_embeddings_or_scores_is_named_in_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
+    (tmp_path / "model.safetensors").touch()
+    given = []
+    monkeypatch.setattr(llm_serve, "serve_paths", lambda *others, warnings, **options: given.append(warnings))
+    for document in (None, '[{"type": "sentence_transformers.models.Transformer"}]'):
+        if document:
+            (tmp_path / "modules.json").write_text(document)
+        flags = LlmServeFlags(model_path=tmp_path)
+        llm_serve.serve(ServerConfig(), flags, ModelOverrides(), ranks=1, log_level="INFO")
+    assert not given[0]
+    assert len(given[1]) == 1
+    assert f"flambeau serve {tmp_path}" in given[1][0]
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

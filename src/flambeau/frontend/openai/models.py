@@ -25,8 +25,9 @@ LACKING: dict[Ability, str] = {
     "tokenize": "does not tokenize texts for clients; its handler must be gpt_handler, or another that tokenizes",
     "embed": "makes no embeddings; its handler must be sentence_embedder, or another that embeds. "
     "For what it does answer, use /predictions",
-    "score": "scores no pairs of texts; it must be a cross-encoder or a language model that ranks (task: text-ranking) "
-    "or make embeddings",
+    "score": "scores no pairs of texts; it must be a cross-encoder or make embeddings. A language model that ranks is "
+    "served by `flambeau serve FOLDER`, not by `flambeau llm serve`, with `handler: {name: transformers, task: "
+    "text-ranking, ranking: …}` in its model-config.yaml",
     "classify": "classifies no texts; its handler must be transformers with task: text-classification, or another that "
     "classifies",
     "transcribe": "writes down no speech; its handler must be transformers with task: automatic-speech-recognition, or "

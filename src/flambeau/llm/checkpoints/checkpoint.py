@@ -209,7 +209,8 @@ def check_kind(folder: Path) -> None:
         base = read_object(adapter, CheckpointError).get("base_model_name_or_path") or "another model"
         raise CheckpointError(
             f"{folder} holds an adapter of {base} (adapter_config.json) and not a model; serve that model, with the "
-            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {folder}}}}}`"
+            f"adapter in its model-config.yaml: `handler: {{lora_adapters: {{NAME: {folder}}}}}`, or with "
+            f"`flambeau llm serve FOLDER --lora NAME={folder}`"
         )
 
 

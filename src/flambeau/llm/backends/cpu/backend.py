@@ -25,6 +25,7 @@ from flambeau.llm.backends.cpu.network import (
     can_pack_float32,
     has_layers,
     quantize_last_layer,
+    unknown_heads,
     unknown_parts,
 )
 from flambeau.llm.backends.cpu.packed_experts import pack_experts
@@ -77,7 +78,7 @@ class CpuBackend:
         elif self._has_kernels:
             self._compiler.find("kernels", self._build_kernels)
         else:
-            if parts := unknown_parts(model.arch):
+            if parts := [*unknown_parts(model.arch), *unknown_heads(model.arch)]:
                 log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
             if has_layers(model, QUANTIZED_LAYERS):
                 self._compiler.find("layers", self._build_layers)

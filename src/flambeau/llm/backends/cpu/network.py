@@ -265,13 +265,17 @@ def unknown_parts(arch: Architecture) -> list[str]:
     return sorted(unknown)
 
 
+def unknown_heads(arch: Architecture) -> list[str]:
+    """The sizes of heads that the kernels do not compute, in words."""
+    if arch.latent_size and arch.attending_layers:
+        return [] if arch.head_size % LANES == 0 else [f"latents with keys of {arch.head_size} numbers"]
+    sizes = {arch.of_layer(layer).head_size for layer in arch.attending_layers}
+    return [f"heads of {size} numbers" for size in sorted(sizes - HEAD_SIZES)]
+
+
 def has_known_heads(arch: Architecture) -> bool:
     """Whether the kernels know the size of heads, if any layer attends."""
-    if not arch.attending_layers:
-        return True
-    if arch.latent_size:
-        return arch.head_size % LANES == 0
-    return all(arch.of_layer(layer).head_size in HEAD_SIZES for layer in arch.attending_layers)
+    return not unknown_heads(arch)
 
 
 def can_compute(model: Transformer, cache: KVCache) -> bool:

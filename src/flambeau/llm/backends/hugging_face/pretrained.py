@@ -57,7 +57,7 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
             return transformers.AutoModelForCausalLM
         raise CheckpointError(
             f"{what} is Python code in the checkpoint's folder, which is not run; if you trust its author, set "
-            "trust_remote_code: true"
+            "`handler: {trust_remote_code: true}` in its model-config.yaml, and use `flambeau serve FOLDER`"
         )
     found = getattr(transformers, what, None) if names else None
     if found is None:

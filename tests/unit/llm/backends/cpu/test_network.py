@@ -173,6 +173,8 @@ def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     assert not network.can_compute(model, room(model, 1))
     plain = random_model(head_size=16)
     assert network.can_compute(plain, room(plain, 1))
+    assert not network.unknown_heads(plain.arch)
+    assert bool(network.unknown_heads(model.arch)) == (model.arch.head_size == 8)
     plain.model.layers[1].mlp.down_proj = torch.nn.Identity()
     assert not network.can_compute(plain, room(plain, 1))
 

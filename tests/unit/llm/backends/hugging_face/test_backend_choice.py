@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -219,6 +220,13 @@ def test_a_row_of_the_table_stays_with_the_own_network(tmp_path, folders):
     tokenizer = write_json_tokenizer(tmp_path, byte_level_json())
     with pytest.raises(CheckpointError, match="JetMoe"):
         load_engine(folders["JetMoe"], model_impl="flambeau", tokenizer=str(tokenizer))
+
+
+def test_a_missing_transformers_is_not_announced_as_imported(folders, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with caplog.at_level("INFO"), pytest.raises(LLMError, match=r"flambeau\[transformers\]"):
+        load_engine(folders["JetMoe"], tokenizer=str(write_json_tokenizer(tmp_path, byte_level_json())))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("length", "expected"), [(32, False), (33, True)])

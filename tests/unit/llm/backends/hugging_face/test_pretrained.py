@@ -68,7 +68,7 @@ def test_a_state_has_no_length(tmp_path):
         ({"architectures": ["UnheardOfForCausalLM"]}, "UnheardOfForCausalLM"),
         ({"model_type": "unheard_of"}, "unheard_of"),
         ({"architectures": ["JambaForCausalLM"], "model_type": "bamba"}, "model_type"),
-        ({"architectures": ["Own"], "auto_map": {"AutoModelForCausalLM": "own.Own"}}, "trust_remote_code"),
+        ({"architectures": ["Own"], "auto_map": {"AutoModelForCausalLM": "own.Own"}}, "flambeau serve FOLDER"),
     ],
 )
 def test_what_writes_no_text_is_refused(config, words):
