@@ -1,4 +1,4 @@
-"""`flambeau llm …` and what README and docs/llm.md show of it, with the model that comes with Flambeau."""
+"""`flambeau llm …` and what README and the pages of language models show of it, with the model that comes with Flambeau."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_smaller_checkpoint_is_written_and_its_loss_printed(tmp_path):
     (tmp_path / "sample.txt").write_text(
         "Once there was a bear.\n\nHe lived in a cave and liked honey best of all.\n" * 2
     )
-    [shell] = [shell for shell in snippets("docs/llm.md", "sh") if "quantize" in shell]
+    [shell] = [shell for shell in snippets("docs/quantization.md", "sh") if "llm quantize" in shell]
     result = run(shell.replace("path/to/checkpoint", str(TARGET)).replace("path/to/smaller", "smaller"), tmp_path)
     assert result.returncode == 0, result.stderr
     assert "perplexity" in result.stdout

@@ -711,7 +711,7 @@ def test_groups_of_mamba_2_have_a_norm_each(tmp_path):
 
 
 def test_the_documentation_names_every_architecture():
-    page = (Path(__file__).parents[4] / "docs/llm.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/quantization.md").read_text()
     table = page.split("| `general.architecture` |")[1].split("\n\n")[0]
     assert set(re.findall(r"`([\w-]+)`", table)) == ARCHITECTURES.keys()
 
