@@ -1,4 +1,4 @@
-"""`flambeau llm …` and what README and the pages of language models show of it, with the model that comes with Flambeau."""
+"""`flambeau llm …` and what README and docs show of it, with the model that comes with Flambeau."""
 
 from __future__ import annotations
 
