@@ -178,14 +178,30 @@ _SWITCHES = {
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 _OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope", "cluster")
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
+# Names of built-in handlers: a section of such a name looks like their settings, which are read below `handler:`.
+HANDLER_NAMES = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "dali_image_classifier",
+    "text_classifier",
+    "onnx",
+    "gpt_handler",
+    "sentence_embedder",
+    "transformers",
+)
 MIN_SIMILARITY = 0.9  # minimum similarity for a key to count as a misspelling
 
 
 def _warn_of_misspelled_keys(options: Mapping[str, Any], where: str) -> None:
-    """Warn of keys that nearly match a known one; all other keys belong to the handler."""
+    """Warn of keys that nearly match a known one, or name a handler; all other keys belong to the handler."""
     plain = {_plain(key): key for key in MODEL_KEYS}
-    for key in options:
-        if isinstance(key, str) and key not in MODEL_KEYS:
+    for key, value in options.items():
+        if key in HANDLER_NAMES and isinstance(value, Mapping):
+            text = "%s: %s is left to the handler; the settings of a built-in handler belong below handler:"
+            logger.warning(text, where, key)
+        elif isinstance(key, str) and key not in MODEL_KEYS:
             near = suggest(_plain(key), plain, cutoff=MIN_SIMILARITY)
             if near is not None and plain[near] not in options:
                 text = "%s: %s is left to the handler; did you mean %s, which the server reads?"

@@ -323,6 +323,7 @@ def load_network(
         keeps_codes=codes,
         keeps_groups=groups,
         narrow_groups=narrow,
+        quantization=config.quantization,
     )
     join_equal_parts(model)
     if packs_head and merge is None:

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from flambeau.config.model import ModelConfig, read_options
+from flambeau.archive.manifest import BUILT_IN
+from flambeau.config.model import HANDLER_NAMES, ModelConfig, read_options
 from flambeau.errors import ConfigError
 from support.log_records import logged
 
@@ -90,6 +91,12 @@ def test_the_minimum_number_of_workers_is_one(caplog):
 def test_misspelled_keys_are_named_in_a_warning(caplog, key, meant):
     ModelConfig().with_options({key: 1}, "a.yaml")
     assert logged(caplog, LOGGER) == [("a.yaml", key, meant)]
+
+
+def test_a_section_named_after_a_built_in_handler_is_named_in_a_warning(caplog):
+    ModelConfig().with_options({"gpt_handler": {"quantization": "int8"}, "onnx": "1.20"}, "a.yaml")
+    assert logged(caplog, LOGGER) == [("a.yaml", "gpt_handler")]
+    assert set(HANDLER_NAMES) == BUILT_IN.keys()
 
 
 def test_keys_of_handlers_are_ignored(caplog):

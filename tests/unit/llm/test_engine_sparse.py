@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import fields
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from flambeau.llm.backends.inductor import compile_step, dummy_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
+from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
@@ -149,6 +151,10 @@ def test_kernels_leave_the_network_to_others_by_name(networks):
     model, _ = networks
     assert unknown_parts(model.arch) == ["indexer"]
     assert parts.unknown_parts(model.arch) == ["indexer"]
+    assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
+        "sparse attention, norms of queries and keys after the rotation, unnamed"
+    )
+    assert WORDS.keys() <= {field.name for field in fields(model.arch)}
 
 
 def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):

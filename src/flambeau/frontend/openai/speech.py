@@ -74,9 +74,9 @@ class SpeechRequest(ModelRequest):
 
 def create_speech(server: Server, exchange: Exchange, encoder: SoundEncoder) -> None:
     request = read_request(take_bytes(exchange), SpeechRequest)
-    check_format(request.response_format or FORMATS[0])
     model, version = choose_model(server.registry, request.model, "speak")
     check_envelope(model)
+    check_format(request.response_format or FORMATS[0])
     reply, order = SpeechReply(exchange, model, server.config.error_style, request, encoder), order_of(request)
     job = Job(
         reply,

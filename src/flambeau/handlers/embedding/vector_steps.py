@@ -92,6 +92,7 @@ def read_dense(name: str, document: Mapping[str, Any], tensors: Mapping[str, Arr
         raise HandlerError(f"the step {name} (Dense) has the activation {path}; supported: {', '.join(ACTIVATIONS)}")
     has_bias, adds_input = document.get("bias", True), document.get("use_residual", False)
     weight = take(tensors, "linear.weight", Path(name))
+    check_sizes(name, document, weight)
     is_square = weight.shape[0] == weight.shape[1]
     return DenseStep(
         weight_OI=weight,
@@ -100,6 +101,18 @@ def read_dense(name: str, document: Mapping[str, Any], tensors: Mapping[str, Arr
         residual_OI=take(tensors, "residual.weight", Path(name)) if adds_input and not is_square else None,
         adds_input=adds_input,
     )
+
+
+def check_sizes(name: str, document: Mapping[str, Any], weight_OI: Array) -> None:
+    """Raise unless the sizes in config.json, if it has any, are those of the weights."""
+    if weight_OI.ndim != 2:
+        raise HandlerError(f"linear.weight of the step {name} (Dense) has the shape {weight_OI.shape}, not two sizes")
+    for key, size in zip(("out_features", "in_features"), weight_OI.shape, strict=True):
+        if document.get(key, size) != size:
+            raise HandlerError(
+                f"config.json of the step {name} (Dense) has {key} {document[key]!r}, but its weights have {size}; "
+                "they belong to different models, download the folder whole"
+            )
 
 
 def take(tensors: Mapping[str, Array], name: str, folder: Path) -> Array:
@@ -130,4 +143,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         return {name: tensor.float().numpy() for name, tensor in load_file(safe).items()}
     except Exception as error:  # safetensors and pickles have errors of their own
         raise HandlerError(f"the weights in {folder.name} could not be loaded: {error}") from error
-    raise HandlerError(f"there is no model.safetensors or pytorch_model.bin in {folder}")
+    raise HandlerError(
+        f"there is no model.safetensors or pytorch_model.bin in {folder}; the step {folder.name} in modules.json needs "
+        "it, download the model's folder whole"
+    )

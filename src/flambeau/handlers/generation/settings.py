@@ -15,7 +15,7 @@ from flambeau.llm.chat.chat_format import AUTO
 from flambeau.llm.chat.formats import REASONING_NAMES, TOOL_FORMATS
 from flambeau.llm.config import EngineConfig, ModelImpl
 from flambeau.llm.errors import CheckpointError, InvalidRequest
-from flambeau.llm.executor.backend import CPU_KERNELS
+from flambeau.llm.executor.backend import PLAIN_PYTORCH
 from flambeau.llm.json_files import read_object
 from flambeau.llm.sampling_params import SAMPLING_FIELDS, SamplingParams, is_int
 
@@ -319,7 +319,7 @@ def shortened(length: int, wanted: int | None, trained: int) -> str | None:
 def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
     """What `compile` does on this type of device, for the log; `decode` is what computes decode steps already.
 
-    Empty if CPU kernels do: the line before says so.
+    Empty if the line before says all: CPU kernels do, or Inductor will, or transformers does.
     """
     if not config.compile:
         return "compile: false: every step runs as plain PyTorch"
@@ -328,11 +328,11 @@ def compile_words(config: EngineConfig, device: str, decode: str = "") -> str:
     if config.tensor_parallel_size > 1:
         return "compile: true has no effect with several ranks: while one compiles, the others would wait"
     how = {
-        "cpu": "C++ kernels for the whole step, or torch.compile (Inductor) where the network needs it",
+        "cpu": "C++ kernels for the whole step",
         "cuda": "Triton kernels or torch.compile (Inductor), captured as CUDA graphs",
     }.get(device, "torch.compile (Inductor)")
     draft = " of the model and its draft" if config.draft else ""
-    if decode == CPU_KERNELS:
+    if decode not in ("", PLAIN_PYTORCH):
         return ""
     return f"compile: true: decode steps{draft} are compiled in the background: {how}. Plain PyTorch answers meanwhile"
 

@@ -40,6 +40,7 @@ from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_mxfp4, is_packed, unpack_weights
 from flambeau.llm.checkpoints.staged_copies import StagedCopies
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
+from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.gguf_header import gguf_path, is_gguf, read_model_header
 from flambeau.llm.json_files import read_object
@@ -60,6 +61,10 @@ from flambeau.llm.quantize.quantizer import build as build_network
 
 logger = logging.getLogger(__name__)
 
+REQUANTIZED = (
+    "%s: its weights are quantized already, and are quantized anew to %s; leave quantization out to keep those of the "
+    "file wherever kernels multiply them"
+)
 TENSORS_AHEAD = 16  # of the one that the loader waits for, while threads copy to a GPU
 RELEASE_BYTES = 1 << 28  # read between two releases of mapped files …
 SMALL_BYTES = 1 << 30  # … which take a moment, and of smaller checkpoints come after the last tensor
@@ -85,12 +90,14 @@ def load_model(
     keeps_codes: bool = False,
     keeps_groups: bool = False,
     narrow_groups: bool = False,
+    quantization: Quantization | None = None,
 ) -> Transformer:
     """The network of a folder or file, ready to run; the default type is that of the embeddings in the file.
 
     `arch` describes the files if their config.json is not to be read. With `keeps_types`, linear layers and experts
     arrive in the type of the files if the network's represents it exactly; those that `arrived` does not replace are
-    converted, and embeddings stay. For the other options see `unpack_weights`.
+    converted, and embeddings stay. `quantization` is what `arrived` makes of layers, for the log. For the other options
+    see `unpack_weights`.
     """
     path = Path(path)
     files = open_files(path)
@@ -103,7 +110,9 @@ def load_model(
         keeps = {"keeps_blocks": keeps_blocks, "keeps_codes": keeps_codes, "keeps_groups": keeps_groups}
         unpacked = unpack_weights(files, arch, **keeps, narrow_groups=narrow_groups)
         files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
-        if unpacked.message:
+        if quantization is not None and unpacked.message and unpacked.settings is None:
+            logger.info(REQUANTIZED, path, quantization)
+        elif unpacked.message:
             logger.log(logging.INFO if unpacked.is_smaller else logging.WARNING, "%s: %s", path, unpacked.message)
     if arch.unknown_keys:
         logger.warning(

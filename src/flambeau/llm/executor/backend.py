@@ -18,7 +18,8 @@ from flambeau.llm.sampling.row_groups import RowSettings
 
 PLAIN_PYTORCH = "plain PyTorch"
 CPU_KERNELS = "CPU kernels"
-UNKNOWN_PARTS = "%s: the %s kernels do not know %s; plain PyTorch computes steps until Inductor has compiled them"
+UNTIL_INDUCTOR = f"{PLAIN_PYTORCH} until Inductor has compiled a step"
+UNKNOWN_PARTS = "%s: the %s kernels do not know %s, so that Inductor compiles its steps"
 
 
 class Greedy(Protocol):

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.core.sequence import EncodedImage
-from flambeau.llm.errors import InvalidRequest, LLMError
-from flambeau.llm.images.image_files import ImageFile
+from flambeau.llm.errors import LLMError
+from flambeau.llm.images.image_files import ImageFile, not_encoded
 from flambeau.llm.images.image_processor import ImageProcessor, ResizedImage
 from flambeau.llm.models.vision_architecture import PretrainedVision, VisionArchitecture
-from flambeau.llm.transformers_package import first_lines
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -84,14 +83,12 @@ class ImageEncoder:
         for digest, resized in read.items():
             if is_cancelled():
                 return []
-            image = found[digest] = EncodedImage(
-                digest, self._encode(resized, missing[digest].name), resized.token_grid
-            )
+            image = found[digest] = EncodedImage(digest, self._encode(resized, missing[digest]), resized.token_grid)
             self.cache.put(image)
         return [known for digest in digests if (known := found[digest]) is not None]
 
     @torch.inference_mode()
-    def _encode(self, image: ResizedImage, name: str) -> Tensor:
+    def _encode(self, image: ResizedImage, file: ImageFile) -> Tensor:
         """[N, X], on the host."""
         with own_stream(self._device):
             pixels = image.pixels().to(self._device, self._dtype)
@@ -100,10 +97,8 @@ class ImageEncoder:
             except (IndexError, RuntimeError, ValueError) as error:
                 if not isinstance(self.arch, PretrainedVision) or isinstance(error, DEVICE_ERRORS):
                     raise
-                raise InvalidRequest(  # some encoders of transformers fail for images of a few pixels
-                    f"{name} is an image that the model cannot encode: {first_lines(error)}; send one of another size",
-                    name,
-                ) from error
+                # Some encoders of transformers fail for images of a few pixels.
+                raise not_encoded(file, error) from error
         if image.num_tokens not in (None, len(features)):  # those of several images would be mixed up
             raise LLMError(
                 f"an image has {image.num_tokens} tokens by its processor and {len(features)} by its encoder; the "

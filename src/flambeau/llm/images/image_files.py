@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flambeau.llm.errors import InvalidRequest
+from flambeau.llm.transformers_package import first_lines
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_BYTES = 20 << 20  # of a file
 MAX_PIXELS = 50_000_000  # 150 MB while it is resized
+MIN_SIDE = 4  # pixels that processors of transformers need: a side of 1 or 3 could be one of channels
+SMALL_SIDE, MAX_RATIO = 64, 20  # an image below, or with sides further apart, is too small where encoders fail
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 ORIENTATION, SWAPPED = 0x0112, range(5, 9)  # what a camera notes; values where height and width are swapped
@@ -74,6 +77,33 @@ def check_pixels(size: tuple[int, int], name: str) -> None:
     """Raise for an image that would take much memory, before its pixels are decoded."""
     if size[0] * size[1] > MAX_PIXELS:
         raise too_large(name, f"{size[0]} x {size[1]} pixels")
+
+
+def check_side(file: ImageFile) -> None:
+    """Raise for an image of so few pixels that transformers may fail, or warn of them, in its own words."""
+    if min(size_of(file)) < MIN_SIDE:
+        raise too_small(file)
+
+
+def too_small(file: ImageFile) -> InvalidRequest:
+    height, width = size_of(file)
+    return InvalidRequest(
+        f"{file.name} is an image of {width} x {height} pixels, which is too small or too narrow for this model; send "
+        "a larger one",
+        file.name,
+    )
+
+
+def not_encoded(file: ImageFile, error: Exception) -> InvalidRequest:
+    """For an image that a processor or an encoder of transformers failed for."""
+    height, width = size_of(file)
+    if min(height, width) < SMALL_SIDE or max(height, width) > MAX_RATIO * min(height, width):
+        return too_small(file)
+    return InvalidRequest(
+        f"{file.name} is an image of {width} x {height} pixels, which the model cannot encode: {first_lines(error)}; "
+        "send one of another size",
+        file.name,
+    )
 
 
 def too_large(name: str, what: str) -> InvalidRequest:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flambeau.llm.errors import CheckpointError, InvalidRequest
-from flambeau.llm.images.image_files import ImageFile, open_image, size_of
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.images.image_files import ImageFile, check_side, not_encoded, open_image, size_of
 from flambeau.llm.images.image_processor import ResizedImage
 from flambeau.llm.images.pixtral_processor import PixtralProcessor
 from flambeau.llm.json_files import read_object
@@ -88,12 +88,11 @@ class PretrainedProcessor:
 @contextmanager
 def named(file: ImageFile) -> Iterator[None]:
     """Raise InvalidRequest for an image that the processor does not take, such as one that is too narrow."""
+    check_side(file)
     try:
         yield
     except ValueError as error:
-        raise InvalidRequest(
-            f"{file.name} is an image that the model does not take: {first_lines(error)}", file.name
-        ) from None
+        raise not_encoded(file, error) from None
 
 
 def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> PretrainedProcessor:

@@ -85,12 +85,19 @@ def test_dense_layers_norms_and_their_order(tmp_path):
         ({"module_input_name": "token_embeddings"}, "works on token_embeddings"),
         ({"rank": 3}, "has rank"),
         ({"bias": True}, "lack linear.bias"),
+        ({"out_features": 9}, "has out_features 9, but its weights have 8"),
+        ({"in_features": 15}, "has in_features 15, but its weights have 16"),
     ],
 )
 def test_a_step_that_is_not_known_is_named(tmp_path, change, reason):
     steps = [("2_Dense", {"bias": False, **change}, {"linear.weight": linear(16, 8).weight})]
     with pytest.raises(HandlerError, match=reason):
         read_folder(dense_folder(tmp_path, steps))
+
+
+def test_a_step_without_weights_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(HandlerError, match=r"the step 2_Dense in modules\.json needs it, download the model's folder"):
+        read_folder(dense_folder(tmp_path, [("2_Dense", {}, {})]))
 
 
 def test_a_table_of_tokens_is_a_model(tmp_path):

@@ -11,6 +11,7 @@ from flambeau.handlers.generation.settings import compile_words
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNTIL_INDUCTOR
 from flambeau.llm.text.tokenizer import load_tokenizer
 from support.language_models import CONTEXT, write_language_model
 
@@ -137,4 +138,6 @@ def test_log_says_what_is_compiled_and_how(config, device, words):
 
 
 def test_log_says_once_that_kernels_compute():
-    assert compile_words(EngineConfig(), "cpu", "CPU kernels") == ""  # the line about the engine has it
+    for path in ("CPU kernels", UNTIL_INDUCTOR, "transformers (Net) with paged attention"):
+        assert compile_words(EngineConfig(), "cpu", path) == ""  # the line about the engine has it
+    assert "C++ kernels for the whole step" in compile_words(EngineConfig(), "cpu", PLAIN_PYTORCH)

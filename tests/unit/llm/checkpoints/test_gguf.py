@@ -246,6 +246,15 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
     assert (logits - expected).norm() < 0.003 * expected.norm()
 
 
+def test_a_file_that_is_quantized_anew_is_named_in_one_line(tmp_path, biased, caplog):
+    path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), "Q8_0")
+    with caplog.at_level(logging.INFO):
+        loaded_on_cpu(path, quantization="int8")
+    assert "quantized anew to int8; leave quantization out to keep those of the file" in caplog.text
+    assert "dequantized" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_adapters_are_added_to_projections_of_several_types(tmp_path, biased):
     need_cpu_kernels()
     path, _ = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)

@@ -33,7 +33,7 @@ from flambeau.llm.core.sequence import EncodedImage
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.images.image_encoder import ImageEncoder
-from flambeau.llm.images.image_files import ImageFile
+from flambeau.llm.images.image_files import ImageFile, not_encoded
 from flambeau.llm.images.pretrained_encoder import joined, load_pretrained_encoder
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES, ImageReader
 from flambeau.llm.models.vision_architecture import PretrainedVision
@@ -337,10 +337,18 @@ def test_a_prompt_without_places_for_its_images_is_rejected(made, places):
         made.engine.generate([[5] + [ID["[IMG]"]] * places + [60]], images=[encoded(made.engine, ONE[1])])
 
 
-@pytest.mark.parametrize("size", [(1, 1), (600, 3)])
+@pytest.mark.parametrize("size", [(1, 1), (600, 3), (12, 12), (600, 4)])  # the third is refused by the encoder
 def test_an_image_that_transformers_cannot_read_is_named(made, size):
-    with pytest.raises(InvalidRequest, match=r"an image is an image that the model (cannot encode|does not take)"):
+    expected = f"an image is an image of {size[0]} x {size[1]} pixels, which is too small or too narrow for this model"
+    with pytest.raises(InvalidRequest, match=expected):
         encoded(made.engine, (encode(picture(*size, 1), "PNG"),))
+
+
+def test_why_a_large_image_cannot_be_encoded_is_said():
+    file = ImageFile(data=WIDE, name="images[0]")
+    assert "too small" in str(not_encoded(file, RuntimeError("sizes")))
+    file = ImageFile(data=jpeg(1, 300, 200), name="images[0]")
+    assert "300 x 200 pixels, which the model cannot encode: sizes" in str(not_encoded(file, RuntimeError("sizes")))
 
 
 def test_settings_that_do_not_belong_together_are_found_before_images_are_mixed_up(made, tmp_path):

@@ -31,10 +31,18 @@ from flambeau.llm.backends.cpu.network import (
 from flambeau.llm.backends.cpu.packed_experts import pack_experts
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, forget_plain_layers, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
-from flambeau.llm.executor.backend import CPU_KERNELS, PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDecoder, Greedy
+from flambeau.llm.executor.backend import (
+    CPU_KERNELS,
+    PLAIN_PYTORCH,
+    UNKNOWN_PARTS,
+    UNTIL_INDUCTOR,
+    AsyncDecoder,
+    Greedy,
+)
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.part_words import part_words
 from flambeau.llm.mapped_files import release_weight_files, trim_heap
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
@@ -79,7 +87,8 @@ class CpuBackend:
             self._compiler.find("kernels", self._build_kernels)
         else:
             if parts := [*unknown_parts(model.arch), *unknown_heads(model.arch)]:
-                log.info(UNKNOWN_PARTS, name, "CPU", ", ".join(parts))
+                log.info(UNKNOWN_PARTS, name, "CPU", part_words(parts))
+            self.decode_path = UNTIL_INDUCTOR
             if has_layers(model, QUANTIZED_LAYERS):
                 self._compiler.find("layers", self._build_layers)
 
@@ -94,7 +103,7 @@ class CpuBackend:
         compiled = self._find(inputs)
         if compiled is None:
             return self._eager.decode(inputs)
-        if self.decode_path == PLAIN_PYTORCH:
+        if self.decode_path == UNTIL_INDUCTOR:
             self._switch_to("Inductor")
         return compiled(inputs)
 

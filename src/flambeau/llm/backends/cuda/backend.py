@@ -41,6 +41,7 @@ from flambeau.llm.executor.backend import PLAIN_PYTORCH, UNKNOWN_PARTS, AsyncDec
 from flambeau.llm.executor.background_compiler import BackgroundCompiler, Decode, summary
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.part_words import part_words
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
@@ -262,7 +263,7 @@ class CudaBackend:
                 with torch.inference_mode(), self._on_side_stream():
                     self._network = self._build_network(CudaNetwork)
             elif parts := unknown_parts(self.model.arch):
-                log.info(UNKNOWN_PARTS, self._name, "GPU", ", ".join(parts))
+                log.info(UNKNOWN_PARTS, self._name, "GPU", part_words(parts))
         except ImportError as error:
             log.warning("decoding is slower without Triton: pip install triton (%s)", error)
         except Exception as error:

@@ -22,6 +22,7 @@ from flambeau.llm.backends.cuda.parts import HEAD_PARTS
 from flambeau.llm.backends.cuda.supported_networks import QUANTIZED, SPARSE, can_attend, have_type
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.part_words import part_words
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, Eagle3Layer, HeadBody, MtpHead
 from flambeau.llm.models.embeddings import like_embeddings
 from flambeau.llm.models.moe import Experts
@@ -135,7 +136,7 @@ def unknown_reason(head: DraftHead, target: Transformer, cache: KVCache) -> str 
     is_apart = head.lm_head is not None and isinstance(head, Eagle3Head)
     parts = {*arch.extras, *(() if is_apart else target.arch.extras)} - HEAD_PARTS
     if parts:
-        return f"the kernels do not know {', '.join(sorted(parts))}"
+        return f"the kernels do not know {part_words(sorted(parts))}"
     if not can_attend(arch, head.rotation):
         return "the kernels do not know its attention"
     if head.settings.num_depths > 1:

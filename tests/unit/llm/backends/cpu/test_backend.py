@@ -64,19 +64,19 @@ def test_the_last_layer_has_8_bits_beside_integer_weights(tied):
 
 def test_what_was_compiled_is_named_when_it_takes_over_and_not_again(caplog, monkeypatch):
     caplog.set_level("INFO")
-    model = random_model(qk_norm=True, rotated_qk_norm=True)
+    model = random_model(head_size=16, qk_norm=True, rotated_qk_norm=True)
     plain = EagerBackend(model, room(model, 3))
     monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda *_: plain.decode)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=2, name="the draft")
     inputs = [step_inputs({i: (0, [1]) for i in range(number)}, query_len=1) for number in (1, 2)]
     backend.decode(inputs[0])
-    assert backend.decode_path == "plain PyTorch"
+    assert backend.decode_path == "plain PyTorch until Inductor has compiled a step"
     for _ in range(5):
         for each in inputs:
             backend.decode(each)
         backend.wait_until_compiled(timeout_s=60)
     assert [record.args for record in caplog.records] == [
-        ("the draft", "CPU", "rotated_qk_norm"),
+        ("the draft", "CPU", "norms of queries and keys after the rotation"),
         ("the draft", "Inductor"),
     ]
     backend.close()
