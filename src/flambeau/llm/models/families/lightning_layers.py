@@ -90,7 +90,8 @@ def ling_2_5(config: Config) -> Config:
 LIGHTNING_NAMES = (
     (r"\.mixer\.query_key_value\.", ".mixer.in_proj_qkv."),
     (r"\.mixer\.dense\.", ".mixer.out_proj."),
-    (r"\.mixer\.(q|k)(?:uery|ey)_layernorm\.", r".mixer.\1_norm."),
+    (r"\.mixer\.query_layernorm\.", ".mixer.q_norm."),
+    (r"\.mixer\.key_layernorm\.", ".mixer.k_norm."),
     (r"\.mixer\.g_proj\.", ".mixer.in_proj_z."),
     (r"\.mixer\.g_norm\.", ".mixer.norm."),
     (r"\.mixer\.qkv_proj\.", ".mixer.in_proj_qkv."),
