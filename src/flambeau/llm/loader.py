@@ -217,7 +217,10 @@ def named_reason(reason: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{reason.partition(';')[0]}; {error}") from error
+        first = reason.partition(";")[0]
+        # An error that begins with the same name says it all.
+        text = str(error) if str(error).split(" ", 1)[0] == first.split(" ", 1)[0] else f"{first}; {error}"
+        raise CheckpointError(text) from error
 
 
 def check_vocabulary(tokenizer: Tokenizer, arch: Architecture, named: str) -> None:

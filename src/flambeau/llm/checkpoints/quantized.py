@@ -107,7 +107,8 @@ def check_weights(folder: Path) -> None:
     if arch.vision is not None and has_vision(folder, arch):
         raise CheckpointError(
             f"{folder} reads images, and a quantized copy would lose the encoder of images; serve the original with "
-            "quantization: int8, int4 or fp8 in its model-config.yaml, which quantizes the decoder while it is loaded"
+            "`flambeau llm serve --quantization int8` (or int4, fp8), or with quantization: int8 below handler: in its "
+            "model-config.yaml, which quantizes the decoder while it is loaded"
         )
     with on_meta_device():
         model = Transformer(arch)

@@ -69,8 +69,8 @@ def model_class(transformers: Any, config: Mapping[str, Any], *, trusts_code: bo
         )
     if config.get("is_encoder_decoder") or not getattr(found, "can_generate", bool)():
         raise CheckpointError(
-            f"{what} is not a network that continues a text token by token; `flambeau serve FOLDER` without "
-            "gpt_handler serves models of other tasks"
+            f"{what} is not a network that continues a text token by token; serve models of other tasks with "
+            "`flambeau serve FOLDER` instead of `flambeau llm serve`, and without `handler: gpt_handler`"
         )
     return found
 

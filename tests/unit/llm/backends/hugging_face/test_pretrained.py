@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.backends.hugging_face.pretrained import UNLIMITED, model_class, read_limits, read_pretrained
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.loader import load_engine, load_transformers
+from flambeau.llm.loader import load_engine, load_transformers, named_reason
 from support.checkpoints import reference
 from support.other_networks import VOCAB_SIZE, load_other, write_other
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
@@ -76,6 +76,19 @@ def test_what_writes_no_text_is_refused(config, words):
 
     with pytest.raises(CheckpointError, match=words):
         model_class(transformers, config, trusts_code=False)
+
+
+def test_a_network_of_another_task_is_named_once():
+    import transformers
+
+    for reason, start in (
+        ("BertModel is not supported; …", "BertModel is not a"),
+        ("no such norm; …", "no such norm; Ber"),
+    ):
+        with pytest.raises(CheckpointError) as caught, named_reason(reason):
+            model_class(transformers, {"architectures": ["BertModel"]}, trusts_code=False)
+        assert str(caught.value).startswith(start)
+    assert "`flambeau serve FOLDER` instead of `flambeau llm serve`" in str(caught.value)
 
 
 def test_a_network_that_looks_ahead_is_refused(tmp_path):
