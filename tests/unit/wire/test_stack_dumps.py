@@ -25,20 +25,23 @@ threading.Thread(target=watch, daemon=True).start()
 ready.wait()
 
 def hang():
+    {setup}
     print("here", flush=True)
     {body}
 
 hang()
 """
+SLEEP = "import time; threading.Lock().__enter__()", "time.sleep(99)"
 KEEP_THE_INTERPRETER = (
-    "import ctypes; s = ctypes.create_string_buffer(128); c = ctypes.PyDLL(None); c.sem_init(s, 0, 0); c.sem_wait(s)"
+    "import ctypes; s = ctypes.create_string_buffer(128); c = ctypes.PyDLL(None); c.sem_init(s, 0, 0)",
+    "c.sem_wait(s)",
 )
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shows memory files of other processes")
 
 
-@pytest.mark.parametrize("body", ["threading.Lock().__enter__(); import time; time.sleep(99)", KEEP_THE_INTERPRETER])
-def test_stacks_of_a_process_that_hangs(body):
-    program = PROGRAM.format(body=body)
+@pytest.mark.parametrize(("setup", "body"), [SLEEP, KEEP_THE_INTERPRETER])
+def test_stacks_of_a_process_that_hangs(setup, body):
+    program = PROGRAM.format(setup=setup, body=body)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"here\n"
         try:

@@ -114,10 +114,8 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks
 FOUR: dict[str, dict[str, Any]] = {
-    "bloom": {},
     "olmo-2": {},  # two key-value heads
     "minimax-m2": {"num_key_value_heads": 1},
-    "mamba": {},
     # Two groups of heads, or key heads, each on two ranks.
     "lfm-2": ATTENTION,
     "qwen-3-next": {**ATTENTION, "linear_num_value_heads": 8},
