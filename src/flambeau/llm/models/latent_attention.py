@@ -48,6 +48,7 @@ class LatentAttention(nn.Module):
         hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
         self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
         self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
+        self.latent_scale = arch.latent_scale
         self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
         self.is_rotated = layer not in arch.unrotated_layers
         size = arch.unrotated_size + arch.rotary_size
@@ -72,7 +73,10 @@ class LatentAttention(nn.Module):
         rotation = rotations.ordinary
         latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
         k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
-        k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)
+        latent = self.kv_a_layernorm(latent)
+        if self.latent_scale != 1.0:
+            latent = latent * self.latent_scale
+        k = torch.cat((latent.unsqueeze(-2), k_rotated), dim=-1)
         queries, query_latent = self.queries(x)
         q = torch.unflatten(queries, -1, (self.num_heads, -1))
         q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)

@@ -92,7 +92,8 @@ class CpuAttention(PagedAttention):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if not options.has_only_softcap or q.shape[2] not in HEAD_SIZES:  # the kernel does not know others
+        is_known = options.has_only_softcap and q.shape[2] in HEAD_SIZES and v.shape[2] == q.shape[2]
+        if not is_known:
             return super().__call__(layer, q, k, v, options)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached, softcap = (cache.keys[layer], cache.values[layer]), options.softcap or 0.0

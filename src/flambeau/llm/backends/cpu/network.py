@@ -258,6 +258,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")
+    if arch.value_size and not arch.latent_size:
+        unknown.add("value_size")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
         unknown.add("norm_places")  # what experts give is scaled by their weights
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:

@@ -41,7 +41,7 @@ HUNYUAN_SUPPORTED = {
 }
 VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
-    r"vision_embedder|embed_vision|audio_tower|embed_audio)\b"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio|vit_large_projector|patch_merge_mlp)\b"
 )
 CLIP_KEYS = frozenset({"clip_qkv"})
 

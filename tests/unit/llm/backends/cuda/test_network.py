@@ -71,6 +71,9 @@ UNKNOWN = {
     "persimmon": ["norm"],
     "afmoe": ["attention_gate"],
     "laguna": ["attention_gate", "shapes"],
+    "mimo-v2": ["shapes", "sinks_in_windows", "value_scale", "value_size"],
+    "step-3.7": ["attention_gate", "expert_limits", "mlp_limits", "shapes"],
+    "longcat": ["has_shortcuts", "latent_scale", "num_zero_experts"],
 }
 
 
