@@ -131,7 +131,10 @@ def load_model(
         unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]
         if unused:
             logger.warning(
-                "%s: %d tensors are left out, for example of pictures: %s", path, len(unused), listed(unused)
+                "%s: %d tensors are left out, as those of pictures or of further tokens: %s",
+                path,
+                len(unused),
+                listed(unused),
             )
     with on_meta_device(dtype or embedding(given, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)

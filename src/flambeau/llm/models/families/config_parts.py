@@ -88,10 +88,11 @@ def stretched_theta(config: Config) -> Config:
 
 def text_only(family: Family) -> Family:
     """The same family in checkpoints that also hold a vision model, which is no part of its network."""
+    unused = "|".join(filter(None, (VISION, family.parts.get("unused"))))
     return replace(
         family,
         text_section="text_config",
-        parts={**family.parts, "unused": VISION},
+        parts={**family.parts, "unused": unused},
         renames=((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."), *family.renames),
     )
 

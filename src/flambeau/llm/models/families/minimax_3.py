@@ -127,6 +127,7 @@ MINIMAX_3_TEXT = Family(
         "router": "biased_sigmoid",
         "normalizes_experts": True,
         "swiglu_everywhere": True,
+        "unused": r"(^|\.)mtp\.",
     },
     derive=minimax_3,
     understands=ROTARY_KEYS | {"num_mtp_modules", "use_mtp", "mtp_transformer_layers"},

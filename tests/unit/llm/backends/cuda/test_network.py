@@ -73,6 +73,7 @@ UNKNOWN = {
     "laguna": ["attention_gate", "shapes"],
     "mimo-v2": ["shapes", "sinks_in_windows", "value_scale", "value_size"],
     "step-3.7": ["attention_gate", "expert_limits", "mlp_limits", "shapes"],
+    "minimax-m3": ["indexer", "swiglu_everywhere"],
     "longcat": ["has_shortcuts", "latent_scale", "num_zero_experts"],
 }
 
