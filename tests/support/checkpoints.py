@@ -74,8 +74,19 @@ MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "OpenAIGPT": "OpenAIGPTLMHeadModel",
     "Step3p7": "Step3p7ForConditionalGeneration",
+    "MistralLarge4": "MistralLarge4ForConditionalGeneration",
 }
 PICTURES: dict[str, dict[str, Any]] = {  # the vision model of families that transformers has no other class of
+    "MistralLarge4": {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "head_dim": 8,
+    },
     "Step3p7": {
         "hidden_size": 16,
         "num_hidden_layers": 1,
@@ -670,31 +681,6 @@ KINDS = {
             },
         },
     ),
-    "minimax-m3": Kind(
-        "MiniMaxM3VL",
-        {
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "rotary_dim": 8,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-            "intermediate_size": 32,
-            "dense_intermediate_size": 56,
-            "shared_intermediate_size": 40,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "routed_scaling_factor": 1.7,
-            "swiglu_limit": 0.8,
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
-            "index_n_heads": 2,
-            "index_head_dim": 12,
-            "index_block_size": 4,
-            "index_topk_blocks": 3,
-            "index_local_blocks": 1,
-        },
-    ),
     "longcat": Kind(
         "LongcatFlash",
         {
@@ -811,6 +797,61 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "num_hidden_layers": 4,
             "indexer_types": ["full", "shared", "full", "shared"],
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+    "mistral-large-4": Kind(
+        "MistralLarge4",
+        {
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 10,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.4,
+            "first_k_dense_replace": 2,
+            "no_rope_layers": [1, 1, 0, 1, 0],
+            "kv_source_layers": [0, 1, 2, 1, 2],
+            "indexer_types": ["full", "full", "shared", "full", "full"],
+            "index_topk": 7,
+            "index_head_dim": 12,
+            "index_n_heads": 8,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "attention_factor": 1.0,
+            },
+        },
+    ),
+    "minimax-m3": Kind(
+        "MiniMaxM3VL",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "intermediate_size": 32,
+            "dense_intermediate_size": 56,
+            "shared_intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.7,
+            "swiglu_limit": 0.8,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "index_n_heads": 2,
+            "index_head_dim": 12,
+            "index_block_size": 4,
+            "index_topk_blocks": 3,
+            "index_local_blocks": 1,
         },
     ),
 }
@@ -1105,7 +1146,7 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
-        if name.endswith(("correction_bias", "expert_bias")):
+        if name.endswith(("correction_bias", "expert_bias", "rotary_emb.alpha")):
             torch.nn.init.normal_(buffer, std=0.3)
 
 

@@ -70,7 +70,8 @@ class PagedAttention:
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         if options.selection is not None:
-            self._chosen = self._choose(layer, options.selection)
+            index_layer = layer if options.index_layer is None else options.index_layer
+            self._chosen = self._choose(index_layer, options.selection)
         attend = attend_uniform if inputs.query_len else attend_ragged
         values = None if cache.is_latent else cache.values[layer]
         chosen = self._chosen if options.is_sparse else None

@@ -128,6 +128,8 @@ class Shard:
         if self.arch.recurrence is not None and ".mixer." in name and leaf not in MIXER_COLUMNS:
             own = name.rpartition(".mixer.")[2].partition(".")[0]
             return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
+        if leaf == "position_scale":
+            return tensor if ".indexer." in name else tensor.chunk(self.size, dim=0)[self.rank]
         is_head_norm = leaf in ("q_norm", "k_norm") and (tensor.dim() == 2 or self.arch.wide_qk_norm)
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]

@@ -100,6 +100,9 @@ class Architecture:
     parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
     latent_scale: float = 1.0  # of a normalized latent (LongCat)
+    latent_epsilon: float = 1e-6  # of the norms of latents
+    position_scales: bool = False  # heads scale their queries by the logarithm of the position (Mistral Large 4)
+    learned_rope: bool = False  # the files have a factor of each rotation (Mistral Large 4)
     latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
     query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`

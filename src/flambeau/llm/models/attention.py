@@ -40,6 +40,7 @@ class AttentionOptions(NamedTuple):
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
     selection: Selection | None = None  # which tokens they attend to
     reuses_selection: bool = False  # those that the last layer with a selection has chosen
+    index_layer: int | None = None  # where the keys of the selection are cached; None: where all keys are
 
     @property
     def is_sparse(self) -> bool:

@@ -23,9 +23,9 @@ from flambeau.llm.models.rope import Rotations
 
 
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
-    if arch.key_layer(layer) != layer:
-        return SharedKeyAttention(arch, layer)
-    return LatentAttention(arch, layer) if arch.latent_size else Attention(arch, layer)
+    if arch.latent_size:
+        return LatentAttention(arch, layer)
+    return SharedKeyAttention(arch, layer) if arch.key_layer(layer) != layer else Attention(arch, layer)
 
 
 class DecoderLayer(nn.Module):
@@ -123,6 +123,22 @@ class AltUpLayer(GemmaLayer):
         x = self.altup.correct(x, one)
         added = self.layer_input(self.altup.scaled(x), own).unsqueeze(-2)
         return torch.cat((x[..., :1, :], x[..., 1:, :] + added), dim=-2)
+
+
+class SharingLayer(DecoderLayer):
+    """A layer that may read the latents of another (Mistral Large 4)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        shared: SharedKeys | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.add(x, self.self_attn(self.input_layernorm(x), rotations, attend, shared))
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 class ShortcutLayer(DecoderLayer):
@@ -275,6 +291,8 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return ParallelLayer(arch, layer)
     if arch.has_shortcuts:
         return ShortcutLayer(arch, layer)
+    if arch.shared_keys and arch.latent_size:
+        return SharingLayer(arch, layer)
     if has_layer_state(arch):
         return AltUpLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}

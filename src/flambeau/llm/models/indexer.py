@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.norms import CenteredNorm, make_norm
-from flambeau.llm.models.rope import Angles, rotate, unpaired
+from flambeau.llm.models.norms import CenteredNorm, PositionScale, make_norm
+from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
 KEY_EPSILON = 1e-6
 
@@ -65,17 +65,26 @@ class Indexer(nn.Module):
         assert arch.rotary_size is not None
         shape = self.shape = arch.indexer
         self.rotary_size = arch.rotary_size
-        self.wq_b = nn.Linear(arch.query_latent_size, shape.num_heads * shape.head_size, bias=False)
+        size = arch.hidden_size if shape.reads_inputs else arch.query_latent_size
+        self.q_input_norm = CenteredNorm(size, KEY_EPSILON, bias=True) if shape.reads_inputs else None
+        self.position_scale = PositionScale(shape.num_heads) if arch.position_scales else None
+        self.wq_b = nn.Linear(size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
         self.k_norm = CenteredNorm(shape.head_size, KEY_EPSILON, bias=True)
         self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
         self.scale = (shape.num_heads * shape.head_size) ** -0.5
 
-    def forward(self, x: Tensor, query_latent: Tensor, angles: Angles) -> Selection:
-        """From inputs […, E] of a layer and latents […, L] of its queries."""
-        q = torch.unflatten(self.wq_b(query_latent), -1, (self.shape.num_heads, -1))
+    def forward(self, x: Tensor, query_latent: Tensor | None, rotations: Rotations) -> Selection:
+        """From inputs […, E] of a layer, and latents […, L] of its queries if there are any."""
+        given = query_latent if self.q_input_norm is None else self.q_input_norm(x)
+        q = torch.unflatten(self.wq_b(given), -1, (self.shape.num_heads, -1))
+        if self.position_scale is not None:
+            assert rotations.log_positions is not None
+            q = self.position_scale(q, rotations.log_positions)
         k = self.k_norm(self.wk(x)).unsqueeze(-2)
-        q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
+        if self.rotary_size:
+            q, k = self.rotated(q, rotations.ordinary), self.rotated(k, rotations.ordinary)
+        k = k.squeeze(-2)
         return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:

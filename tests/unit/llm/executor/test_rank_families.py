@@ -112,7 +112,6 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "mimo-v2": {},
     "step-3.7": {},
     "longcat": {},
-    "minimax-m3": {},
     "apertus": {},
     **{kind: {} for kind in (*HYBRID_KINDS, *SPARSE_KINDS)},
 }

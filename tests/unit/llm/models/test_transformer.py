@@ -225,7 +225,6 @@ def test_short_sequences_have_the_short_factors_of_longrope(checkpoint):
         "llama-4",
         "gemma-4",
         "longcat",
-        "minimax-m3",
     ],
 )
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):

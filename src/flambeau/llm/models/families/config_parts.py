@@ -41,7 +41,8 @@ HUNYUAN_SUPPORTED = {
 }
 VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
-    r"vision_embedder|embed_vision|audio_tower|embed_audio|vit_large_projector|patch_merge_mlp)\b"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio|vit_large_projector|patch_merge_mlp|"
+    r"vision_encoder|pre_mm_projector_norm|patch_merger|vision_language_adapter)\b"
 )
 CLIP_KEYS = frozenset({"clip_qkv"})
 

@@ -246,6 +246,7 @@ STEP_EXPERT_NAMES = (
     (r"\.moe\.router_bias$", ".mlp.score_bias"),
     (r"\.moe\.gate\.", ".mlp.gate."),
     (r"\.moe\.(gate_proj|up_proj|down_proj)\.weight", r".mlp.experts.\1"),
+    (r"\.moe\.experts\.", ".mlp.experts."),
     (r"\.(share_expert|mlp\.shared_experts)\.", ".mlp.shared_expert."),
     (r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),
 )

@@ -16,6 +16,7 @@ class IndexerShape:
     block_size: int = 0  # tokens of a block; each head chooses for a key-value head. 0: tokens are chosen
     num_local_blocks: int = 0  # the last ones, which are always chosen
     plain_layers: frozenset[int] = frozenset()  # that attend to all tokens
+    reads_inputs: bool = False  # of a layer, instead of latents of queries (Mistral Large 4)
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
 
     def chooses_in(self, layer: int) -> bool:

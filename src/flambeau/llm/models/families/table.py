@@ -23,6 +23,7 @@ from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.minimax_3 import MINIMAX_3
+from flambeau.llm.models.families.mistral_large_4 import MISTRAL_LARGE_4, MISTRAL_LARGE_4_TEXT
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
@@ -50,6 +51,7 @@ TABLES = (
     LATENT,
     LONGCAT,
     SPARSE_LATENT,
+    MISTRAL_LARGE_4,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
@@ -64,7 +66,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    families = (*FAMILIES.values(), *GLM_VISION.values())
+    families = (*FAMILIES.values(), *GLM_VISION.values(), MISTRAL_LARGE_4_TEXT)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
