@@ -178,14 +178,21 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("deepseek-v3.2", {"layer_types": ["full_attention"] * 3}, "layer_types"),
         ("deepseek-v3.2", {"index_head_dim": 6}, "index_head_dim"),
         ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
+        ("mistral-large-4", {"kv_source_layers": [0, 1, 2, 2, 4]}, "layers 2 and 3 must both be rotated"),
+        ("mistral-large-4", {"kv_source_layers": [0, 0, 2, 1, 4]}, "kv_source_layers"),
+        ("mistral-large-4", {"n_group": 2}, "n_group"),
+        ("mistral-large-4", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
+    config = config_of(kind)
+    text = config.get("text_config", {})
+    given = {**config, "text_config": {**text, **changes}} if text else {**config, **changes}
     with pytest.raises(CheckpointError, match=message):
-        from_hugging_face({**config_of(kind), **changes})
+        from_hugging_face(given)
 
 
 def test_published_settings_of_glm_5():

@@ -147,7 +147,7 @@ class Attention(nn.Module):
         """Queries, with their gates, and keys […, heads, D], and values […, G, D], which may have another size."""
         if self.value_size == self.head_size:
             heads = torch.unflatten(qkv, -1, (-1, self.head_size))
-            qk, v = heads.split((heads.shape[-2] - self.num_kv_heads, self.num_kv_heads), dim=-2)
+            qk, v = torch.split(heads, [heads.shape[-2] - self.num_kv_heads, self.num_kv_heads], dim=-2)
             return qk, v
         qk, v = qkv.tensor_split([qkv.shape[-1] - self.num_kv_heads * self.value_size], dim=-1)
         return torch.unflatten(qk, -1, (-1, self.head_size)), torch.unflatten(v, -1, (-1, self.value_size))

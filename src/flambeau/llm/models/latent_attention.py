@@ -47,15 +47,15 @@ class LatentAttention(nn.Module):
         assert arch.rotary_size is not None
         size = arch.unrotated_size + arch.rotary_size
         arch = arch.of_layer(layer)
-        assert arch.rotary_size is not None
-        arch = replace(arch, unrotated_size=size - arch.rotary_size)  # a layer may rotate nothing
+        rotary_size = arch.rotary_size or 0  # a layer may rotate nothing
+        arch = replace(arch, unrotated_size=size - rotary_size)
         hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
         self.layer, self.key_layer = layer, arch.key_layer(layer)
         self.num_heads, self.latent_size = heads, arch.latent_size
-        self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
+        self.rotary_size, self.unrotated_size = rotary_size, arch.unrotated_size
         self.latent_scale = arch.latent_scale
         self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
-        self.is_rotated = layer not in arch.unrotated_layers and arch.rotary_size > 0
+        self.is_rotated = layer not in arch.unrotated_layers and rotary_size > 0
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
             self.q_a_proj = nn.Linear(hidden, rank, bias=arch.qkv_bias)
@@ -66,7 +66,7 @@ class LatentAttention(nn.Module):
         self.has_query_latent = rank > 0
         self.has_own_keys = self.key_layer == layer
         if self.has_own_keys:
-            self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + arch.rotary_size, bias=arch.qkv_bias)
+            self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + rotary_size, bias=arch.qkv_bias)
             self.kv_a_layernorm = RMSNorm(arch.latent_size, arch.latent_epsilon)
         self.position_scale = PositionScale(heads) if arch.position_scales else None
         self.kv_b_proj = LatentUp(arch)

@@ -45,10 +45,10 @@ def with_flat_keys(config: Config) -> Config:
     chosen = sparse.pop("sparse_attention_freq", None)
     if found.get("layer_types") is None:
         found["layer_types"] = [SPARSE if flag else FULL for flag in chosen or [0] * found["num_hidden_layers"]]
-    values = sparse.pop("sparse_disable_index_value", None)
-    if isinstance(values, list):
-        values = all(value for value, kind in zip(values, found["layer_types"], strict=False) if kind == SPARSE)
-    if values is not None and not values:
+    without = sparse.pop("sparse_disable_index_value", None)
+    if isinstance(without, list):
+        without = all(flag for flag, kind in zip(without, found["layer_types"], strict=False) if kind == SPARSE)
+    if without is not None and not without:
         raise CheckpointError("sparse_attention_config.sparse_disable_index_value must be true for all sparse layers")
     found |= {f"sparse_attention_config.{key}": value for key, value in sparse.items()}  # not known
     experts = found.pop("moe_layer_freq", None)

@@ -16,6 +16,7 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.proposers import tell_of_mtp
 from support.checkpoints import VOCAB_SIZE, config_of, import_transformers, random_weights, write_checkpoint
+from unit.llm.checkpoints.test_fp8 import blocks
 from unit.llm.models.families.test_llama_like import TOLERANCE, expected_logits, found_logits
 
 SIZES = {
@@ -26,6 +27,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
 LLAMA_3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 PICTURES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -205,6 +207,25 @@ def test_limits_of_activations_have_an_effect(tmp_path):
     for key in ("swiglu_limits", "swiglu_limits_shared"):
         file.write_text(json.dumps({**config, "text_config": {**config["text_config"], key: None}}))
         assert (found_logits(tmp_path) - expected).abs().max() > 0.01, key
+
+
+def test_stacks_of_experts_in_fp8_have_scales_of_blocks(tmp_path):
+    write_checkpoint(tmp_path, "step-3.7")
+    file, settings = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors, config = load_file(file), json.loads(settings.read_text())
+    packed = dict(tensors)
+    for name in [name for name in tensors if ".moe." in name and tensors[name].dim() == 3]:
+        parts, rounded = zip(*(blocks(one, 16) for one in tensors[name]), strict=True)
+        tensors[name] = torch.stack(rounded)
+        packed[name] = torch.stack([part["weight"] for part in parts])
+        packed[f"{name}_scale_inv"] = torch.stack([part["weight_scale_inv"] for part in parts])
+    save_file(tensors, file)
+    expected = found_logits(tmp_path)
+    save_file(packed, file)
+    settings.write_text(json.dumps(config | {"quantization_config": FP8}))
+    assert torch.equal(found_logits(tmp_path), expected)
+    kept = load_model(tmp_path, keeps_blocks=True).model.layers[1].mlp.experts
+    assert dict(kept.down_proj.named_buffers())["weight"].dtype == torch.float8_e4m3fn
 
 
 def test_layers_of_multi_token_prediction_of_step_are_left_out_with_a_warning(tmp_path, caplog):
