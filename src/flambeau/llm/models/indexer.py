@@ -25,13 +25,12 @@ KEY_EPSILON = 1e-6
 
 
 class BlockChoice(NamedTuple):
-    """How heads choose blocks of tokens, each for some heads of attention."""
+    """How heads choose blocks of tokens, each for a key-value head."""
 
     size: int  # tokens of a block
     num_local: int  # the last blocks, which are always chosen
-    num_heads: int  # of attention, of all ranks
-    first_head: int = 0  # of this rank
-    num_own_heads: int = 0
+    num_heads: int  # of this rank
+    first_head: int = 0
 
 
 class Selection(NamedTuple):
@@ -105,8 +104,7 @@ class BlockIndexer(nn.Module):
         self.wq_b = nn.Linear(arch.hidden_size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
         self.q_norm, self.k_norm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
-        heads = arch.num_heads
-        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, heads, num_own_heads=heads)
+        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, shape.num_heads)
 
     def forward(self, x: Tensor, angles: Angles) -> Selection:
         """From inputs […, E] of a layer."""
