@@ -31,7 +31,7 @@ from support.llm_steps import step_inputs
 from support.ranks import logits_in_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
-TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 8; processors round sums in different orders
 
 
 @pytest.fixture(scope="session")
