@@ -159,6 +159,7 @@ class CLayer(ctypes.Structure):
         *((name, c_float) for name in ("output_scale", "attention_scale")),
         *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
         *((name, c_float) for name in ("stream_attention", "stream_mlp")),
+        *((name, CNorm) for name in ("attention_inner_norm", "mlp_inner_norm")),
     )
 
 

@@ -72,6 +72,7 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "inner_norms",
         "latent_size",
         "query_latent_size",
         "unrotated_size",
@@ -256,8 +257,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
-    if arch.latent_size and arch.temperature_length:
-        unknown.add("temperature_length")
+    if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
+        unknown.add("inner_norms")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
         unknown.add("norm_places")  # what experts give is scaled by their weights
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:

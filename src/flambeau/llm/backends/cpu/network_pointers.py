@@ -70,6 +70,7 @@ class NetworkPointers:
     def __init__(self, cache: KVCache, *, packs_float32: bool) -> None:
         self._cache, self._packs_float32 = cache, packs_float32
         self._references: list[Any] = [cache]
+        self._query_scales: int | None = None
 
     def network(
         self,
@@ -158,6 +159,8 @@ class NetworkPointers:
         made.heads, made.kv_heads, made.head_size = own.num_heads, own.num_kv_heads, own.head_size
         made.rotary_size = own.rotary_size or own.head_size
         self._layer_parts(made, layer)
+        if attention is not None and attention.is_tempered and arch.temperature_length:
+            made.query_scales = self._scales_of_queries(arch)
         if isinstance(attention, LatentAttention):
             if attention.is_rotated:
                 made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
@@ -176,14 +179,13 @@ class NetworkPointers:
             if attention.gate is not None:
                 made.attention_gate = self.matrix(attention.gate_proj)
             made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
-            if attention.is_tempered and arch.temperature_length:
-                scales = query_scale(arch, torch.arange(arch.max_length))
-                made.query_scales = self.pointer(None if scales is None else scales.flatten())
+            made.attention_inner_norm = self._norm(attention.inner_norm)
             made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
         if isinstance(mlp, SparseMLP):
             made.experts = self._experts(mlp)
         elif mlp is not None:
             made.gate_up, made.down = self._feed_forward(mlp)
+            made.mlp_inner_norm = self._norm(getattr(mlp, "inner_norm", None))
         if isinstance(mlp, XieluMLP):
             made.positive, made.negative, made.beta, made.epsilon = map(float, (*mlp.factors(), mlp.beta, mlp.eps))
         if arch.norm_places == "sum":
@@ -197,6 +199,13 @@ class NetworkPointers:
             self._references.append(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
         return made
+
+    def _scales_of_queries(self, arch: Architecture) -> int | None:
+        """A table for all layers: it has a number for each place."""
+        if self._query_scales is None:
+            scales = query_scale(arch, torch.arange(arch.max_length))
+            self._query_scales = self.pointer(None if scales is None else scales.flatten())
+        return self._query_scales
 
     def _layer_parts(self, made: CLayer, layer: Any) -> None:
         """What layers of Gemma 4 have beside attention and the feed-forward layer."""

@@ -230,6 +230,7 @@ FAMILIES = {
         "attention_only_layers": frozenset({0}),
         "feed_forward_layers": frozenset({1}),
     },
+    "BitNet": {"inner_norms": True, "activation": "relu_squared"},
     "Trinity": {"attention_gate": "sigmoid"},
     "Laguna": {"attention_gate": "softplus_per_head"},
     "Apertus": {"activation": "xielu", "has_gate": False},
@@ -422,6 +423,14 @@ LATENT_FAMILIES = {
         "num_chosen_groups": 2,
         "routed_scale": 2.5,
     },
+    "Mistral 4": {
+        **LATENT,
+        "query_latent_size": 20,
+        "paired_rope": True,
+        "tempers_rotated": True,
+        "temperature_length": 5,
+        "temperature_scale": 0.4,
+    },
 }
 FAMILIES |= RECURRENT_FAMILIES | LATENT_FAMILIES
 INTEGER_FAMILIES = (
@@ -437,6 +446,8 @@ INTEGER_FAMILIES = (
     "Granite 4",
     "Qwen 3.5",
     "DeepSeek V2 Lite",
+    "BitNet",
+    "Mistral 4",
 )
 
 

@@ -55,6 +55,7 @@ struct Layer {
   // Of experts beside a feed-forward layer: of its output, of their sum, of their input and of the router's.
   Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
   float stream_attention = 0, stream_mlp = 0;  // of x, which is the input of a part; 0: x stays as it is
+  Norm attention_inner_norm{}, mlp_inner_norm{};  // before the last matrix of each
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -457,6 +458,14 @@ class Pass {
       for (int64_t i = 0; i < heads_width_; ++i) heads[i] *= layer.query_scales[tokens_.positions[t]];
   }
 
+  // Queries that grow with the position.
+  void scale_queries(const Layer& layer, float* queries, int64_t width) {
+    each_token([&](int64_t t) {
+      const float scale = layer.query_scales[tokens_.positions[t]];
+      for (int64_t i = t * width; i < (t + 1) * width; ++i) queries[i] *= scale;
+    });
+  }
+
   void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
     Workspace& space = Workspace::of_thread();
     const int64_t count = tokens_.num_tokens, heads = layer.heads, size = layer.head_size, rotated = latent.rotary_size;
@@ -470,6 +479,7 @@ class Pass {
     } else {
       multiply(layer, kLoraQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
     }
+    if (layer.query_scales) scale_queries(layer, space.queries.data(), heads * head);
     const float* queries = space.queries.data();
     float* latents = space.grown(space.latents, count * size);
     multiply(layer, kLoraLatent, latent.latent, input, latents);
@@ -542,6 +552,7 @@ class Pass {
         float* row = attended_ + t * heads_width_;
         for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
       });
+    normalize_rows(layer.attention_inner_norm, attended_, heads_width_);
     add(layer, kLoraOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
   }
 
@@ -580,6 +591,12 @@ class Pass {
       else
         activate(net_.activation, gate, up, out, size);
     });
+    normalize_rows(layer.mlp_inner_norm, gated_, layer.down.size);
+  }
+
+  // Rows that the last matrix of a part reads.
+  void normalize_rows(const Norm& norm, float* rows, int64_t size) {
+    if (norm) each_token([&](int64_t t) { norm.apply(rows + t * size, rows + t * size, size, net_.epsilon); });
   }
 
   // A feed-forward layer and experts, which read x itself, each with norms of their own.
