@@ -121,6 +121,18 @@ class CRecurrence(ctypes.Structure):
     )
 
 
+class CIndexer(ctypes.Structure):
+    """What chooses the tokens that are attended to: `Indexer`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("query_up", "key", "weights")),
+        ("key_norm", CNorm),
+        ("keys", c_void_p),
+        *((name, c_int64) for name in ("heads", "size", "num_chosen", "is_paired")),
+        ("epsilon", c_float),
+    )
+
+
 class CLatentAttention(ctypes.Structure):
     """The weights of attention to latents: `LatentAttention`."""
 
@@ -131,6 +143,8 @@ class CLatentAttention(ctypes.Structure):
         *((name, c_int64) for name in ("latent_size", "rotary_size", "unrotated_size", "value_size", "is_paired")),
         ("epsilon", c_float),
         ("head_gate", CMatrix),
+        ("indexer", POINTER(CIndexer)),
+        ("num_chosen", c_int64),
     )
 
 

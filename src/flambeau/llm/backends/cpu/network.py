@@ -27,6 +27,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.embeddings import NarrowEmbedding, RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.indexer import HeadWeights, Indexer
 from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import Mixer
@@ -72,6 +73,7 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "indexer",
         "inner_norms",
         "latent_size",
         "query_latent_size",
@@ -294,7 +296,8 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, LatentAttention, LatentUp, *others)
+    latent = (LatentAttention, LatentUp, Indexer, HeadWeights)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *latent, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

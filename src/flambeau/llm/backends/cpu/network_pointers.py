@@ -21,6 +21,7 @@ from flambeau.llm.backends.cpu.bindings import (
     ACTIVATIONS,
     KINDS,
     CExperts,
+    CIndexer,
     CLatentAttention,
     CLayer,
     CMatrix,
@@ -38,6 +39,7 @@ from flambeau.llm.models.decoder_layers import FeedForwardLayer, RecurrentLayer
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.feed_forward import MixedMLP, PlainMLP, XieluMLP
+from flambeau.llm.models.indexer import KEY_EPSILON, Indexer
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
@@ -165,7 +167,10 @@ class NetworkPointers:
             if attention.is_rotated:
                 made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
             made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
-            made.latent = ctypes.pointer(self._latent(attention))
+            made.latent = ctypes.pointer(latent := self._latent(attention))
+            latent.num_chosen = 0 if arch.indexer is None else arch.indexer.num_chosen
+            if attention.indexer is not None:
+                latent.indexer = ctypes.pointer(self._indexer(attention.indexer, self._cache.index_keys[number]))
         elif attention is not None:
             cache = self._cache
             made.qk_norm = self._qk_norm(attention)
@@ -239,6 +244,23 @@ class NetworkPointers:
             is_paired=attention.is_paired,
             epsilon=LATENT_EPSILON,
             head_gate=CMatrix() if attention.gate_proj is None else self.matrix(attention.gate_proj),
+        )
+        self._references.append(made)
+        return made
+
+    def _indexer(self, indexer: Indexer, keys: Tensor) -> CIndexer:
+        shape = indexer.shape
+        made = CIndexer(
+            query_up=self.matrix(indexer.wq_b),
+            key=self.matrix(indexer.wk),
+            weights=self._plain(indexer.weights_proj.weight),  # their scale makes no difference to the choice
+            key_norm=self._norm(indexer.k_norm),
+            keys=self.pointer(keys),
+            heads=shape.num_heads,
+            size=shape.head_size,
+            num_chosen=shape.num_chosen,
+            is_paired=shape.paired_rope,
+            epsilon=KEY_EPSILON,
         )
         self._references.append(made)
         return made

@@ -16,6 +16,7 @@ STRUCTURES: dict[str, tuple[type[ctypes.Structure], str]] = {
     "Norm": (bindings.CNorm, "norms.h"),
     "Experts": (bindings.CExperts, "experts.h"),
     "Recurrence": (bindings.CRecurrence, "recurrent.h"),
+    "Indexer": (bindings.CIndexer, "sparse_attention.h"),
     "LatentAttention": (bindings.CLatentAttention, "latent_attention.h"),
     "Layer": (bindings.CLayer, "network.h"),
     "Network": (bindings.CNetwork, "network.h"),

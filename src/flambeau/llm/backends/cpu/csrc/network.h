@@ -129,22 +129,12 @@ inline void rope(float* heads, int64_t count, int64_t size, const float* cos, co
     }
 }
 
-template <typename stored>
-inline void widen(const stored* from, float* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) write(load(from + i), to + i);
-  stored rest[kLanes] = {};
-  if (i == size) return;
-  std::copy(from + i, from + size, rest);
-  float wide[kLanes];
-  write(load(rest), wide);
-  std::copy_n(wide, size - i, to + i);
-}
-
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
   std::vector<float> x, normal, other_normal, own, beside, own_gates, attention_gates, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> index_queries, index_keys, index_weights;
   std::vector<int64_t> chosen;
+  std::vector<int32_t> places;
 
   static Workspace& of_thread() {
     static thread_local Workspace workspace;
@@ -466,6 +456,58 @@ class Pass {
     });
   }
 
+  // Stores the keys of an indexer, and the places that this layer and those without an indexer attend to.
+  void choose(const Layer& layer, const Indexer& indexer, int64_t rotated, const float* input, const float* query_latents) {
+    Workspace& space = Workspace::of_thread();
+    const int64_t count = tokens_.num_tokens, size = indexer.size, heads = indexer.heads;
+    const auto rotate = [&](int64_t t, float* rows, int64_t num_rows) {
+      if (!layer.cos) return;
+      const int64_t at = tokens_.positions[t] * (rotated / 2);
+      std::vector<float> turned(rotated);
+      for (float* row = rows; row < rows + num_rows * size; row += size) {
+        rotate_head(row, turned.data(), layer.cos + at, layer.sin + at, rotated / 2, indexer.is_paired);
+        std::copy(turned.begin(), turned.end(), row);
+      }
+    };
+    float* keys = space.grown(space.index_keys, count * size);
+    indexer.key.multiply(input, keys, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      float* key = keys + t * size;
+      indexer.key_norm.apply(key, key, size, indexer.epsilon);
+      rotate(t, key, 1);
+      with_cache(indexer.keys, [&](auto* cache) {
+        using stored = std::remove_pointer_t<decltype(cache)>;
+        write_row(key, size, cache + tokens_.slots[t] * room_of_head<stored>(size));
+      });
+    });
+    int32_t* places = space.grown(space.places, count * indexer.num_chosen);
+    if (std::all_of(tokens_.positions, tokens_.positions + count, [&](int64_t at) { return at < indexer.num_chosen; }))
+      return;  // they attend to all tokens before them
+    float* queries = space.grown(space.index_queries, count * heads * size);
+    indexer.query_up.multiply(query_latents, queries, count, false, num_threads_);
+    each_token([&](int64_t t) { rotate(t, queries + t * heads * size, heads); });
+    float* weights = space.grown(space.index_weights, count * heads);
+    indexer.weights.multiply(input, weights, count, false, num_threads_);
+    with_cache(indexer.keys, [&](const auto* cache) {
+      using stored = std::remove_cv_t<std::remove_pointer_t<decltype(cache)>>;
+      const IndexStep<stored> step{queries, weights, cache, tokens_.positions, tokens_.starts, tokens_.tables, count,
+                                   tokens_.num_sequences, tokens_.table_width, net_.block_size, heads, size,
+                                   indexer.num_chosen};
+      choose_places(step, places, num_threads_);
+    });
+  }
+
+  // Calls use(cache) with a pointer to numbers of its type.
+  template <typename Use>
+  void with_cache(void* cache, const Use& use) const {
+    switch (net_.cache_kind) {
+      case kBfloat16: return use(static_cast<bfloat*>(cache));
+      case kFloat16: return use(static_cast<half*>(cache));
+      case kInt8: return use(static_cast<byte*>(cache));
+      default: return use(static_cast<float*>(cache));
+    }
+  }
+
   void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
     Workspace& space = Workspace::of_thread();
     const int64_t count = tokens_.num_tokens, heads = layer.heads, size = layer.head_size, rotated = latent.rotary_size;
@@ -475,6 +517,7 @@ class Pass {
       float* down = space.grown(space.latents, count * width);
       multiply(layer, kLoraQueryDown, latent.query_down, input, down);
       each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
+      if (latent.indexer) choose(layer, *latent.indexer, rotated, input, down);
       multiply(layer, kLoraQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
     } else {
       multiply(layer, kLoraQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
@@ -497,7 +540,8 @@ class Pass {
     multiply_heads(latent.to_keys, heads, queries, heads * head, head, qkv_, qkv_width_, size, count, num_threads_);
     const LatentStep<void*> step{qkv_, keys, nullptr, attended_, qkv_width_, tokens_.positions, tokens_.slots,
                                  tokens_.starts, tokens_.tables, count, tokens_.num_sequences, heads, size, rank,
-                                 net_.block_size, tokens_.table_width, net_.scale};
+                                 net_.block_size, tokens_.table_width, net_.scale,
+                                 latent.num_chosen ? space.places.data() : nullptr, latent.num_chosen};
     attend_latents(step, layer.keys, net_.cache_kind, num_threads_);
     const int64_t width = heads * latent.value_size;
     float* values = space.grown(space.values, count * width);

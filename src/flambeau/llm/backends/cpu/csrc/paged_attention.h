@@ -3,14 +3,13 @@
 // A token attends to one contiguous range of places (causal, perhaps with a window), so nothing is masked: places
 // outside the range are never read. Sums run over places in order: a sequence gets the same bits in any batch.
 //
-// A cache of bytes has after the D numbers of a head their scale, a float: D + 4 bytes.
-//
 // Shapes: T tokens of the step, S sequences, P blocks, K tokens of a block, H heads, G key-value heads, D head size.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "cached_rows.h"
 #include "matrix.h"
 #include "threads.h"
 #include "vectors.h"
@@ -51,32 +50,17 @@ struct PagedStep {
   }
 };
 
-// What a head takes in the cache, in numbers of its type.
-template <typename stored>
-constexpr int64_t room_of_head(int64_t size) {
-  return std::is_same_v<stored, byte> ? size + static_cast<int64_t>(sizeof(float)) : size;
-}
-
 // The factor of a head's numbers in the cache.
 template <int64_t size, typename stored>
 inline float scale_of(const stored* head) {
-  if constexpr (!std::is_same_v<stored, byte>) {
-    return 1.0f;
-  } else {
-    float scale;
-    std::memcpy(&scale, head + size, sizeof scale);
-    return scale;
-  }
+  return scale_of_row(head, size);
 }
 
 // Writes the heads of a token to the cache.
 template <int64_t size, typename stored>
 inline void write_heads(const float* from, int64_t heads, stored* to) {
   if constexpr (std::is_same_v<stored, byte>) {
-    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) {
-      const float scale = quantize_bytes(from, size, reinterpret_cast<int8_t*>(to)).scale;
-      std::memcpy(to + size, &scale, sizeof scale);
-    }
+    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) write_row(from, size, to);
   } else {
     narrow(from, heads * size, to);
   }
