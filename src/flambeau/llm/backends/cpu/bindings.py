@@ -148,6 +148,18 @@ class CLatentAttention(ctypes.Structure):
     )
 
 
+class CAltUp(ctypes.Structure):
+    """What a layer does with several streams of hidden states: `AltUp`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("router", "prediction", "correction")),
+        ("router_norm", CNorm),
+        ("output_scale", c_void_p),
+        *((name, CMatrix) for name in ("laurel_left", "laurel_right")),
+        ("laurel_norm", CNorm),
+    )
+
+
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
@@ -174,6 +186,9 @@ class CLayer(ctypes.Structure):
         *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
         *((name, c_float) for name in ("stream_attention", "stream_mlp")),
         *((name, CNorm) for name in ("attention_inner_norm", "mlp_inner_norm")),
+        ("altup", POINTER(CAltUp)),
+        ("cuts_gates", c_int64),
+        ("gate_threshold", c_float),
     )
 
 
@@ -209,6 +224,8 @@ class CNetwork(ctypes.Structure):
         ("own_projection", CMatrix),
         ("own_norm", CNorm),
         *((name, c_float) for name in ("own_scale", "own_projection_scale")),
+        *((name, c_int64) for name in ("num_streams", "active_stream")),
+        *((name, POINTER(CMatrix)) for name in ("stream_projections", "stream_unembeddings")),
     )
 
 

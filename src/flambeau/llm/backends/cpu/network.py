@@ -24,6 +24,7 @@ from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.embeddings import NarrowEmbedding, RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
@@ -73,7 +74,12 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "active_stream",
         "indexer",
+        "laurel_size",
+        "num_streams",
+        "scales_stream",
+        "sparsity",
         "inner_norms",
         "latent_size",
         "query_latent_size",
@@ -259,6 +265,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
+    if arch.num_streams and not arch.layer_input_size:
+        unknown.add("num_streams")
     if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
         unknown.add("inner_norms")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
@@ -296,8 +304,8 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    latent = (LatentAttention, LatentUp, Indexer, HeadWeights)
-    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *latent, *others)
+    parts_of_layers = (LatentAttention, LatentUp, Indexer, HeadWeights, AltUp, Laurel, Streams)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *parts_of_layers, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

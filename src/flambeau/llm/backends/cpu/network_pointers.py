@@ -20,6 +20,7 @@ from flambeau.llm.backends.cpu.attention import CACHE_KINDS
 from flambeau.llm.backends.cpu.bindings import (
     ACTIVATIONS,
     KINDS,
+    CAltUp,
     CExperts,
     CIndexer,
     CLatentAttention,
@@ -33,12 +34,13 @@ from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
 from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
-from flambeau.llm.models.decoder_layers import FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.decoder_layers import AltUpLayer, FeedForwardLayer, RecurrentLayer
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
-from flambeau.llm.models.feed_forward import MixedMLP, PlainMLP, XieluMLP
+from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
 from flambeau.llm.models.indexer import KEY_EPSILON, Indexer
 from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
@@ -95,7 +97,7 @@ class NetworkPointers:
             dtype = embedding.dtype
         own = dtype if body is None else getattr(body.embed_tokens, "dtype", dtype)  # the network's
         biases_HP = place_biases(arch)
-        return CNetwork(
+        made_network = CNetwork(
             arch.hidden_size,
             arch.num_heads,
             arch.num_kv_heads,
@@ -139,6 +141,15 @@ class NetworkPointers:
             GATES.index(arch.attention_gate),
             *self._own_embeddings(getattr(body, "layer_inputs", None), own),
         )
+        if (streams := getattr(body, "streams", None)) is not None:
+            self._add_streams(made_network, arch, streams)
+        return made_network
+
+    def _add_streams(self, made: CNetwork, arch: Architecture, streams: Streams) -> None:
+        made.num_streams, made.active_stream = arch.num_streams, arch.active_stream
+        sides = [[*map(self.matrix, layers)] for layers in (streams.projections, streams.unembed_projections)]
+        made.stream_projections, made.stream_unembeddings = arrays = [(CMatrix * len(side))(*side) for side in sides]
+        self._references += arrays
 
     def _own_embeddings(self, inputs: LayerInputs | None, dtype: torch.dtype) -> Iterator[Any]:
         """The embeddings that each layer has of its own."""
@@ -213,18 +224,35 @@ class NetworkPointers:
         return self._query_scales
 
     def _layer_parts(self, made: CLayer, layer: Any) -> None:
-        """What layers of Gemma 4 have beside attention and the feed-forward layer."""
+        """What layers of Gemma 3n and 4 have beside attention and the feed-forward layer."""
         if (inputs := getattr(layer, "layer_input", None)) is not None:
             made.input_gate, made.input_projection = self.matrix(inputs.gate), self.matrix(inputs.projection)
             made.input_norm = self._norm(inputs.norm)
+        if isinstance(layer, AltUpLayer):
+            made.altup = ctypes.pointer(self._altup(layer.altup, layer.laurel))
+        if isinstance(mlp := getattr(layer, "mlp", None), CutMLP):
+            threshold = torch.tensor(mlp.threshold, dtype=layer.input_layernorm.weight.dtype)  # rounded as its numbers
+            made.cuts_gates, made.gate_threshold = True, float(threshold)
         if (scale := getattr(layer, "layer_scale", None)) is not None:
             made.output_scale = float(scale)
-        if isinstance(mlp := getattr(layer, "mlp", None), MixedMLP):
+        if isinstance(mlp, MixedMLP):
             made.experts = self._experts(mlp.sparse)
             made.dense_norm, made.sparse_norm = self._norm(mlp.dense_norm), self._norm(mlp.sparse_norm)
             made.expert_norm = self._norm(mlp.expert_norm)
             weight, _ = norm_weights(mlp.router_norm)
             made.router_norm = CNorm(self.pointer(weight * mlp.router_scale))
+
+    def _altup(self, altup: AltUp, laurel: Laurel) -> CAltUp:
+        layers = altup.modality_router, altup.prediction_coefs, altup.correction_coefs
+        made = CAltUp(
+            *map(self.matrix, layers),
+            self._norm(altup.router_norm),
+            self.pointer(altup.correct_output_scale.detach().float()) if altup.scales else None,
+            *map(self.matrix, (laurel.linear_left, laurel.linear_right)),
+            self._norm(laurel.norm),
+        )
+        self._references.append(made)
+        return made
 
     def _latent(self, attention: LatentAttention) -> CLatentAttention:
         has_latent = attention.has_query_latent

@@ -225,6 +225,20 @@ FAMILIES = {
         "layer_input_size": 12,
         "layer_input_vocab": 90,
     },
+    "Gemma 3n": {
+        "norm_places": "both",
+        "qk_norm": True,
+        "normalizes_values": True,
+        "shared_keys": (0, 0),
+        "activation": "gelu_tanh",
+        "layer_input_size": 12,
+        "layer_input_vocab": 90,
+        "num_streams": 3,
+        "active_stream": 1,
+        "scales_stream": True,
+        "laurel_size": 5,
+        "sparsity": (0.7, 0.0),
+    },
     "keys of another layer": {"shared_keys": (0, 0), "qkv_bias": True, "norm_places": "both"},
     "Llama-Nemotron": {
         "shapes": tuple(LayerSizes(num_heads=4, num_kv_heads=2, **sizes) for sizes in TWO_SIZES[::-1]),
@@ -464,6 +478,7 @@ INTEGER_FAMILIES = (
     "BitNet",
     "Mistral 4",
     "GLM-5",
+    "Gemma 3n",
 )
 
 

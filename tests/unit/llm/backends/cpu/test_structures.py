@@ -18,6 +18,7 @@ STRUCTURES: dict[str, tuple[type[ctypes.Structure], str]] = {
     "Recurrence": (bindings.CRecurrence, "recurrent.h"),
     "Indexer": (bindings.CIndexer, "sparse_attention.h"),
     "LatentAttention": (bindings.CLatentAttention, "latent_attention.h"),
+    "AltUp": (bindings.CAltUp, "altup.h"),
     "Layer": (bindings.CLayer, "network.h"),
     "Network": (bindings.CNetwork, "network.h"),
     "Tokens": (bindings.CTokens, "network.h"),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "altup.h"
 #include "experts.h"
 #include "latent_attention.h"
 #include "lora.h"
@@ -56,6 +57,9 @@ struct Layer {
   Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
   float stream_attention = 0, stream_mlp = 0;  // of x, which is the input of a part; 0: x stays as it is
   Norm attention_inner_norm{}, mlp_inner_norm{};  // before the last matrix of each
+  const AltUp* altup = nullptr;  // x is one of several streams; or null
+  int64_t cuts_gates = 0;        // of the feed-forward layer: those below a threshold become zero
+  float gate_threshold = 0;
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -96,6 +100,9 @@ struct Network {
   Matrix own_projection{};
   Norm own_norm{};
   float own_scale = 1, own_projection_scale = 1;
+  // Streams of hidden states, of which layers compute one; 0: there is one. The others have matrices [S - 1].
+  int64_t num_streams = 0, active_stream = 0;
+  const Matrix *stream_projections = nullptr, *stream_unembeddings = nullptr;
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 
@@ -132,6 +139,7 @@ inline void rope(float* heads, int64_t count, int64_t size, const float* cos, co
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
   std::vector<float> x, normal, other_normal, own, beside, own_gates, attention_gates, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> streams, modalities, stream_factors, laurel;
   std::vector<float> index_queries, index_keys, index_weights;
   std::vector<int64_t> chosen;
   std::vector<int32_t> places;
@@ -170,6 +178,11 @@ class Pass {
       own_ = space.grown(space.own, count * net.num_layers * net.own_size);
       own_gates_ = space.grown(space.own_gates, count * net.own_size);
     }
+    if (net.num_streams) {
+      streams_ = space.grown(space.streams, count * net.num_streams * net.hidden);
+      modalities_ = space.grown(space.modalities, count * net.num_streams);
+      stream_factors_ = space.grown(space.stream_factors, count * net.num_streams * net.num_streams);
+    }
     if (net.attention_gate) attention_gates_ = space.grown(space.attention_gates, count * widest_heads);
     const bool has_both = std::any_of(net.layers, net.layers + net.num_layers, [](const Layer& layer) { return layer.has_both(); });
     if (has_both) beside_ = space.grown(space.beside, count * net.hidden);
@@ -187,12 +200,18 @@ class Pass {
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
     embed();
     if (net_.own_size) embed_own();
+    if (net_.num_streams) spread();
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
+      if (net_.layers[i].altup) {
+        compute_streams(net_.layers[i], *net_.layers[i].altup, i);
+        continue;
+      }
       compute(net_.layers[i]);
       if (net_.layers[i].input_gate.weights) add_own(net_.layers[i], i);
       scale_output(net_.layers[i].output_scale);
     }
+    if (net_.num_streams) merge();
     record(net_.num_layers);
     if (!num_rows) return;
     for (int64_t i = 0; i < num_rows; ++i) {
@@ -282,6 +301,11 @@ class Pass {
 
   // x += what a layer makes of its own embeddings.
   void add_own(const Layer& layer, int64_t number) {
+    make_own(layer, number);
+    add(layer.input_norm);
+  }
+
+  void make_own(const Layer& layer, int64_t number) {
     const int64_t size = net_.own_size;
     layer.input_gate.multiply(x_, own_gates_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) {
@@ -289,7 +313,99 @@ class Pass {
       activate(net_.activation, row, own_ + (t * net_.num_layers + number) * size, row, size);
     });
     layer.input_projection.multiply(own_gates_, added_, tokens_.num_tokens, false, num_threads_);
-    add(layer.input_norm);
+  }
+
+  float* stream(int64_t t, int64_t s) { return streams_ + (t * net_.num_streams + s) * net_.hidden; }
+
+  // The streams [T, S, E]: x, and what is computed from it, as large as it.
+  void spread() {
+    const int64_t size = net_.hidden;
+    for (int64_t s = 0; s < net_.num_streams; ++s) {
+      if (s) net_.stream_projections[s - 1].multiply(x_, added_, tokens_.num_tokens, false, num_threads_);
+      each_token([&](int64_t t) {
+        const float *x = x_ + t * size, *from = s ? added_ + t * size : x;
+        const float factor = s ? factor_to_size_of(x, from, size) : 1;
+        for (int64_t i = 0; i < size; ++i) stream(t, s)[i] = from[i] * factor;
+      });
+    }
+  }
+
+  // x becomes the mean of all streams, which are made as large as the first.
+  void merge() {
+    const int64_t size = net_.hidden;
+    take_stream(0);
+    for (int64_t s = 1; s < net_.num_streams; ++s) {
+      each_token([&](int64_t t) { std::copy_n(stream(t, s), size, normal_ + t * size); });
+      net_.stream_unembeddings[s - 1].multiply(normal_, added_, tokens_.num_tokens, false, num_threads_);
+      each_token([&](int64_t t) {
+        const float* from = added_ + t * size;
+        const float factor = factor_to_size_of(stream(t, 0), from, size);
+        for (int64_t i = 0; i < size; ++i) x_[t * size + i] += from[i] * factor;
+      });
+    }
+    scale_output(1.0f / static_cast<float>(net_.num_streams));
+  }
+
+  void take_stream(int64_t s) {
+    each_token([&](int64_t t) { std::copy_n(stream(t, s), net_.hidden, x_ + t * net_.hidden); });
+  }
+
+  // Numbers of x [T, S] that streams are predicted and corrected by.
+  void find_modalities(const AltUp& altup) {
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      float* row = normal_ + t * size;
+      altup.router_norm.apply(x_ + t * size, row, size, net_.epsilon);
+      for (int64_t i = 0; i < size; ++i) row[i] /= static_cast<float>(size);
+    });
+    altup.router.multiply(normal_, modalities_, tokens_.num_tokens, false, num_threads_);
+    for (int64_t i = 0; i < tokens_.num_tokens * net_.num_streams; ++i) modalities_[i] = std::tanh(modalities_[i]);
+  }
+
+  // A layer that computes one of the streams, by which it changes the others.
+  void compute_streams(const Layer& layer, const AltUp& altup, int64_t number) {
+    const int64_t size = net_.hidden, streams = net_.num_streams, count = tokens_.num_tokens;
+    take_stream(net_.active_stream);
+    find_modalities(altup);
+    altup.prediction.multiply(modalities_, stream_factors_, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      predict_streams(stream(t, 0), stream_factors_ + t * streams * streams, streams, size);
+    });
+    take_stream(net_.active_stream);
+    const float* input = normalized(layer.attention_norm, normal_);
+    add_laurel(altup, input);
+    attend(layer, input);
+    scale_output(0.70710678f);
+    feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    find_modalities(altup);
+    altup.correction.multiply(modalities_, stream_factors_, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      float* error = x_ + t * size;
+      for (int64_t i = 0; i < size; ++i) error[i] -= stream(t, net_.active_stream)[i];
+      for (int64_t s = 0; s < streams; ++s) add_row(stream(t, s), stream_factors_[t * streams + s] + 1, error, size);
+    });
+    take_stream(net_.active_stream);
+    if (altup.output_scale)
+      each_token([&](int64_t t) {
+        for (int64_t i = 0; i < size; ++i) x_[t * size + i] *= altup.output_scale[i];
+      });
+    make_own(layer, number);
+    each_token([&](int64_t t) {
+      float* row = added_ + t * size;
+      layer.input_norm.apply(row, row, size, net_.epsilon);
+      for (int64_t s = 1; s < streams; ++s) add_row(stream(t, s), 1, row, size);
+    });
+  }
+
+  // x += the input of attention, and what two small matrices make of it.
+  void add_laurel(const AltUp& altup, const float* input) {
+    const int64_t size = net_.hidden, count = tokens_.num_tokens;
+    Workspace& space = Workspace::of_thread();
+    float* middle = space.grown(space.laurel, count * altup.laurel_left.num_outputs());
+    altup.laurel_left.multiply(input, middle, count, false, num_threads_);
+    altup.laurel_right.multiply(middle, added_, count, false, num_threads_);
+    each_token([&](int64_t t) { add_row(x_ + t * size, 1, input + t * size, size); });
+    add(altup.laurel_norm);
   }
 
   void scale_output(float scale) {
@@ -629,6 +745,10 @@ class Pass {
         float* row = gate_up_ + t * layer.gate_up.num_outputs();
         for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
       });
+    if (layer.cuts_gates)
+      each_token([&](int64_t t) {
+        cut_gates(gate_up_ + t * layer.gate_up.num_outputs(), layer.down.size, layer.gate_threshold);
+      });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       if (net_.activation == kXielu)
         activate(gate, up, out, size, [&](float x) { return xielu(x, layer.xielu); });
@@ -763,6 +883,7 @@ class Pass {
   const int num_threads_;
   int64_t heads_width_ = 0, qkv_width_ = 0;  // of the layer that attends
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
+  float *streams_ = nullptr, *modalities_ = nullptr, *stream_factors_ = nullptr;
   float *own_ = nullptr, *own_gates_ = nullptr, *attention_gates_ = nullptr, *beside_ = nullptr;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
