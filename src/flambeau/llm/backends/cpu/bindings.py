@@ -311,7 +311,7 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
         log.warning("the CPU kernels are not available, plain PyTorch is used: %s", first_error_line(error))
         return None
     library.flambeau_attend.argtypes = (POINTER(CPagedStep), c_int64, c_int64, c_int)
-    library.flambeau_attend.restype = c_bool
+    library.flambeau_attend.restype = None
     library.flambeau_multiply.argtypes = (POINTER(CMatrix), c_void_p, c_void_p, c_int64, c_int)
     library.flambeau_multiply.restype = None
     library.flambeau_quantize.argtypes = (c_void_p, *[c_int64] * 5, c_void_p, c_int)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
-from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.attention import CACHE_KINDS, choose_attention
 from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CTokens, index_pointers, kernels
 from flambeau.llm.backends.cpu.lora_table import LoraTable
 from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
@@ -278,14 +278,12 @@ def unknown_parts(arch: Architecture) -> list[str]:
 
 def unknown_heads(arch: Architecture) -> list[str]:
     """The sizes of heads that the kernels do not compute, in words."""
-    if arch.latent_size and arch.attending_layers:
-        return [] if arch.head_size % LANES == 0 else [f"latents with keys of {arch.head_size} numbers"]
-    sizes = {arch.of_layer(layer).head_size for layer in arch.attending_layers}
-    return [f"heads of {size} numbers" for size in sorted(sizes - HEAD_SIZES)]
+    is_odd = arch.latent_size and arch.attending_layers and arch.head_size % LANES
+    return [f"latents with keys of {arch.head_size} numbers"] if is_odd else []
 
 
 def has_known_heads(arch: Architecture) -> bool:
-    """Whether the kernels know the size of heads, if any layer attends."""
+    """Whether the kernels know the sizes of heads, if any layer attends."""
     return not unknown_heads(arch)
 
 

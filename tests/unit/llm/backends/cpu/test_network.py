@@ -161,12 +161,23 @@ def test_steps_in_several_threads_at_once_do_not_disturb_each_other():
     assert not wrong
 
 
+LATENT = {
+    "num_kv_heads": 1,
+    "head_size": 32,
+    "latent_size": 24,
+    "rotary_size": 8,
+    "unrotated_size": 12,
+    "value_size": 10,
+    "attention_scale": 0.2,
+}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"rotated_qk_norm": True, "qk_norm": True},
         {"num_experts": 4, "expert_size": 8},  # half a panel
-        {"head_size": 8},
+        {**LATENT, "head_size": 28, "latent_size": 20},
     ],
 )
 def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
@@ -175,7 +186,7 @@ def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     plain = random_model(head_size=16)
     assert network.can_compute(plain, room(plain, 1))
     assert not network.unknown_heads(plain.arch)
-    assert bool(network.unknown_heads(model.arch)) == (model.arch.head_size == 8)
+    assert bool(network.unknown_heads(model.arch)) == (model.arch.head_size == 28)
     plain.model.layers[1].mlp.down_proj = torch.nn.Identity()
     assert not network.can_compute(plain, room(plain, 1))
 
@@ -300,6 +311,8 @@ FAMILIES = {
         "norm": "layer",
         "norm_bias": True,
     },
+    "heads of 20 in windows": {"head_size": 20, "rotary_size": 12, "windows": (None, 5), "qk_norm": True},
+    "6 heads of 40 for 2": {"head_size": 40, "num_heads": 6, "attention_softcap": 5.0, "has_sinks": True},
     "sinks": {"has_sinks": True, "windows": (None, 5)},
     "Mixtral": EXPERTS,
     "OLMoE": {**EXPERTS, "normalizes_experts": False, "qk_norm": True, "wide_qk_norm": True},
@@ -400,15 +413,6 @@ RECURRENT_FAMILIES = {
         "qk_norm": True,
         "wide_qk_norm": True,
     },
-}
-LATENT = {
-    "num_kv_heads": 1,
-    "head_size": 32,
-    "latent_size": 24,
-    "rotary_size": 8,
-    "unrotated_size": 12,
-    "value_size": 10,
-    "attention_scale": 0.2,
 }
 LATENT_FAMILIES = {
     "MiniCPM 3": {**LATENT, "query_latent_size": 20, "num_heads": 7, "residual_scale": 0.3},
