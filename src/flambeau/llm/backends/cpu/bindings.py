@@ -188,7 +188,8 @@ class CLayer(ctypes.Structure):
         *((name, CNorm) for name in ("attention_inner_norm", "mlp_inner_norm")),
         ("altup", POINTER(CAltUp)),
         ("cuts_gates", c_int64),
-        ("gate_threshold", c_float),
+        *((name, c_float) for name in ("gate_threshold", "cos_factor", "sin_factor")),
+        ("inverse", c_void_p),
     )
 
 

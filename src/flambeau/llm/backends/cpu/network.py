@@ -265,6 +265,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
+    if arch.indexer is not None and arch.unrotated_layers:
+        unknown.add("indexer")
     if arch.num_streams and not arch.layer_input_size:
         unknown.add("num_streams")
     if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
@@ -297,7 +299,8 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
     keys = cache.keys[0]
     if unknown_parts(arch) or keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS:
         return False
-    return has_known_heads(arch) and (rotation.has_tables or not arch.attending_layers)
+    rotates_states = arch.recurrence is not None and arch.recurrence.rotary_size  # by tables
+    return has_known_heads(arch) and (rotation.has_tables or not rotates_states)
 
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:

@@ -175,8 +175,7 @@ class NetworkPointers:
         if attention is not None and attention.is_tempered and arch.temperature_length:
             made.query_scales = self._scales_of_queries(arch)
         if isinstance(attention, LatentAttention):
-            if attention.is_rotated:
-                made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
+            self._rotate(made, rotation, attention)
             made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
             made.latent = ctypes.pointer(latent := self._latent(attention))
             latent.num_chosen = 0 if arch.indexer is None else arch.indexer.num_chosen
@@ -185,7 +184,7 @@ class NetworkPointers:
         elif attention is not None:
             cache = self._cache
             made.qk_norm = self._qk_norm(attention)
-            made.cos, made.sin = self._rotation(rotation, attention)
+            self._rotate(made, rotation, attention)
             made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
             source = arch.key_layer(number)
             made.has_shared_keys, made.attention_scale = source != number, attention.scale
@@ -373,11 +372,17 @@ class NetworkPointers:
         biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
         return CNorm(self.pointer(weight), self.pointer(torch.cat(biases) if biases else None))
 
-    def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
+    def _rotate(self, made: CLayer, rotation: Rotation, attention: Attention | LatentAttention) -> None:
+        """How a layer's heads are rotated: by tables, or by what these are computed from."""
         if not attention.is_rotated:
-            return None, None
-        tables = rotation.local if attention.is_local and rotation.local is not None else rotation
-        return self.pointer(tables.cos), self.pointer(tables.sin)
+            return
+        is_local = isinstance(attention, Attention) and attention.is_local
+        own = rotation.local if is_local and rotation.local is not None else rotation
+        if own.has_tables:
+            made.cos, made.sin = self.pointer(own.cos), self.pointer(own.sin)
+            return
+        made.inverse = self.pointer(own.inverse)
+        made.cos_factor, made.sin_factor = own.factor, -own.factor if own.arch.reversed_rope else own.factor
 
     def matrix(self, layer: Any) -> CMatrix:
         """The structure of a layer; of joined ones, that of the first, which points to the next."""

@@ -17,6 +17,7 @@ from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.core.outputs import NO_TOKEN
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models import rope
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
@@ -501,6 +502,17 @@ def model_of(family: str, **changes):
 def test_networks_of_other_families_give_the_twins_logits(family):
     model = model_of(family)
     assert network.can_compute(model, room(model, 1)), model.arch.extras
+    found, expected = logits_of_both(model)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["Gemma 3", "NanoChat", "DeepSeek V3.2"])
+def test_angles_of_places_without_a_table_are_computed(family, monkeypatch):
+    monkeypatch.setattr(rope, "MAX_TABLE_LENGTH", 32)
+    model = model_of(family)
+    assert not model.rotation.has_tables
+    assert network.can_compute(model, room(model, 1))
     found, expected = logits_of_both(model)
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=2e-5)
 

@@ -34,7 +34,7 @@ struct Layer {
   Norm attention_norm, mlp_norm;            // before them
   Norm attention_post_norm, mlp_post_norm;  // after them
   Norm qk_norm;                             // [H + G, D]: of each head of queries and keys, or of all at once
-  const float *cos, *sin;                            // [places, rotary_size / 2], or null: not rotated
+  const float *cos, *sin;  // [places, rotary_size / 2], or null: see `inverse`
   Matrix qkv, out, gate_up, down;
   const Experts* experts;  // in the place of gate_up and down, or null
   void *keys, *values;
@@ -60,6 +60,8 @@ struct Layer {
   const AltUp* altup = nullptr;  // x is one of several streams; or null
   int64_t cuts_gates = 0;        // of the feed-forward layer: those below a threshold become zero
   float gate_threshold = 0;
+  float cos_factor = 1, sin_factor = 1;
+  const float* inverse = nullptr;  // [rotary_size / 2], of positions without a table: angles per place; null: not rotated
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -126,6 +128,11 @@ struct Tokens {
   const int64_t* state_ends = nullptr;   // [T]: where the state after each token goes, or null: see StepSequences
 };
 
+// The angles of a token [rotary_size / 2], or null: it is not rotated.
+struct Turn {
+  const float *cos, *sin;
+};
+
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
 inline void rope(float* heads, int64_t count, int64_t size, const float* cos, const float* sin, int64_t half) {
   for (float* head = heads; head < heads + count * size; head += size)
@@ -167,6 +174,7 @@ class Pass {
       take_widths(net.layers[i]);
       widest_heads = std::max(widest_heads, heads_width_), widest_qkv = std::max(widest_qkv, qkv_width_);
     }
+    find_angles();
     Workspace& space = Workspace::of_thread();
     x_ = space.grown(space.x, count * net.hidden), normal_ = space.grown(space.normal, count * net.hidden);
     qkv_ = space.grown(space.qkv, count * widest_qkv), attended_ = space.grown(space.attended, count * widest_heads);
@@ -265,6 +273,32 @@ class Pass {
     each_token([&](int64_t t) { embed(t, size, added_ + t * size); });
     net_.project_in.multiply(added_, x_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) { place(t); });
+  }
+
+  // The angles of the step's places, where there are no tables.
+  void find_angles() {
+    for (int64_t i = 0; i < net_.num_layers; ++i) {
+      const Layer& layer = net_.layers[i];
+      const auto is_same = [&](const Angles& known) { return known.inverse == layer.inverse; };
+      if (!layer.inverse || std::any_of(angles_.begin(), angles_.end(), is_same)) continue;
+      const int64_t half = layer.rotary_size / 2, size = tokens_.num_tokens * half;
+      Angles& made = angles_.emplace_back(Angles{layer.inverse, std::vector<float>(size), std::vector<float>(size)});
+      each_token([&](int64_t t) {
+        for (int64_t j = 0; j < half; ++j) {
+          const float angle = static_cast<float>(tokens_.positions[t]) * layer.inverse[j];
+          made.cos[t * half + j] = std::cos(angle) * layer.cos_factor;
+          made.sin[t * half + j] = std::sin(angle) * layer.sin_factor;
+        }
+      });
+    }
+  }
+
+  Turn turn_of(const Layer& layer, int64_t t) const {
+    const int64_t half = layer.rotary_size / 2, at = tokens_.positions[t] * half;
+    if (layer.cos) return {layer.cos + at, layer.sin + at};
+    for (const Angles& known : angles_)
+      if (known.inverse == layer.inverse) return {known.cos.data() + t * half, known.sin.data() + t * half};
+    return {nullptr, nullptr};
   }
 
   void take_widths(const Layer& layer) {
@@ -551,11 +585,11 @@ class Pass {
   // What queries, keys and values are before attention.
   void position(const Layer& layer, int64_t t) {
     float* heads = qkv_ + t * qkv_width_;
-    const int64_t half = layer.rotary_size / 2, at = tokens_.positions[t] * half, size = layer.head_size;
+    const int64_t half = layer.rotary_size / 2, size = layer.head_size;
     if (layer.qk_norm && !net_.late_qk_norm) normalize_heads(layer, heads);
     if (net_.clip > 0)
       for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
-    if (layer.cos) rope(heads, num_rotated(layer), size, layer.cos + at, layer.sin + at, half);
+    if (const Turn turn = turn_of(layer, t); turn.cos) rope(heads, num_rotated(layer), size, turn.cos, turn.sin, half);
     if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer, heads);
     if (layer.value_norm && !layer.has_shared_keys)
       for (int64_t v = num_rotated(layer) * size; v < qkv_width_; v += size)
@@ -577,11 +611,10 @@ class Pass {
     Workspace& space = Workspace::of_thread();
     const int64_t count = tokens_.num_tokens, size = indexer.size, heads = indexer.heads;
     const auto rotate = [&](int64_t t, float* rows, int64_t num_rows) {
-      if (!layer.cos) return;
-      const int64_t at = tokens_.positions[t] * (rotated / 2);
+      const Turn turn = turn_of(layer, t);
       std::vector<float> turned(rotated);
       for (float* row = rows; row < rows + num_rows * size; row += size) {
-        rotate_head(row, turned.data(), layer.cos + at, layer.sin + at, rotated / 2, indexer.is_paired);
+        rotate_head(row, turned.data(), turn.cos, turn.sin, rotated / 2, indexer.is_paired);
         std::copy(turned.begin(), turned.end(), row);
       }
     };
@@ -644,8 +677,7 @@ class Pass {
     multiply(layer, kLoraLatent, latent.latent, input, latents);
     float* keys = space.grown(space.keys, count * size);
     each_token([&](int64_t t) {
-      const float* cos = layer.cos ? layer.cos + tokens_.positions[t] * half : nullptr;
-      const float* sin = layer.cos ? layer.sin + tokens_.positions[t] * half : nullptr;
+      const auto [cos, sin] = turn_of(layer, t);
       latent.latent_norm.apply(latents + t * size, keys + t * size, rank, latent.epsilon);
       rotate_head(latents + t * size + rank, keys + t * size + rank, cos, sin, half, latent.is_paired);
       for (int64_t h = 0; h < heads; ++h) {
@@ -887,6 +919,11 @@ class Pass {
   float *own_ = nullptr, *own_gates_ = nullptr, *attention_gates_ = nullptr, *beside_ = nullptr;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
+  struct Angles {
+    const float* inverse;
+    std::vector<float> cos, sin;  // [T, rotary_size / 2]
+  };
+  std::vector<Angles> angles_;
   std::vector<int64_t> row_adapters_;  // of rows that are not those of the step
 };
 
