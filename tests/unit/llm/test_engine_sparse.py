@@ -78,6 +78,8 @@ def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transform
 def test_kernels_compute_the_logits_of_transformers(networks):
     need_cpu_kernels()
     model, reference = copy.deepcopy(networks[0]), networks[1]
+    if unknown_parts(model.arch):
+        pytest.skip("the kernels leave it to others, as another test says")
     backend = CpuBackend(model, used_room(model))
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend.decode_path == CPU_KERNELS
@@ -137,7 +139,8 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4"])
+def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
     """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
 
     def trace(step, *, options, **more):
@@ -146,7 +149,7 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
 
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    reference = write_checkpoint(tmp_path, "glm-5")
+    reference = write_checkpoint(tmp_path, kind)
     model = load_model(tmp_path)
     cache, ids = room(model, 2), some_ids(31)
     plain = EagerBackend(model, cache)
@@ -172,8 +175,9 @@ def test_quantized_weights_and_caches_are_close(networks):
 
 def test_kernels_of_a_gpu_leave_the_network_to_others_by_name(networks):
     model, _ = networks
-    assert unknown_parts(model.arch) == []
-    assert parts.unknown_parts(model.arch) == ["indexer"]
+    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs
+    assert ("indexer" in unknown_parts(model.arch)) != is_known
+    assert "indexer" in parts.unknown_parts(model.arch)
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
     )
@@ -200,14 +204,21 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("deepseek-v3.2", {"layer_types": ["full_attention"] * 3}, "layer_types"),
         ("deepseek-v3.2", {"index_head_dim": 6}, "index_head_dim"),
         ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
+        ("mistral-large-4", {"kv_source_layers": [0, 1, 2, 2, 4]}, "layers 2 and 3 must both be rotated"),
+        ("mistral-large-4", {"kv_source_layers": [0, 0, 2, 1, 4]}, "kv_source_layers"),
+        ("mistral-large-4", {"n_group": 2}, "n_group"),
+        ("mistral-large-4", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
+    config = config_of(kind)
+    text = config.get("text_config", {})
+    given = {**config, "text_config": {**text, **changes}} if text else {**config, **changes}
     with pytest.raises(CheckpointError, match=message):
-        from_hugging_face({**config_of(kind), **changes})
+        from_hugging_face(given)
 
 
 def test_published_settings_of_glm_5():

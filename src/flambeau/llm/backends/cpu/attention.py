@@ -90,7 +90,7 @@ class CpuAttention(PagedAttention):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if not options.has_only_softcap:  # the kernel does not know others
+        if not options.has_only_softcap or v.shape[2] != q.shape[2]:  # the kernel does not know others
             return super().__call__(layer, q, k, v, options)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached, softcap = (cache.keys[layer], cache.values[layer]), options.softcap or 0.0

@@ -265,17 +265,27 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
-    if arch.indexer is not None and arch.unrotated_layers:
+    if arch.indexer is not None and (arch.unrotated_layers or not is_known_indexer(arch)):
         unknown.add("indexer")
     if arch.num_streams and not arch.layer_input_size:
         unknown.add("num_streams")
     if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
         unknown.add("inner_norms")
+    if arch.value_size and not arch.latent_size:
+        unknown.add("value_size")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
         unknown.add("norm_places")  # what experts give is scaled by their weights
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
         unknown.add("recurrence")
     return sorted(unknown)
+
+
+def is_known_indexer(arch: Architecture) -> bool:
+    """Whether the kernels know how tokens are chosen: each by latents of queries, in all layers (DeepSeek V3.2)."""
+    shape = arch.indexer
+    assert shape is not None
+    differs = shape.block_size or shape.plain_layers or shape.reads_inputs
+    return bool(arch.latent_size and arch.rotary_size) and not differs
 
 
 def unknown_heads(arch: Architecture) -> list[str]:

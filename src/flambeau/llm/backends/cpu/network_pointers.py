@@ -42,7 +42,7 @@ from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
 from flambeau.llm.models.indexer import KEY_EPSILON, Indexer
-from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
+from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
@@ -269,7 +269,7 @@ class NetworkPointers:
             unrotated_size=attention.unrotated_size,
             value_size=attention.kv_b_proj.value_size,
             is_paired=attention.is_paired,
-            epsilon=LATENT_EPSILON,
+            epsilon=attention.kv_a_layernorm.epsilon,
             head_gate=CMatrix() if attention.gate_proj is None else self.matrix(attention.gate_proj),
         )
         self._references.append(made)
