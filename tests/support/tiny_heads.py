@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.draft_heads import DraftHead, HeadKind, HeadSettings, make_head
+from flambeau.llm.models.draft_heads import DraftHead, HeadKind, HeadSettings
+from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.tensor_names import part_name, part_rows
 from flambeau.llm.models.transformer import Transformer
 

@@ -13,6 +13,7 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
+from flambeau.llm.checkpoints.assistant_weights import is_assistant, load_assistant, read_assistant
 from flambeau.llm.checkpoints.checkpoint import load_model, open_files, read_architecture, read_declared
 from flambeau.llm.checkpoints.head_weights import (
     DECLARED,
@@ -90,11 +91,15 @@ def wants_head(config: EngineConfig) -> bool:
     """Whether tokens are proposed by a head instead of a model."""
     if config.speculate_k < 1 or config.speculation == "lookup":
         return False
-    return config.speculation == "mtp" or (bool(config.draft) and is_eagle(Path(config.draft)))
+    if config.speculation == "mtp":
+        return True
+    return bool(config.draft) and (is_assistant(Path(config.draft)) or is_eagle(Path(config.draft)))
 
 
 def head_words(config: EngineConfig) -> str:
-    return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
+    if config.speculation == "mtp":
+        return "speculative: mtp"
+    return f"the {'drafter' if is_assistant(Path(config.draft)) else 'EAGLE head'} {config.draft}"
 
 
 def check_head(config: EngineConfig, arch: Architecture) -> None:
@@ -103,6 +108,12 @@ def check_head(config: EngineConfig, arch: Architecture) -> None:
         raise LLMError(
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
+        )
+    if config.tensor_parallel_size > 1 and wants_head(config) and config.draft and is_assistant(Path(config.draft)):
+        raise LLMError(
+            f"the drafter {config.draft} reads keys and values of all heads, which {config.tensor_parallel_size} ranks "
+            "have in parts; use one device, a draft model, or n-grams of the text (speculative: true, or --speculative "
+            "lookup)"
         )
     if arch.num_streams and wants_head(config):
         raise LLMError(
@@ -132,6 +143,9 @@ def load_head(
         arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
         keeps = ranks is not None and can_keep_blocks(config, device, ranks)
         head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
+    elif is_assistant(Path(config.draft)):
+        settings = read_assistant(Path(config.draft), arch)
+        head = load_assistant(Path(config.draft), settings, model, device=device, dtype=dtype)
     else:
         settings = read_eagle(Path(config.draft), arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
@@ -154,6 +168,10 @@ def make_head_model(
 ) -> HeadModel:
     """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
     keys = cache.keys[0]
+    states = HiddenStates(head.settings.layers)
+    if head.settings.kind == "assistant":
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+        return HeadModel(head, cache, states, choose_attention)
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
     rounds: HeadRounds | None = None
@@ -165,9 +183,10 @@ def make_head_model(
         by_kernels = CpuHead(head, own)
     else:
         logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
+    return HeadModel(head, own, states, choose_attention, rounds, by_kernels)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:
     """What tells the content of blocks on disk from that with another head."""
-    return weights_digest(head).hex() if head is not None and config.kv_disk_folder else ""
+    keeps_entries = head is not None and head.settings.kind != "assistant"
+    return weights_digest(head).hex() if head is not None and keeps_entries and config.kv_disk_folder else ""

@@ -22,7 +22,8 @@ from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.draft_heads import DraftHead, HeadSettings, make_head
+from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
+from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.tensor_names import Renames

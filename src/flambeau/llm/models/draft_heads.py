@@ -23,7 +23,7 @@ from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.rope import Rotation, Rotations
 from flambeau.llm.models.transformer import Transformer
 
-HeadKind = Literal["eagle3", "eagle", "mtp"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "assistant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class HeadSettings:
     hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
     shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
     num_depths: int = 1  # MTP: layers that propose one token each, one after another
+    num_clusters: int = 0  # assistants: of the vocabulary; 0: all logits are computed
+    num_chosen_clusters: int = 0  # those whose logits are computed
 
 
 class HeadBody(nn.Module):
@@ -246,10 +248,3 @@ class FurtherDepth(nn.Module):
         super().__init__()
         self.enorm, self.hnorm, self.norm = (make_norm(arch) for _ in range(3))
         self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
-
-
-HEADS: dict[HeadKind, type[DraftHead]] = {"eagle3": Eagle3Head, "eagle": EagleHead, "mtp": MtpHead}
-
-
-def make_head(settings: HeadSettings) -> DraftHead:
-    return HEADS[settings.kind](settings)
