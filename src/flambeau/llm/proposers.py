@@ -14,13 +14,14 @@ from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.checkpoints.assistant_weights import is_assistant, load_assistant, read_assistant
-from flambeau.llm.checkpoints.checkpoint import load_model, open_files, read_architecture, read_declared
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, read_declared
 from flambeau.llm.checkpoints.head_weights import (
     DECLARED,
     find_mtp,
     is_eagle,
     load_eagle,
     load_mtp,
+    mtp_files,
     read_eagle,
     read_mtp,
 )
@@ -32,7 +33,6 @@ from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
 from flambeau.llm.executor.kv_cache import KVCache, ring_length
 from flambeau.llm.executor.parallel import TensorParallelGroup
-from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.models.architecture import Architecture
@@ -159,7 +159,7 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
-    if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
+    if is_declared and find_mtp(mtp_files(path), arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import flambeau.examples
-from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle, read_mtp
+from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
@@ -20,10 +20,10 @@ from flambeau.llm.loader import load_engine, load_network
 from flambeau.llm.models.draft_heads import HeadSettings
 from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face
-from flambeau.llm.proposers import check_head, tell_of_mtp
+from flambeau.llm.proposers import check_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import published_eagle, published_mtp, tiny_head
-from support.tiny_models import tiny_hybrid, tiny_model
+from support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 STORYTELLER = Path(flambeau.examples.__file__).parent / "storyteller"
@@ -218,21 +218,6 @@ def test_several_streams_are_refused_before_anything_is_read(target, model, tmp_
             check_head(config, arch)
     for config in (EngineConfig(), EngineConfig(draft=str(target)), EngineConfig(draft=str(folder), speculate_k=0)):
         check_head(config, arch)
-
-
-def test_layers_of_ling_are_not_recommended(tmp_path, caplog):
-    """They have the names of DeepSeek's."""
-    tensors = {"model.layers.3.eh_proj.weight": torch.ones(1)}
-    folder = write(tmp_path / "model", MTP["DeepseekV3"], tensors)
-    arch = from_hugging_face(MTP["DeepseekV3"])
-    hybrid = replace(arch, recurrence=tiny_hybrid("lightning").arch.recurrence)
-    caplog.set_level("INFO")
-    tell_of_mtp(folder, hybrid)
-    assert "speculative: mtp" not in caplog.text
-    with pytest.raises(LLMError, match=r"none that is known .*, but others, such as model\.layers\.3\.eh_proj\.weight"):
-        read_mtp(folder, hybrid)
-    tell_of_mtp(folder, arch)
-    assert "speculative: mtp uses it" in caplog.text
 
 
 def mtp_checkpoint(folder, config):
