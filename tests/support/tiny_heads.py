@@ -106,6 +106,9 @@ def twin_proposals(head: DraftHead, target: Transformer, tokens: list[int], numb
 def twin_combined(head: DraftHead, target: Transformer, weights: dict[str, Tensor], states: Tensor) -> Tensor:
     if head.settings.kind != "eagle3":
         return rms(states, target.model.norm.weight, target.arch.norm_epsilon)
+    if head.settings.norms_each:
+        parts = enumerate(states.chunk(len(head.settings.layers), -1))
+        states = torch.cat([rms(part, weights[f"fc_norm.{i}.weight"], head.arch.norm_epsilon) for i, part in parts], -1)
     if head.settings.norm_before_projection:
         states = rms(states, weights["input_norm.weight"], head.arch.norm_epsilon)
     return functional.linear(states, weights["fc.weight"], weights.get("fc.bias"))

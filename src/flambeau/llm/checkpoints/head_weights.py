@@ -49,6 +49,10 @@ HEAD_KEYS = frozenset(
         "aux_hidden_state_layer_ids",
         "norm_before_residual",
         "norm_before_fc",
+        "fc_norm",
+        "reuse_target_lm_head",
+        "additional_fc",
+        "num_aux_hidden_states",
         "norm_output",
         "transformer_layer_config",
         "speculators_config",
@@ -58,7 +62,16 @@ HEAD_KEYS = frozenset(
         "bias",
     }
 )
-UNSUPPORTED = ("fc_norm", "use_moe")  # parts that some heads have and this one has not
+UNSUPPORTED = ("use_moe", "parallel_drafting")  # parts that some heads have and this one has not
+UNKNOWN_KINDS = {  # by what their architectures are called; their tensors may look like those of others
+    "peagle": "P-EAGLE, which proposes all tokens at once",
+    "dspark": "DSpark",
+    "domino": "Domino",
+    "dflash": "DFlash",
+    "medusa": "Medusa",
+    "mlpspeculator": "an MLP speculator",
+}
+UNKNOWN_PARTS = {".experts.": "experts", ".kv_a_proj_with_mqa.": "latent attention"}  # by the names of tensors
 LAYER_IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
@@ -81,12 +94,19 @@ class SelectedTensors:
 
 
 def is_eagle(path: Path) -> bool:
-    """Whether a folder holds an EAGLE head instead of a model."""
+    """Whether a folder holds an EAGLE head instead of a model; raises LLMError for heads of other kinds."""
     folder = path.parent if path.is_file() else path
     if gguf_path(path) is not None or not (folder / "config.json").is_file():
         return False
     config = read_config(folder)
-    names = " ".join(map(str, config.get("architectures") or ())) + str(config.get("speculators_model_type") or "")
+    given = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
+    names = " ".join(str(name) for name in given if name)
+    plain = names.lower().replace("_", "") + (" medusa" if "medusa_num_heads" in config else "")
+    if kind := next((words for name, words in UNKNOWN_KINDS.items() if name in plain), None):
+        raise LLMError(
+            f"the head {path} is {kind}, which is not supported; use an EAGLE head, a draft model, or n-grams of the "
+            "text (speculative: true, or --speculative lookup)"
+        )
     return "eagle" in names.lower() or "draft_vocab_size" in config or "fc.weight" in eagle_tensors(path)
 
 
@@ -107,6 +127,9 @@ def read_eagle(path: Path, target: Architecture) -> HeadSettings:
     for key in UNSUPPORTED:
         if config.get(key):
             raise CheckpointError(f"{key} of the EAGLE head {path} is not supported; use a head without it")
+    for name, part in UNKNOWN_PARTS.items():
+        if any(name in each for each in tensors):
+            raise CheckpointError(f"the EAGLE head {path} has {part}, which is not supported; use a head without")
     if "fc.weight" not in tensors:
         raise CheckpointError(f"{path} has the configuration of an EAGLE head, but no tensor fc.weight")
     arch = eagle_architecture(config, target)
@@ -122,6 +145,7 @@ def read_eagle(path: Path, target: Architecture) -> HeadSettings:
         has_bias="fc.bias" in tensors,
         norm_before_residual=bool(config.get("norm_before_residual", "transformer_layer_config" in config)),
         norm_before_projection=bool(config.get("norm_before_fc")),
+        norms_each="fc_norm.0.weight" in tensors,
         norms_output=bool(config.get("norm_output")),
     )
     check_fit(path, settings, target, tensors)

@@ -39,6 +39,7 @@ class HeadSettings:
     has_bias: bool = False  # of the projection of EAGLE
     norm_before_residual: bool = False  # EAGLE-3: hidden states are normalized before they are added to
     norm_before_projection: bool = False  # EAGLE-3: all hidden states of a token together
+    norms_each: bool = False  # EAGLE-3.1: hidden states before the projection, those of each layer for themselves
     norms_output: bool = False  # EAGLE-3: it goes on from normalized hidden states
     hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
     shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
@@ -162,6 +163,8 @@ class Eagle3Head(DraftHead):
         arch, size = settings.arch, len(settings.layers) * settings.state_size
         self.fc = nn.Linear(size, arch.hidden_size, bias=settings.has_bias)
         self.input_norm = make_norm(arch, size) if settings.norm_before_projection else None
+        sizes = [settings.state_size] * len(settings.layers) if settings.norms_each else []
+        self.fc_norm = nn.ModuleList(make_norm(arch, each) for each in sizes)
 
     def make_layer(self, number: int) -> DecoderLayer:
         if number:
@@ -169,9 +172,14 @@ class Eagle3Head(DraftHead):
         return Eagle3Layer(self.arch)
 
     def combine(self, states_TX: Tensor) -> Tensor:
-        if self.input_norm is not None:
-            states_TX = self.input_norm(states_TX)
-        return self.fc(states_TX)  # type: ignore[no-any-return]
+        return self.fc(self.normalize(states_TX))  # type: ignore[no-any-return]
+
+    def normalize(self, states_TX: Tensor) -> Tensor:
+        """Hidden states of all layers as the projection reads them."""
+        if self.fc_norm:
+            parts = states_TX.split(self.settings.state_size, dim=-1)
+            states_TX = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return states_TX if self.input_norm is None else self.input_norm(states_TX)
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.model.layers[0]
