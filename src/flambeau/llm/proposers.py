@@ -14,6 +14,7 @@ from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.checkpoints.assistant_weights import is_assistant, load_assistant, read_assistant
+from flambeau.llm.checkpoints.block_weights import is_block_head, load_block_head, read_block_head
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, read_declared
 from flambeau.llm.checkpoints.head_weights import (
     DECLARED,
@@ -93,13 +94,16 @@ def wants_head(config: EngineConfig) -> bool:
         return False
     if config.speculation == "mtp":
         return True
-    return bool(config.draft) and (is_assistant(Path(config.draft)) or is_eagle(Path(config.draft)))
+    kinds = (is_assistant, is_block_head, is_eagle)
+    return bool(config.draft) and any(is_kind(Path(config.draft)) for is_kind in kinds)
 
 
 def head_words(config: EngineConfig) -> str:
     if config.speculation == "mtp":
         return "speculative: mtp"
-    return f"the {'drafter' if is_assistant(Path(config.draft)) else 'EAGLE head'} {config.draft}"
+    path = Path(config.draft)
+    kind = "drafter" if is_assistant(path) else "DFlash head" if is_block_head(path) else "EAGLE head"
+    return f"the {kind} {path}"
 
 
 def check_head(config: EngineConfig, arch: Architecture) -> None:
@@ -146,6 +150,9 @@ def load_head(
     elif is_assistant(Path(config.draft)):
         settings = read_assistant(Path(config.draft), arch)
         head = load_assistant(Path(config.draft), settings, model, device=device, dtype=dtype)
+    elif is_block_head(Path(config.draft)):
+        settings = read_block_head(Path(config.draft), arch)
+        head = load_block_head(Path(config.draft), settings, model, device=device, dtype=dtype)
     else:
         settings = read_eagle(Path(config.draft), arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
@@ -176,10 +183,11 @@ def make_head_model(
     cache.of_head = own
     rounds: HeadRounds | None = None
     by_kernels: HeadKernels | None = None
-    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
+    is_block = head.settings.kind == "dflash"
+    if not is_block and keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
         blocks = max_blocks(model, config)
         rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
-    elif config.compile and can_compute_head(head, own):
+    elif not is_block and config.compile and can_compute_head(head, own):
         by_kernels = CpuHead(head, own)
     else:
         logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)

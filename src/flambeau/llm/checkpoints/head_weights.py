@@ -67,7 +67,7 @@ UNKNOWN_KINDS = {  # by what their architectures are called; their tensors may l
     "peagle": "P-EAGLE, which proposes all tokens at once",
     "dspark": "DSpark",
     "domino": "Domino",
-    "dflash": "DFlash",
+    "dflash": "DFlash in another form than z-lab's",
     "medusa": "Medusa",
     "mlpspeculator": "an MLP speculator",
 }

@@ -55,7 +55,9 @@ class AssistantHead(DraftHead):
     @property
     def state_dtype(self) -> torch.dtype:
         """The type of the hidden states that it reads."""
-        return self.post_projection.weight.dtype
+        weight = self.model.norm.weight
+        assert isinstance(weight, Tensor)
+        return weight.dtype
 
     def share(self, target: Transformer) -> None:
         super().share(target)

@@ -23,7 +23,7 @@ from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.rope import Rotation, Rotations
 from flambeau.llm.models.transformer import Transformer
 
-HeadKind = Literal["eagle3", "eagle", "mtp", "assistant"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "assistant", "dflash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class HeadSettings:
     shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
     num_depths: int = 1  # MTP: layers that propose one token each, one after another
     num_clusters: int = 0  # assistants: of the vocabulary; 0: all logits are computed
+    block_size: int = 0  # DFlash: the last token and those that are proposed at once
+    mask_id: int = 0  # DFlash: the token that stands for those
     num_chosen_clusters: int = 0  # those whose logits are computed
 
 
@@ -177,7 +179,7 @@ class Eagle3Head(DraftHead):
     def normalize(self, states_TX: Tensor) -> Tensor:
         """Hidden states of all layers as the projection reads them."""
         if self.fc_norm:
-            parts = states_TX.split(self.settings.state_size, dim=-1)
+            parts = torch.split(states_TX, self.settings.state_size, dim=-1)
             states_TX = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return states_TX if self.input_norm is None else self.input_norm(states_TX)
 

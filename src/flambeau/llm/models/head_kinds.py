@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flambeau.llm.models.assistant_head import AssistantHead
+from flambeau.llm.models.block_head import BlockHead
 from flambeau.llm.models.draft_heads import DraftHead, Eagle3Head, EagleHead, HeadKind, HeadSettings, MtpHead
 
 HEADS: dict[HeadKind, type[DraftHead]] = {
@@ -10,6 +11,7 @@ HEADS: dict[HeadKind, type[DraftHead]] = {
     "eagle": EagleHead,
     "mtp": MtpHead,
     "assistant": AssistantHead,
+    "dflash": BlockHead,
 }
 
 

@@ -18,6 +18,7 @@ from flambeau.llm.loader import load_network
 from flambeau.llm.proposers import check_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import GEMMA_4_HEADS, random_weights, read_checkpoint, reference
+from support.distributions import check_distribution
 
 CPU = torch.device("cpu")
 SIZE = 105  # of the vocabulary, in clusters of 7
@@ -193,3 +194,12 @@ def test_a_drafter_of_another_model_is_refused(tmp_path):
         read_assistant(folder, replace(arch, scales_layers=False))
     with pytest.raises(LLMError, match="reads keys and values of all heads, which 2 ranks have in parts"):
         check_head(EngineConfig(draft=str(folder), tensor_parallel_size=2), arch)
+
+
+def test_without_a_seed_the_distribution_is_the_targets(tmp_path):
+    write(tmp_path, "gemma-4")
+    config = EngineConfig(
+        device="cpu", compile=False, num_blocks=700, block_size=4, max_num_seqs=64, max_step_tokens=1024
+    )
+    engine = make_engine(tmp_path, replace(config, draft=str(tmp_path / "drafter"), speculate_k=2))
+    check_distribution(engine, engine.model)
