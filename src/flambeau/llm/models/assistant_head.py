@@ -89,7 +89,7 @@ class AssistantHead(DraftHead):
             return super().draft_logits(hidden_TE)
         assert isinstance(self.lm_head, nn.Embedding)
         tokens_TN = self.masked_embedding(hidden_TE)
-        found_TN = torch.einsum("te,tne->tn", hidden_TE, self.lm_head(tokens_TN)).float()
+        found_TN = torch.einsum("td,tnd->tn", hidden_TE, self.lm_head(tokens_TN)).float()
         logits_TV = found_TN.new_full((len(hidden_TE), self.settings.draft_vocab_size), -torch.inf)
         return logits_TV.scatter_(-1, tokens_TN, found_TN)
 
