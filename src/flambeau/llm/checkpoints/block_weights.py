@@ -27,7 +27,7 @@ BLOCK_NAMES: Renames = (
     (r"^encoder\.output_norm_enc\.", "hidden_norm."),
     (r"^(layers|norm)\.", r"model.\1."),
 )
-OWN_KEYS = frozenset({"mask_token_id", "target_layer_ids", "block_size"})
+OWN_KEYS = frozenset({"mask_token_id", "target_layer_ids", "block_size", "causal"})
 LAYER_KEYS = (
     *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
     *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_theta"),
@@ -48,8 +48,10 @@ def read_block_head(path: Path, target: Architecture) -> HeadSettings:
     """The shape of such a head; raises LLMError if it is that of another model."""
     config = read_config(path.parent if path.is_file() else path)
     own = {key: config[key] for key in OWN_KEYS if config.get(key) is not None} | (config.get("dflash_config") or {})
-    if unknown := sorted(key for key in own if key not in OWN_KEYS and own[key]):
+    if unknown := sorted(key for key in own if key not in {*OWN_KEYS, "use_aux_hidden_state"} and own[key]):
         raise CheckpointError(f"dflash_config of the head {path} has {', '.join(unknown)}, which is not supported")
+    if config.get("is_neox_style") is False:
+        raise CheckpointError(f"is_neox_style False of the head {path} is not supported")
     for key in ("block_size", "mask_token_id"):
         if not isinstance(own.get(key), int):
             raise CheckpointError(f"config.json of the head {path} needs {key}")
@@ -57,31 +59,46 @@ def read_block_head(path: Path, target: Architecture) -> HeadSettings:
     arch = from_hugging_face(
         given | {"architectures": ["Qwen3ForCausalLM"], "vocab_size": target.vocab_size, "tie_word_embeddings": False}
     )
+    windows = block_windows(path, config, arch.num_layers)
     settings = HeadSettings(
         kind="dflash",
         arch=replace(
             arch,
             max_length=max(arch.max_length, target.max_length) + own["block_size"],
-            windows=block_windows(path, config, arch.num_layers),
+            windows=windows,
             renames=BLOCK_NAMES,
         ),
         layers=block_layers(own.get("target_layer_ids"), arch.num_layers, target.num_layers),
         state_size=target.hidden_size,
         block_size=own["block_size"],
         mask_id=own["mask_token_id"],
+        causal_layers=causal_layers(config.get("is_causal", own.get("causal")), windows, arch.num_layers, config),
     )
     check_block_head(path, settings, target, config)
     return settings
 
 
 def block_windows(path: Path, config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The window of each layer: so many tokens are read before a token, and as many after it in its block."""
+    """The window of each layer."""
     kinds = config.get("layer_types") or ["full_attention"] * num_layers
-    if "sliding_attention" not in kinds and not config.get("is_causal"):
+    if "sliding_attention" not in kinds:
         return ()
-    if MUSE not in config["architectures"]:  # which of several meanings a window has is not said
-        raise CheckpointError(f"layer_types with windows, and is_causal, are not supported in the head {path}")
-    return tuple(int(config["sliding_window"]) if kind == "sliding_attention" else None for kind in kinds)
+    window = config.get("sliding_window")
+    if len(kinds) != num_layers or not isinstance(window, int):
+        raise CheckpointError(f"layer_types with windows need a sliding_window, and {num_layers} layers; see {path}")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def causal_layers(
+    is_causal: bool | None, windows: tuple[int | None, ...], num_layers: int, config: Mapping[str, Any]
+) -> frozenset[int]:
+    """The layers whose blocks are read back only: those with a window, unless files say so of all or of none.
+
+    So do vLLM and the speculators package; Muse Glimmer's has none in transformers.
+    """
+    if is_causal is None and MUSE not in config["architectures"]:
+        return frozenset(layer for layer, window in enumerate(windows) if window is not None)
+    return frozenset(range(num_layers)) if is_causal else frozenset()
 
 
 def block_layers(given: Any, num_layers: int, num_target_layers: int) -> tuple[int, ...]:
@@ -102,7 +119,11 @@ def block_layers(given: Any, num_layers: int, num_target_layers: int) -> tuple[i
 
 def check_block_head(path: Path, settings: HeadSettings, target: Architecture, config: Mapping[str, Any]) -> None:
     """Raise for the head of a model with another vocabulary or another hidden size."""
-    arch, vocab_size = settings.arch, config.get("vocab_size")
+    arch, vocab_size, num_layers = settings.arch, config.get("vocab_size"), config.get("num_target_layers")
+    if num_layers not in (None, target.num_layers):
+        raise LLMError(
+            f"the head {path} is for a model of {num_layers} layers, and this one has {target.num_layers}; {REMEDY}"
+        )
     if vocab_size not in (None, target.vocab_size) or settings.mask_id >= target.vocab_size:
         tokens = vocab_size if vocab_size not in (None, target.vocab_size) else settings.mask_id + 1
         raise LLMError(f"the head {path} has {tokens} tokens and the model {target.vocab_size}; {REMEDY}")

@@ -82,7 +82,7 @@ class BlockProposer:
         tables_SB = builder.tables.columns(rows, -(-int(seen_S.max()) // builder.block_size))
         given = (to_tensor(each).to(self._device) for each in (ids_SN, positions_SN, tables_SB, seen_S))
         ids, positions, tables, seen = given
-        attend = BlockAttention(self._model.cache, positions, tables, seen)
+        attend = BlockAttention(self._model.cache, positions, tables, seen, settings.causal_layers)
         hidden_TE = self._head.run_block(ids.flatten(), positions.flatten(), attend)
         return BlockRound(self._head, hidden_TE.view(*ids.shape, -1))
 
@@ -100,15 +100,22 @@ class BlockRound(HeadRound):
 
 
 class BlockAttention:
-    """Attention of blocks to themselves, in both directions, and to the cached text before them."""
+    """Attention of blocks to themselves and to the cached text before them.
 
-    def __init__(self, cache: KVCache, positions_SN: Tensor, tables_SB: Tensor, seen_S: Tensor) -> None:
+    It goes in both directions, and a window counts the tokens on either side, without the token itself. In causal
+    layers it goes back only, and windows are those of all other networks.
+    """
+
+    def __init__(
+        self, cache: KVCache, positions_SN: Tensor, tables_SB: Tensor, seen_S: Tensor, causal_layers: frozenset[int]
+    ) -> None:
         self._cache, self._tables_SB, self._shape = cache, tables_SB, positions_SN.shape
+        self._causal_layers = causal_layers
         num_places = tables_SB.shape[1] * cache.block_size
         places_SC = torch.arange(num_places, device=seen_S.device).expand(len(seen_S), -1)
         self._is_seen_SC = places_SC < seen_S[:, None]
         keys_SL = torch.cat((places_SC, positions_SN), dim=1)
-        self._distances_SNL = (positions_SN[:, :, None] - keys_SL[:, None]).abs()
+        self._distances_SNL = positions_SN[:, :, None] - keys_SL[:, None]
         is_there_SL = torch.cat((self._is_seen_SC, torch.ones_like(positions_SN, dtype=torch.bool)), dim=1)
         self._mask_SNL = is_there_SL[:, None].expand_as(self._distances_SNL)
 
@@ -122,9 +129,11 @@ class BlockAttention:
             torch.cat((self._cached(cached[layer], own), torch.unflatten(own, 0, self._shape)), dim=1).transpose(1, 2)
             for cached, own in ((self._cache.keys, k), (self._cache.values, v))
         )
-        mask_SNL = self._mask_SNL
+        mask_SNL, distances_SNL, is_causal = self._mask_SNL, self._distances_SNL, layer in self._causal_layers
+        if is_causal:
+            mask_SNL = mask_SNL & (distances_SNL >= 0)
         if options.window is not None:
-            mask_SNL = mask_SNL & (self._distances_SNL <= options.window)
+            mask_SNL = mask_SNL & (distances_SNL.abs() <= options.window - int(is_causal))
         queries = torch.unflatten(q, 0, self._shape).transpose(1, 2)
         found = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask_SNL.unsqueeze(1), scale=options.scale, enable_gqa=True

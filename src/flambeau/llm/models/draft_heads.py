@@ -47,6 +47,7 @@ class HeadSettings:
     num_clusters: int = 0  # assistants: of the vocabulary; 0: all logits are computed
     block_size: int = 0  # DFlash: the last token and those that are proposed at once
     mask_id: int = 0  # DFlash: the token that stands for those
+    causal_layers: frozenset[int] = frozenset()  # DFlash: those in which tokens of a block see no later ones
     num_chosen_clusters: int = 0  # those whose logits are computed
 
 

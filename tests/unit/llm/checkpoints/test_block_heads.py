@@ -36,7 +36,7 @@ def write_head(folder: Path, form: str):
     """A head in a published form, and the network of transformers."""
     import transformers
 
-    kinds = ["full_attention", "sliding_attention" if form == "Muse" else "full_attention"]
+    kinds = ["full_attention", "full_attention" if form == "z-lab" else "sliding_attention"]
     config = transformers.MuseGlimmerAssistantConfig(
         **SIZES,
         hidden_size=32,
@@ -61,13 +61,19 @@ def write_head(folder: Path, form: str):
     save_file(tensors, folder / "model.safetensors")
     own = {"mask_token_id": MASK, "target_layer_ids": LAYERS}
     written = SIZES | {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 6}
-    written |= {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": kinds, "vocab_size": VOCAB_SIZE}
+    written |= {
+        "sliding_window": 9,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "layer_types": kinds,
+        "vocab_size": VOCAB_SIZE,
+    }
     written |= {"rope_theta": 5000.0, "rms_norm_eps": config.rms_norm_eps, "dflash_config": own}
     (folder / "config.json").write_text(json.dumps(written))
     return head
 
 
-def proposed(model, head, tokens: list[int]) -> list[int]:
+def proposed(model, head, tokens: list[int], form: str) -> list[int]:
     """The block after these tokens."""
     from transformers.cache_utils import DFlashCache
 
@@ -77,12 +83,16 @@ def proposed(model, head, tokens: list[int]) -> list[int]:
     ids = torch.tensor([tokens])
     states = model(ids[:, :-1], output_hidden_states=LAYERS).hidden_states
     chosen = [states[i] for i in LAYERS] if len(states) > len(LAYERS) else states
+    keys = torch.arange(len(tokens) - 1 + head.config.block_size)
+    distances = keys[-head.config.block_size :, None] - keys
+    masks = {"full_attention": torch.ones_like(distances) > 0, "sliding_attention": (distances >= 0) & (distances < 9)}
+    others = {"attention_mask": {kind: mask[None, None] for kind, mask in masks.items()}}
     block = torch.tensor([[tokens[-1], *[MASK] * (head.config.block_size - 1)]])
     found = head(
         noise_embeds=model.get_input_embeddings()(block),
         context_hidden_states=torch.cat(list(chosen), dim=-1),
         position_ids=torch.arange(len(tokens) - 1 + block.shape[1])[None],
-        past_key_values=cache,
+        **(others if form == "z-lab with windows" else {"past_key_values": cache}),
     )
     return model.lm_head(found.last_hidden_state[:, 1:]).argmax(-1)[0].tolist()
 
@@ -95,7 +105,7 @@ def make_engine(folder: Path, config: EngineConfig) -> Engine:
     )
 
 
-@pytest.mark.parametrize(("form", "compiles"), [("z-lab", True), ("Muse", False)])
+@pytest.mark.parametrize(("form", "compiles"), [("z-lab", True), ("z-lab with windows", False), ("Muse", False)])
 def test_proposals_are_those_of_transformers(form, compiles, tmp_path):
     """After prompts in chunks, prefixes, preemptions and rejected tokens."""
     reference("qwen-3", num_hidden_layers=4).save_pretrained(tmp_path / "target")
@@ -141,16 +151,17 @@ def test_proposals_are_those_of_transformers(form, compiles, tmp_path):
     assert max(len(ids) for _, ids in rounds) == 5
     assert len(rounds) > 20
     for tokens, ids in rounds:
-        assert proposed(model, head, tokens)[: len(ids)] == ids
+        assert proposed(model, head, tokens, form)[: len(ids)] == ids
 
 
 CHANGES = {
     "vocab_size": (150, "has 150 tokens and the model 101"),
     "hidden_size": (48, "hidden states of 48 numbers and the model of 32"),
     "block_size": (None, "needs block_size"),
-    "is_causal": (True, "is_causal, are not supported"),
-    "layer_types": (["sliding_attention"] * 2, "layer_types with windows"),
-    "dflash_config": ({"mask_token_id": 9, "causal": True}, "has causal, which is not supported"),
+    "num_target_layers": (36, "for a model of 36 layers, and this one has 4"),
+    "is_neox_style": (False, "is_neox_style False"),
+    "layer_types": (["sliding_attention"] * 3, "need a sliding_window, and 2 layers"),
+    "dflash_config": ({"mask_token_id": 9, "use_swa": True}, "has use_swa, which is not supported"),
 }
 
 
@@ -167,6 +178,10 @@ def test_a_head_of_another_model_is_refused(tmp_path):
         (folder / "config.json").write_text(json.dumps({**given, key: value}))
         with pytest.raises((LLMError, CheckpointError), match=words):
             read_block_head(folder, arch)
+    for is_causal, layers in ((True, {0, 1}), (False, set()), (None, {1})):
+        kinds = {"layer_types": ["full_attention", "sliding_attention"], "is_causal": is_causal}
+        (folder / "config.json").write_text(json.dumps(given | kinds))
+        assert read_block_head(folder, arch).causal_layers == layers
     own = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     (folder / "config.json").write_text(json.dumps({**given, "dflash_config": own}))
     with pytest.raises(LLMError, match="reads 96 numbers of a token, and 2 hidden states of the model have 64"):
