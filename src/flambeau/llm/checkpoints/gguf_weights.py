@@ -105,6 +105,9 @@ LAYER_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},  # as DeepSeek's
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
     **MODULES,
 }
 WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
@@ -132,12 +135,19 @@ CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_shor
 
 
 class GgufFile:
-    """A GGUF file; `header` is that of the first one if there are several."""
+    """A GGUF file; `header` is that of the first one if there are several.
 
-    def __init__(self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None) -> None:
+    Layers that predict further tokens are left out unless `has_further`.
+    """
+
+    def __init__(
+        self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None, *, has_further: bool = False
+    ) -> None:
         self.path, self._header, self._places = path, header, places or {}
         tensors = read_header(path).tensors.values()
-        used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
+        used = [
+            one for one in tensors if one.name not in CONSTANTS and (has_further or not is_further(one.name, header))
+        ]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
             own_name(part.name, header): part
@@ -191,14 +201,14 @@ class GgufFile:
                 yield name, packed_layer(self, name, tensor, row_order(tensor, self._header), narrow=narrow)
 
 
-def open_gguf(path: Path) -> list[WeightFile]:
-    """The GGUF files of a path: one, or the parts of one model."""
+def open_gguf(path: Path, *, has_further: bool = False) -> list[WeightFile]:
+    """The GGUF files of a path: one, or the parts of one model; with layers that predict further tokens, or not."""
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
     header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
-    return [GgufFile(part, header, places) for part in parts]
+    return [GgufFile(part, header, places, has_further=has_further) for part in parts]
 
 
 def unpack_gguf(
