@@ -96,7 +96,10 @@ def write_gguf(
     tokenizer: Values | None = None,
     plain: Values | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Write tensors by their names in transformers, and `plain` values under their own keys; returns what the file stands for, quantized and widened again."""
+    """Write tensors by their names in transformers; returns what the file stands for, quantized and widened again.
+
+    `plain` values have keys without the architecture.
+    """
     path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():

@@ -615,9 +615,7 @@ def tensors_of(model, folder, architecture):
     config, stored, stacks = model.config, load_file(folder / "model.safetensors"), {}
     found = {}
     for name, tensor in stored.items():
-        if one := HEAD_NORM.match(name):
-            stacks.setdefault(f"{one[1]}.weight", {})[int(one[2])] = tensor
-        elif one := STREAM.match(name):
+        if (one := HEAD_NORM.match(name)) or (one := STREAM.match(name)):
             stacks.setdefault(f"{one[1]}.weight", {})[int(one[2])] = tensor
         elif one := EXPERT.match(name):
             stacks.setdefault(stack_name(one), {})[int(one[2])] = tensor
