@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flambeau.llm.checkpoints.gguf_encoders import find_encoder, with_encoder
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
 from flambeau.llm.checkpoints.gguf_parts import has_tensor, num_layers, scalar
 from flambeau.llm.checkpoints.gguf_rope import check_rope_keys, frequency_factors, rope_parameters
@@ -75,6 +76,9 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
         )
     config = {**common(header), **ARCHITECTURES[name](header)}
     config |= sizes(header, config)
+    encoder = find_encoder(header)
+    if encoder is not None:
+        config = with_encoder(header, encoder, config)
     check_rope_keys(header)
     unread = {f"{name}.{key}": value for key, value in header.unread.items() if key not in WITHOUT_EFFECT}
     arch = from_hugging_face({**config, **{key: value for key, value in unread.items() if ".rope." not in key}})
