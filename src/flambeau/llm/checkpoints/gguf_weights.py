@@ -36,7 +36,7 @@ from flambeau.llm.checkpoints.gguf_recurrent import (
     recurrent_values,
 )
 from flambeau.llm.checkpoints.packed_weights import (
-    EMBEDDINGS,
+    ROW_TABLES,
     LazyTensor,
     PackedLayer,
     UnpackedFile,
@@ -209,7 +209,7 @@ def unpack_gguf(
     layers = {
         name.removesuffix(".weight"): layer
         for name, layer in found.items()
-        if len(layer.weight.shape) == 2 and name != f"{EMBEDDINGS}.weight"
+        if len(layer.weight.shape) == 2 and name.removesuffix(".weight") not in ROW_TABLES
     }
     settings, kept = choose_layout(arch, layers)
     replaced: dict[str, Mapping[str, LazyTensor]] = {

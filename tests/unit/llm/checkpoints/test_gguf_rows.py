@@ -8,11 +8,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.cpu_weights import packer
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.models.embeddings import RowEmbedding
+from support.checkpoints import reference
+from support.cpu_kernels import need_cpu_kernels
 from support.gguf_files import by_pairs, write_gguf
-from unit.llm.checkpoints.test_gguf_families import logits_of
+from support.ranks import run_as_threads
+from support.sharded import load_part
+from unit.llm.checkpoints.test_gguf import network_of
+from unit.llm.checkpoints.test_gguf_families import KINDS, logits_of, positions_of, values_of
+from unit.llm.checkpoints.test_gguf_families import tensors_of as gemma_tensors
 
+IDS = torch.tensor([3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12])
 HEADS, SIZE, HIDDEN = 4, 8, 32
 CONFIG = {
     "vocab_size": 101,
@@ -206,3 +217,36 @@ def test_layers_of_llama_nemotron_differ(tmp_path):
     _, path = write_both(tmp_path / "linear", "deci", tensors, config, header, is_paired=True, kv_heads=kv_heads)
     with pytest.raises(CheckpointError, match=r"layer 1 of .* has a linear layer for attention"):
         load_model(path)
+
+
+def test_embeddings_of_layers_stay_as_they_are(tmp_path, monkeypatch):
+    """Of Gemma 4: more than half of its smallest models. The kernels and both ranks read rows of integers."""
+    need_cpu_kernels()
+    architecture, values = KINDS["gemma-4"]
+    model = reference("gemma-4")
+    tensors = gemma_tensors(model, tmp_path / "folder", architecture) | positions_of(model, architecture)
+    packed = {name for name, one in tensors.items() if one.dim() > 1 and one.shape[-1] % 32 == 0}
+    path, header = tmp_path / "file" / "model.gguf", values_of(model.config, **values)
+    write_gguf(path, architecture, tensors, header, lambda name: "Q5_1" if name in packed else "F32")
+    arrived = packer(path, read_architecture(path, keeps_groups=True), torch.float32)
+    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=arrived)
+    found = network_of(path, kv_cache_dtype="float32")
+    assert isinstance(found.model.model.layer_inputs.embed_tokens, RowEmbedding)
+    assert found.decode_path == "CPU kernels"
+    places, size = torch.arange(len(IDS)), found.cache.block_size
+    table = torch.arange(1, 2 + len(IDS) // size).unsqueeze(0)
+    inputs = StepInputs(IDS, places, size + places, torch.tensor([0, len(IDS)]), torch.tensor([len(IDS)]), table)
+    with torch.inference_mode():
+        expected = by_layers.logits(by_layers(IDS, places, WholeAttention()))
+        logits = found.prefill(inputs, places)
+    assert (logits - expected).norm() < 1e-5 * expected.norm()
+    plain = logits_on(load_model(path, dtype=torch.float32))
+    parts = [load_part(path, rank, keeps_groups=True) for rank in range(2)]
+    assert all(isinstance(part.model.layer_inputs.embed_tokens, RowEmbedding) for part in parts)
+    for logits in run_as_threads(monkeypatch, lambda rank: logits_on(parts[rank])):
+        torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)
+
+
+def logits_on(model):
+    with torch.inference_mode():
+        return model.logits(model(IDS, torch.arange(len(IDS)), WholeAttention()))

@@ -194,6 +194,7 @@ class CNetwork(ctypes.Structure):
         ("own_projection", CMatrix),
         ("own_norm", CNorm),
         *((name, c_float) for name in ("own_scale", "own_projection_scale")),
+        ("own_rows", CMatrix),
     )
 
 
