@@ -286,12 +286,18 @@ def example_of(folder: Path, task: str) -> dict[str, Any] | None:
 def reject_unsupported_form(path: Path) -> None:
     """Reject a GGUF file, or a folder with one only, and the folder of an adapter, with the remedy."""
     reject_adapter(path)
-    gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None) if path.is_dir() else None
+    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"), key=is_encoder) if path.is_dir() else []
+    gguf = next(iter(files), None)
     if gguf is not None and not (path / "config.json").is_file():
         raise ConfigError(
             f"{gguf} is a GGUF file, a language model without a handler: serve it with `flambeau llm serve {gguf}`, or "
             f"put `handler: {{name: gpt_handler, model_path: {gguf.name}}}` into a model-config.yaml beside it"
         )
+
+
+def is_encoder(file: Path) -> bool:
+    """Whether a GGUF file is called like those with the encoder of a model's images."""
+    return "mmproj" in file.name.lower()
 
 
 def reject_adapter(path: Path) -> None:

@@ -155,11 +155,13 @@ class NetworkPointers:
         """The embeddings that each layer has of its own."""
         if inputs is None:
             return
-        weight = inputs.embed_tokens.weight
-        yield from (self.pointer(weight), CACHE_KINDS[weight.dtype], inputs.size, len(weight))
+        table = inputs.embed_tokens
+        weight, rows = (None, self.matrix(table.rows)) if isinstance(table, RowEmbedding) else (table.weight, CMatrix())
+        kind = torch.float32 if weight is None else weight.dtype
+        yield from (self.pointer(weight), CACHE_KINDS[kind], inputs.size, inputs.num_own)
         yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
         yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
-        yield inputs.projection_scale
+        yield from (inputs.projection_scale, rows)
 
     def _projection(self, body: Decoder | None, name: str) -> CMatrix:
         layer = getattr(body, name, None)
