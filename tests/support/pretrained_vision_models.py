@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
@@ -21,6 +24,8 @@ NAMES = (
     *(f"TILE_{number}" for number in range(1, 5)),
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4)),
     "<|img_thumbnail|>",
+    *("<|audio|>", "<start_of_audio>", "<end_of_audio>", "<start_of_image>", "<end_of_image>"),
+    *("<imgpad>", "<|box_start|>", "<|box_end|>"),
 )
 ID = {name: number for number, name in enumerate(NAMES)}
 VOCAB_SIZE = 480
@@ -78,6 +83,7 @@ class Kind:
     images: Mapping[str, Any]  # preprocessor_config.json
     marker: str = "<image>"
     tokens: Mapping[str, str] = field(default_factory=dict)  # further names in tokenizer_config.json
+    renames: tuple[tuple[str, str], ...] = ()  # of tensors that transformers writes with names that no file has
 
 
 CLIP_IMAGES = {
@@ -451,6 +457,10 @@ def write_pretrained_vision_model(folder: Path, kind: Kind, *, seed: int = 0) ->
     model = vision_reference(kind, seed)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
+    if kind.renames:
+        tensors = load_file(folder / "model.safetensors")
+        named = {reduce(lambda n, one: re.sub(*one, n), kind.renames, name): one for name, one in tensors.items()}
+        save_file(named, folder / "model.safetensors", {"format": "pt"})
     described = {**json.loads(byte_level_json(NAMES)), "post_processor": None}
     write_json_tokenizer(
         folder,

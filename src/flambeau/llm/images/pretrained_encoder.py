@@ -27,6 +27,14 @@ from flambeau.llm.transformers_package import check_present, first_lines, quiet,
 
 logger = logging.getLogger(__name__)
 
+NOT_ENCODERS = (
+    "language_model",
+    "text_model",
+    "lm_head",
+    "audio_tower",
+    "embed_audio",
+)  # parts of a model that read no images
+
 
 class PretrainedImageEncoder:
     """The parts of a model of transformers that encode images."""
@@ -39,6 +47,8 @@ class PretrainedImageEncoder:
         """One image to [N, X]."""
         moved = {name: value.to(pixels.device) if isinstance(value, Tensor) else value for name, value in more.items()}
         found = self._model.get_image_features(pixel_values=pixels, **moved)
+        if self.arch.reader.names_layers:
+            return by_layers(found.deepstack_features)
         projects = self.arch.reader.projects
         features = self._model.multi_modal_projector(found.last_hidden_state) if projects else found.pooler_output
         return joined(features) * self.arch.scale
@@ -52,6 +62,12 @@ def joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """Embeddings of the tiles of an image, one after another."""
     tiles = [features] if isinstance(features, Tensor) else features
     return torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in tiles])
+
+
+def by_layers(features: list[tuple[int, Any]]) -> Tensor:
+    """Embeddings, which are zero, and what is added before layers, side by side in their order."""
+    layers = [joined(tiles) for _, tiles in sorted(features, key=lambda one: one[0])]
+    return torch.cat([torch.zeros_like(layers[0]), *layers], dim=-1)
 
 
 def load_pretrained_encoder(
@@ -88,14 +104,16 @@ def load_pretrained_encoder(
 
 
 def without_decoder(cls: Any) -> Any:
-    """The class of a model that has no decoder, whose weights are then not read."""
+    """The class of a model that encodes images only: weights of the other parts are then not read."""
 
     class Encoder(cls):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            for name in ("language_model", "text_model"):
-                if hasattr(self, name):
-                    setattr(self, name, nn.Module())
+            for holder in (self, getattr(self, "model", None)):
+                for name in NOT_ENCODERS:
+                    if hasattr(holder, name):
+                        setattr(holder, name, nn.Module())
+            self.all_tied_weights_keys: dict[str, str] = {}  # those of the head and of embeddings
 
     Encoder.__name__ = cls.__name__  # by which transformers finds the names of its weights
     return Encoder

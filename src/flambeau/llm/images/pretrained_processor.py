@@ -31,6 +31,7 @@ OFFSETS = "text_replacement_offsets"  # what transformers calls the texts in the
 SETTINGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # name the processor's class
 TRIAL_SIZE = (48, 64)  # height and width of the image that is read when a model is loaded
 NUM_SIZES = 1024  # of images whose texts are kept
+ASKING_FOR_VIDEOS = ("MiniCPMV4_6Processor", "MiniCPMOcrProcessor")  # for settings that those of images have, too
 
 
 class MissingPackage(CheckpointError):
@@ -41,7 +42,8 @@ class PretrainedProcessor:
     """Reads images with a processor of transformers."""
 
     def __init__(self, processor: Any, arch: PretrainedVision) -> None:
-        self.marker: str = processor.image_token  # what the chat template writes for an image
+        # What the chat template writes for an image.
+        self.marker: str = getattr(processor, "image_placeholder_token", None) or processor.image_token
         self.reads_one = arch.reader.reads_one
         self._processor, self._reader = processor, arch.reader
         self._image_token: str = processor.tokenizer.convert_ids_to_tokens(arch.image_id)
@@ -49,7 +51,7 @@ class PretrainedProcessor:
 
     def read(self, file: ImageFile) -> ResizedImage:
         with named(file):
-            found = self._run(open_image(file), return_tensors="pt")
+            found = self._run([open_image(file)], return_tensors="pt")
         pixels = found["pixel_values"]
         rows, columns = found["image_grid_thw"][0, 1:].tolist() if self._reader.has_grid else (0, 0)
         return ResizedImage(
@@ -63,26 +65,49 @@ class PretrainedProcessor:
     def num_tokens(self, file: ImageFile) -> int:
         return self.text_of(file).count(self._image_token)
 
-    def text_of(self, file: ImageFile) -> str:
-        """What stands for the image in a prompt, which depends on its size alone."""
+    def text_of(self, file: ImageFile, number: int = 0) -> str:
+        """What stands for the image in a prompt, by its size and by how many are before it in the chat."""
         with named(file):
-            return self._text_of_size(size_of(file))
+            return self._numbered(self._text_of_size(size_of(file)), number)
+
+    def _numbered(self, text: str, number: int) -> str:
+        """The text of a first image, for a later one; MiniCPM's say their number."""
+        begin, end = (getattr(self._processor, f"image_id_{name}_token", "") for name in ("start", "end"))
+        first = f"{begin}0{end}"
+        return f"{begin}{number}{end}{text.removeprefix(first)}" if begin and text.startswith(first) else text
 
     def _make_text(self, size: tuple[int, int]) -> str:
         from PIL import Image
 
-        found = self._run(Image.new("RGB", size[::-1]), **{f"return_{OFFSETS}": True})
-        [[replaced]] = found[OFFSETS]
-        return str(replaced["replacement"])
+        return self._texts([Image.new("RGB", size[::-1])])[0]
 
-    def _run(self, image: Image, **options: Any) -> Any:
+    def _texts(self, images: list[Image]) -> list[str]:
+        found = self._run(images, add_special_tokens=False, **{f"return_{OFFSETS}": True})
+        if OFFSETS in found:
+            [texts] = found[OFFSETS]
+            return [str(replaced["replacement"]) for replaced in texts]
+        [ids] = found["input_ids"]  # by a processor that does not tell
+        text = str(self._processor.tokenizer.decode(ids, skip_special_tokens=False))
+        if self._processor.tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+            raise ValueError(f"the processor writes tokens for an image that no text has, such as {text[:100]}")
+        return [text]
+
+    def _run(self, images: list[Image], **options: Any) -> Any:
+        text = [self.marker * len(images)]
         with torch.inference_mode():
-            return self._processor(images=[image], text=[self.marker], return_mm_token_type_ids=False, **options)
+            return self._processor(images=images, text=text, return_mm_token_type_ids=False, **options)
 
     def try_out(self) -> None:
         """Read a trial image; raises if settings are missing, or are those of another model."""
+        from PIL import Image
+
         if self._image_token not in (text := self._make_text(TRIAL_SIZE)):
             raise ValueError(f"the processor writes no {self._image_token} for an image, but {text[:100]}")
+        two = [text] if self.reads_one else self._texts([Image.new("RGB", TRIAL_SIZE[::-1])] * 2)
+        if any(other != self._numbered(text, number) for number, other in enumerate(two)):
+            raise ValueError(
+                f"the processor writes {two[1][:100]} for a second image, and {text[:100]} for a first one"
+            )
 
 
 @contextmanager
@@ -146,6 +171,8 @@ def make_processor(folder: Path, name: str, image_processor: Any, tokenizer: Any
         return PixtralProcessor(image_processor, tokenizer, settings)
     cls = without_videos(getattr(importlib.import_module("transformers"), name))
     parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+    if name in ASKING_FOR_VIDEOS:
+        parts["video_processor"] = image_processor
     settings, _ = cls.get_processor_dict(folder, local_files_only=True)
     return cls.from_args_and_dict([parts.get(part) for part in cls.get_attributes()], settings)
 
@@ -155,7 +182,8 @@ def without_videos(cls: Any) -> Any:
 
     class Reader(cls):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
-            return type(None) if value is None else super().check_argument_for_proper_class(name, value)
+            is_left_out = value is None or name == "video_processor"
+            return type(value) if is_left_out else super().check_argument_for_proper_class(name, value)
 
     Reader.__name__ = cls.__name__
     return Reader

@@ -40,6 +40,7 @@ class AttentionOptions(NamedTuple):
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
     selection: Selection | None = None  # which tokens they attend to
     reuses_selection: bool = False  # those that the last layer with a selection has chosen
+    looks_back: bool = False  # tokens of images attend to those before them only, as of texts
 
     @property
     def is_sparse(self) -> bool:
@@ -74,6 +75,8 @@ class Attention(nn.Module):
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         self.softcap = arch.attention_softcap
         self.window = arch.window(layer)
+        vision = arch.vision
+        self.looks_back = vision is not None and vision.both_ways_in_windows and self.window is None
         self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.rotary_size = arch.rotary_size
         self.is_rotated = layer not in arch.unrotated_layers
@@ -126,7 +129,9 @@ class Attention(nn.Module):
             shared[self.layer] = k, v
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk)
+        options = AttentionOptions(
+            self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk, looks_back=self.looks_back
+        )
         y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
@@ -183,5 +188,6 @@ class SharedKeyAttention(Attention):
         q = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         q = self.rotate(q if self.q_norm is None else self.q_norm(q), rotations)
         # They are stored once more, in the same places.
-        y = attend(self.key_layer, q, *shared[self.key_layer], AttentionOptions(self.scale, self.window, self.softcap))
+        options = AttentionOptions(self.scale, self.window, self.softcap, looks_back=self.looks_back)
+        y = attend(self.key_layer, q, *shared[self.key_layer], options)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

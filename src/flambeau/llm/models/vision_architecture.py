@@ -18,12 +18,14 @@ ONE_IMAGE = (
 class VisionArchitecture:
     """What the engine has to know of every encoder."""
 
-    # Whether the decoder's tokens of an image attend to each other in both directions.
-    attends_both_ways: ClassVar[bool] = False
     # Whether other tokens may be between those of one image, such as the ends of its rows.
     is_divided: ClassVar[bool] = False
 
+    attends_both_ways: bool = False  # the decoder's tokens of an image attend to each other in both directions …
+    both_ways_in_windows: bool = False  # … in layers with a window only (Gemma 4)
     text_size: int  # the decoder's hidden size
+    # The layers before which the second and later features are added; empty: one layer after another, from the second on.
+    layers_of_features: tuple[int, ...] = ()
     image_id: int  # the token in the places of an image
 
 
@@ -56,8 +58,7 @@ class PatchArchitecture(VisionArchitecture):
 class SiglipArchitecture(PatchArchitecture):
     """An encoder (SigLIP) of images of one size, whose patches are pooled to the tokens of an image (Gemma 3)."""
 
-    attends_both_ways: ClassVar[bool] = True
-
+    attends_both_ways: bool = True
     image_size: int  # pixels of a side
     num_tokens: int  # that an image takes in a prompt
 

@@ -41,8 +41,9 @@ HUNYUAN_SUPPORTED = {
 }
 VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
-    r"vision_embedder|embed_vision|audio_tower|embed_audio)\b"
+    r"vision_embedder|embed_vision|vision_encoder|vision_projection|vision_projector|projector|layerwise_projectors|spatial_projectors|mlp1|mlp_AR|merger|vit_merger|view_seperator|view_separator|sam_model|qwen2_model|audio_tower|embed_audio)\b"
 )
+TEXT_NAMES = ((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."))
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -92,7 +93,7 @@ def text_only(family: Family) -> Family:
         family,
         text_section="text_config",
         parts={**family.parts, "unused": VISION},
-        renames=((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."), *family.renames),
+        renames=(*TEXT_NAMES, *family.renames),
     )
 
 

@@ -13,7 +13,6 @@ from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
 from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
 from flambeau.llm.models.families.gemma_4 import GEMMA_4
-from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
@@ -25,6 +24,7 @@ from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
+from flambeau.llm.models.families.vision_decoders import VISION_DECODERS
 
 WITH_READERS = {
     name: Family(model_type=reader.model_type, text_section="text_config", images=reader)
@@ -58,7 +58,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    families = (*FAMILIES.values(), *GLM_VISION.values())
+    families = (*FAMILIES.values(), *VISION_DECODERS.values())
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
