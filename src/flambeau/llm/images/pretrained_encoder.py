@@ -21,7 +21,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.images.pretrained_processor import import_images
 from flambeau.llm.models.config_keys import HARMLESS
 from flambeau.llm.models.hugging_face import read_config
-from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.models.vision_architecture import TOKEN_IDS, PretrainedVision
 from flambeau.llm.models.vision_config import UNUSED
 from flambeau.llm.transformers_package import check_present, first_lines, quiet, some_of
 
@@ -46,12 +46,29 @@ class PretrainedImageEncoder:
     def encode(self, pixels: Tensor, grid: tuple[int, int] | None, more: Mapping[str, Any]) -> Tensor:
         """One image to [N, X]."""
         moved = {name: value.to(pixels.device) if isinstance(value, Tensor) else value for name, value in more.items()}
+        token_ids = moved.pop(TOKEN_IDS, None)
         found = self._model.get_image_features(pixel_values=pixels, **moved)
         if self.arch.reader.names_layers:
             return by_layers(found.deepstack_features)
         projects = self.arch.reader.projects
         features = self._model.multi_modal_projector(found.last_hidden_state) if projects else found.pooler_output
-        return joined(features) * self.arch.scale
+        embedded = joined(features) * self.arch.scale
+        return embedded if token_ids is None else self._with_others(token_ids, embedded, found)
+
+    def _with_others(self, token_ids: Tensor, embedded: Tensor, found: Any) -> Tensor:
+        """The embeddings of the image, and those of tokens between and behind them."""
+        is_image = token_ids == self.arch.image_id
+        if int(is_image.sum()) != len(embedded):
+            return embedded  # of another length than the text: the encoder's caller reports it
+        others = token_ids[~is_image]
+        rows = embedded.new_empty(len(token_ids), embedded.shape[-1])
+        rows[is_image] = embedded
+        if hasattr(found, "visual_indicator_features"):  # Ovis 2, in the order of its config.json
+            order = torch.tensor(self.arch.more_ids, device=others.device)
+            rows[~is_image] = found.visual_indicator_features[(others[:, None] == order).int().argmax(1)]
+        else:  # Gemma 3n
+            rows[~is_image] = self._model.embed_vision(input_ids=others[None])[0]
+        return rows
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         found: Iterator[nn.Parameter] = self._model.parameters(recurse)

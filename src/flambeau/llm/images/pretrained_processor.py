@@ -21,7 +21,7 @@ from flambeau.llm.images.image_files import ImageFile, check_side, not_encoded, 
 from flambeau.llm.images.image_processor import ResizedImage
 from flambeau.llm.images.pixtral_processor import PixtralProcessor
 from flambeau.llm.json_files import read_object
-from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.models.vision_architecture import TOKEN_IDS, PretrainedVision
 from flambeau.llm.transformers_package import first_lines, import_transformers, quiet
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class PretrainedProcessor:
         self.marker: str = getattr(processor, "image_placeholder_token", None) or processor.image_token
         self.reads_one = arch.reader.reads_one
         self._processor, self._reader = processor, arch.reader
+        self._ids, self._has_more = arch.ids, bool(arch.more_ids)
         self._image_token: str = processor.tokenizer.convert_ids_to_tokens(arch.image_id)
+        self.tokens: list[str] = [processor.tokenizer.convert_ids_to_tokens(one) for one in sorted(arch.ids)]
         self._text_of_size = lru_cache(NUM_SIZES)(self._make_text)
 
     def read(self, file: ImageFile) -> ResizedImage:
@@ -58,12 +60,20 @@ class PretrainedProcessor:
             pixels=lambda: pixels,
             grid=(rows, columns) if self._reader.has_grid else None,
             merge_size=self._processor.image_processor.merge_size if self._reader.has_grid else 1,
-            more={name: found[name] for name in self._reader.inputs if name in found},
+            more={name: found[name] for name in self._reader.inputs if name in found} | self._token_ids(file),
             num_tokens=self.num_tokens(file),
         )
 
     def num_tokens(self, file: ImageFile) -> int:
-        return self.text_of(file).count(self._image_token)
+        text = self.text_of(file)
+        return sum(map(text.count, self.tokens))
+
+    def _token_ids(self, file: ImageFile) -> dict[str, torch.Tensor]:
+        """The tokens of its text that the encoder embeds, where these differ."""
+        if not self._has_more:
+            return {}
+        ids = self._processor.tokenizer(self.text_of(file), add_special_tokens=False)["input_ids"]
+        return {TOKEN_IDS: torch.tensor([one for one in ids if one in self._ids])}
 
     def text_of(self, file: ImageFile, number: int = 0) -> str:
         """What stands for the image in a prompt, by its size and by how many are before it in the chat."""
@@ -82,7 +92,8 @@ class PretrainedProcessor:
         return self._texts([Image.new("RGB", size[::-1])])[0]
 
     def _texts(self, images: list[Image]) -> list[str]:
-        found = self._run(images, add_special_tokens=False, **{f"return_{OFFSETS}": True})
+        options: dict[str, Any] = {"images_kwargs": {"return_tensors": "pt"}} if self._reader.counts_in_tensors else {}
+        found = self._run(images, add_special_tokens=False, **{f"return_{OFFSETS}": True}, **options)
         if OFFSETS in found:
             [texts] = found[OFFSETS]
             return [str(replaced["replacement"]) for replaced in texts]
@@ -103,11 +114,10 @@ class PretrainedProcessor:
 
         if self._image_token not in (text := self._make_text(TRIAL_SIZE)):
             raise ValueError(f"the processor writes no {self._image_token} for an image, but {text[:100]}")
-        two = [text] if self.reads_one else self._texts([Image.new("RGB", TRIAL_SIZE[::-1])] * 2)
-        if any(other != self._numbered(text, number) for number, other in enumerate(two)):
-            raise ValueError(
-                f"the processor writes {two[1][:100]} for a second image, and {text[:100]} for a first one"
-            )
+        if not self.reads_one:
+            two = "".join(self._texts([Image.new("RGB", TRIAL_SIZE[::-1])] * 2))
+            if two != text + self._numbered(text, 1):
+                raise ValueError(f"the processor writes {two[:200]} for two images, and {text[:100]} for one")
 
 
 @contextmanager
@@ -124,8 +134,9 @@ def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> Pretraine
     """Raises MissingPackage where one is needed, and CheckpointError for files that do not describe a processor."""
     transformers = import_images(arch)
     name = class_name(folder, arch)
-    if arch.reader.needs_torchvision and importlib.util.find_spec("torchvision") is None:
-        raise MissingPackage(f"{name} of transformers needs torchvision: pip install torchvision")
+    for package, is_needed in (("torchvision", arch.reader.needs_torchvision), ("timm", arch.reader.needs_timm)):
+        if is_needed and importlib.util.find_spec(package) is None:
+            raise MissingPackage(f"{name} of transformers needs {package}: pip install {package}")
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet():

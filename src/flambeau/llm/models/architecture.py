@@ -154,7 +154,6 @@ class Architecture:
     scales_layers: bool = False  # the outputs of each layer are multiplied with a number of its own (Gemma 4)
     layer_input_size: int = 0  # of embeddings that each layer has of its own (Gemma 3n); 0: there are none
     layer_input_vocab: int = 0  # the number of those embeddings
-    image_layer_id: int | None = None  # the token whose embeddings those of images have in layers; None: their own
     experts_beside_mlp: bool = False  # layers have a feed-forward layer and experts, whose outputs are added (Gemma 4)
     num_streams: int = 0  # of hidden states, of which layers compute one (Gemma 3n); 0: there is one
     active_stream: int = 0  # the one that layers compute
@@ -164,6 +163,7 @@ class Architecture:
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
+    image_layer_id: int | None = None  # whose embeddings those of images have in each layer; None: they have their own
     # Which of three positions (time, row, column) rotates each pair of dimensions (Qwen-VL). Those of a text are equal,
     # so that it is rotated as in a network without.
     position_axes: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from flambeau.llm.models.families.image_readers import ImageReader
 
 VisionActivation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu"]
 
+TOKEN_IDS = "token_ids"  # given to an encoder of transformers that embeds several tokens
 ONE_IMAGE = (
     "this model encodes several images of a chat otherwise than a single one, which is not supported; send one image"
 )
@@ -24,9 +25,15 @@ class VisionArchitecture:
     attends_both_ways: bool = False  # the decoder's tokens of an image attend to each other in both directions …
     both_ways_in_windows: bool = False  # … in layers with a window only (Gemma 4)
     text_size: int  # the decoder's hidden size
-    # The layers before which the second and later features are added; empty: one layer after another, from the second on.
+    # The layers before which the second and later features are added; empty: one layer after another, from the second.
     layers_of_features: tuple[int, ...] = ()
     image_id: int  # the token in the places of an image
+    more_ids: tuple[int, ...] = ()  # tokens of its text that are embedded by the encoder, too
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """The tokens whose embeddings the encoder gives."""
+        return frozenset((self.image_id, *self.more_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

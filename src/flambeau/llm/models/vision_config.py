@@ -98,10 +98,20 @@ def read_pretrained_vision(
         image_id=reader.image_id if named is None else whole_number(named, config[named]),
         reader=reader,
         scale=scale,
+        more_ids=further_ids(reader, config),
         layers_of_features=layers_of_features(config) if reader.names_layers else (),
         attends_both_ways=both_ways,
         both_ways_in_windows=both_ways,  # Gemma 4
     )
+
+
+def further_ids(reader: ImageReader, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that the encoder embeds, beside that of the image."""
+    if not reader.more_ids:
+        return ()
+    given = config.get(reader.more_ids)
+    found = reader.more_default if given is None else given if isinstance(given, list) else [given]
+    return tuple(whole_number(reader.more_ids, one) for one in found)
 
 
 def layers_of_features(config: Mapping[str, Any]) -> tuple[int, ...]:

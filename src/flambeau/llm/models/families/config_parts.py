@@ -41,7 +41,7 @@ HUNYUAN_SUPPORTED = {
 }
 VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
-    r"vision_embedder|embed_vision|vision_encoder|vision_projection|vision_projector|projector|layerwise_projectors|spatial_projectors|mlp1|mlp_AR|merger|vit_merger|view_seperator|view_separator|sam_model|qwen2_model|audio_tower|embed_audio)\b"
+    r"vision_embedder|embed_vision|vision_encoder|vision_projection|vision_projector|visual_embeddings_table|projector|layerwise_projectors|spatial_projectors|mlp1|mlp_AR|merger|vit_merger|view_seperator|view_separator|sam_model|qwen2_model|audio_tower|embed_audio)\b"
 )
 TEXT_NAMES = ((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."))
 CLIP_KEYS = frozenset({"clip_qkv"})

@@ -18,11 +18,15 @@ class ImageReader:
     image_id: int  # the token in the places of an image, if config.json names none
     text_type: str  # the model_type of its decoder, if config.json names none
     inputs: tuple[str, ...] = ()  # what it takes beside the pixels
+    more_ids: str = ""  # the key of further tokens in the text of an image that the encoder embeds, and what they are …
+    more_default: tuple[int, ...] = ()  # … if config.json does not say it
     names_layers: bool = False  # config.json names the layers before which some of its features are added
     has_grid: bool = False  # the rows and columns of an image are positions of its tokens
     reads_one: bool = False  # it encodes several images of a chat otherwise than one
     projects: bool = False  # features are projected to embeddings outside of `get_image_features`
     needs_torchvision: bool = False  # there is no processor of images that uses Pillow alone
+    counts_in_tensors: bool = False  # its processor asks for tensors where it writes the text of an image
+    needs_timm: bool = False  # its encoder is a network of that package
 
 
 PIXTRAL = "PixtralProcessor"
@@ -290,4 +294,52 @@ IMAGE_READERS = {
         inputs=("image_sizes",),
         names_layers=True,
     ),
+    "Ovis2ForConditionalGeneration": ImageReader(
+        model_type="ovis2",
+        class_name="Ovis2Model",
+        processors=("Ovis2Processor",),
+        image_id=151665,
+        text_type="qwen2",
+        more_ids="visual_indicator_token_ids",
+        more_default=(151666, 151667, 151668, 151669, 151670),
+        counts_in_tensors=True,
+    ),
+    "Gemma3nForConditionalGeneration": ImageReader(
+        model_type="gemma3n",
+        class_name="Gemma3nModel",
+        processors=("Gemma3nProcessor",),
+        image_id=262145,
+        text_type="gemma3n_text",
+        more_ids="eoi_token_id",
+        more_default=(262144,),
+        needs_timm=True,
+    ),
+    "FastVlmForConditionalGeneration": ImageReader(
+        model_type="fast_vlm",
+        class_name="FastVlmModel",
+        processors=("LlavaProcessor",),
+        image_id=151646,
+        text_type="qwen2",
+        needs_timm=True,
+    ),
+    "PerceptionLMForConditionalGeneration": ImageReader(
+        model_type="perception_lm",
+        class_name="PerceptionLMModel",
+        processors=("PerceptionLMProcessor",),
+        image_id=128002,
+        text_type="llama",
+        needs_torchvision=True,
+        needs_timm=True,
+    ),
+}
+REFUSED = {  # why models that read images are not read
+    "MllamaForConditionalGeneration": "layers of its own attend to images",
+    "PaliGemmaForConditionalGeneration": "its prompts attend to themselves in both directions",
+    "HunYuanVLForConditionalGeneration": "the two dimensions of a pair are rotated by different positions",
+    "Ernie4_5_VLMoeForConditionalGeneration": "tokens of images have experts of their own",
+    "Ernie4_5_VL_MoeForConditionalGeneration": "tokens of images have experts of their own",
+    "Molmo2ForConditionalGeneration": "its decoder is not known",
+    "AriaForConditionalGeneration": "its decoder is not known",
+    "Idefics2ForConditionalGeneration": "what stands for an image depends on the text beside it",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "its encoder cannot be read apart from its decoder",
 }

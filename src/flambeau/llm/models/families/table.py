@@ -15,7 +15,7 @@ from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
 from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
-from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
+from flambeau.llm.models.families.image_readers import IMAGE_READERS, REFUSED, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
@@ -78,5 +78,7 @@ def family_of(config: Config) -> Family:
         found = text_family(config, found)
     if found is None:
         what = " and ".join(names) if names else f"model_type {config.get('model_type')!r}"
+        if reason := next((REFUSED[name] for name in names or () if name in REFUSED), ""):
+            raise CheckpointError(f"{what} is not supported, because {reason}; use another model that reads images")
         raise CheckpointError(f"{what} is not supported; supported are {', '.join(FAMILIES)}")
     return found
