@@ -177,6 +177,7 @@ class Architecture:
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
+    image_layer_id: int | None = None  # whose embeddings those of images have in each layer; None: they have their own
     # Which of three positions (time, row, column) rotates each pair of dimensions (Qwen-VL). Those of a text are equal,
     # so that it is rotated as in a network without.
     position_axes: tuple[int, ...] = ()
