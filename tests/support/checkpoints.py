@@ -63,9 +63,20 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
+    "Dbrx": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 128},
+    "XGLM": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 32,
+        "ffn_dim": 56,
+        "num_layers": 2,
+        "attention_heads": 2,
+        "max_position_embeddings": 128,
+    },
+    "GPTNeoXJapanese": {**POSITIONLESS, "rope_theta": 10000.0},
+    "Kolibri1": {key: value for key, value in TINY.items() if key != "intermediate_size"},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = ("CohereCompass", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
 
@@ -109,6 +120,13 @@ GEMMA_4_HEADS = {
     },
 }
 GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
+ENCODER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SPARSE_SIZES = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
 TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # whose size the CPU kernels know
 SPARSE = {
     "num_hidden_layers": 3,
@@ -482,6 +500,70 @@ KINDS = {
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
     "mpt": Kind("Mpt"),
+    "dbrx": Kind(
+        "Dbrx",
+        {
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 0.3, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "ax-k1": Kind(
+        "AXK1",
+        {**LATENT, **DEEPSEEK, "n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "aria": Kind("AriaText", {**TWO_HEADS, "moe_num_experts": 4, "moe_topk": 2, "intermediate_size": 32}),
+    "flint": Kind(
+        "Flint",
+        {
+            **SPARSE_SIZES,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "mlp_only_layers": [0],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "kolibri": Kind(
+        "Kolibri1",
+        {
+            **SPARSE_SIZES,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "xglm": Kind("XGLM"),
+    "neox-japanese": Kind("GPTNeoXJapanese"),
+    "phi-4-multimodal": Kind(
+        "Phi4Multimodal",
+        {
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+            "vision_config": ENCODER,
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_attention_heads": 2,
+                "num_blocks": 1,
+                "nemo_conv_channels": 16,
+                "ext_pw_out_channel": 16,
+            },
+        },
+    ),
+    "cohere-compass": Kind(
+        "CohereCompass",
+        {
+            "pad_token_id": None,
+            "logit_scale": 0.5,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 1, 1]},
+                "full_attention": None,
+            },
+        },
+    ),
     "gemma-3n": Kind(
         "Gemma3n",
         {
@@ -1031,6 +1113,8 @@ def import_transformers() -> Any:
 
 def config_class(family: str) -> Any:
     transformers = import_transformers()
+    if family.endswith("Text"):
+        return getattr(transformers, f"{family}Config")
     return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 

@@ -57,8 +57,12 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
 LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
+    "AriaForConditionalGeneration",
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
+    "CohereCompassForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
@@ -66,6 +70,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",

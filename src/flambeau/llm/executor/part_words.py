@@ -8,6 +8,7 @@ WORDS = {
     "activation": "its activation",
     "attention_gate": "gates of attention",
     "chunks": "attention within chunks",
+    "expert_norm": "norms after experts",
     "feed_forward_layers": "layers that are only a feed-forward layer",
     "has_gate": "feed-forward layers without a gate",
     "has_norm_weight": "norms without weights",

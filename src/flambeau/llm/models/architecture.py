@@ -19,7 +19,16 @@ NormKind = Literal["rms", "layer"]
 # Of a part; or after its result has been added; or before a part, and what it gives is added to the normalized stream.
 NormPlaces = Literal["before", "after", "both", "sum", "stream"]
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
-RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
+RouterKind = Literal[
+    "softmax",
+    "grouped_softmax",
+    "biased_softmax",
+    "biased_sigmoid",
+    "sigmoid",
+    "wide_sigmoid",
+    "late_sigmoid",
+    "sparse_mixer",
+]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
 
 
@@ -123,6 +132,7 @@ class Architecture:
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
+    expert_norm: bool = False  # what layers of experts give is normalized (A.X-K1)
     router: RouterKind = "softmax"  # how experts are chosen
     router_jitter: float = 0.0  # of a sparse mixer
     num_expert_groups: int = 1  # experts are chosen from the best groups only …
@@ -177,6 +187,9 @@ class Architecture:
     normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     either_order: bool = False  # in the files only: stacks of experts may be transposed, which their shapes tell
+    flat_experts: bool = False  # in the files only: the rows of all experts lie one below the other (DBRX)
+    zeros: str = ""  # in the files only: a pattern of the names of parameters that they may lack, which are zeros
+    sinusoids: bool = False  # in the files only: they lack the embeddings of positions, which are sines and cosines
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"

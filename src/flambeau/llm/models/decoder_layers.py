@@ -47,6 +47,19 @@ class DecoderLayer(nn.Module):
         return x + y if self.residual_scale == 1.0 else x + y * self.residual_scale
 
 
+class ExpertNormLayer(DecoderLayer):
+    """What experts give is normalized before it is added (A.X-K1)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.post_feedforward_layernorm = make_norm(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.add(x, self.self_attn(self.input_layernorm(x), rotations, attend))
+        return self.add(x, self.post_feedforward_layernorm(self.mlp(self.post_attention_layernorm(x))))
+
+
 class PostNormLayer(DecoderLayer):
     """Norms after attention and the feed-forward layer, and before them too if there are norms in `both` places."""
 
@@ -247,6 +260,8 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return ParallelLayer(arch, layer)
     if has_layer_state(arch):
         return AltUpLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
+    if arch.expert_norm and arch.has_experts(layer):
+        return ExpertNormLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 

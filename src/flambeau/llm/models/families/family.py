@@ -12,6 +12,11 @@ Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
 WindowedLayers = Literal["none", "named", "all", "late", "unrotated", "even", "pattern"]
 
+
+def as_is(config: Config) -> Config:
+    return config
+
+
 VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3", "qwen_3.5"]
 
 
@@ -21,6 +26,8 @@ class Family:
 
     model_type: str
     text_section: str = ""  # of config.json: the section of the language model, in models with further encoders
+    text_types: frozenset[str] = frozenset()  # model_types of that section whose settings are here, not in another row
+    arrange: Callable[[Config], Config] = as_is  # config.json without sections within sections
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False

@@ -22,9 +22,11 @@ from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
+from flambeau.llm.models.families.newer_experts import NEWER_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
+from flambeau.llm.models.families.text_decoders import TEXT_DECODERS
 
 WITH_READERS = {
     name: Family(model_type=reader.model_type, text_section="text_config", images=reader)
@@ -42,6 +44,8 @@ TABLES = (
     OLDER_GPT,
     EXPERTS,
     MORE_EXPERTS,
+    NEWER_EXPERTS,
+    TEXT_DECODERS,
     LATENT,
     SPARSE_LATENT,
     LLAMA_4,
@@ -56,7 +60,7 @@ def text_family(config: Config, found: Family) -> Family:
     """The family of the language model in a checkpoint with pictures, by the model_type of its own section."""
     reader = found.images
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
-    if named is None:
+    if named is None or named in found.text_types:
         return found
     families = (*FAMILIES.values(), *GLM_VISION.values())
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
