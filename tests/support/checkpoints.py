@@ -63,6 +63,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
+    "RecurrentGemma": {key: value for key, value in TINY.items() if key != "max_position_embeddings"},
     "Dbrx": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 128},
     "XGLM": {
         "vocab_size": VOCAB_SIZE,
@@ -810,6 +811,16 @@ KIMI = {
     "pad_token_id": None,
 }
 HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
+ZAMBA_2 = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "adapter_rank": 4,
+    "chunk_size": 8,
+    "rms_norm_eps": 1e-5,
+}
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -1030,6 +1041,29 @@ HYBRID_KINDS = {  # with recurrent layers
             "pad_token_id": None,
         },
     ),
+    "recurrent-gemma": Kind(
+        "RecurrentGemma",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 9,
+            "num_key_value_heads": 1,
+            "lru_width": 48,
+            "pad_token_id": None,
+        },
+    ),
+    "zamba-2": Kind(
+        "Zamba2",
+        {
+            **ZAMBA_2,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_mem_rope": True,
+            "use_shared_attention_adapter": True,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba-2-unrotated": Kind("Zamba2", {**ZAMBA_2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]}),
     "nemotron-h-latent": Kind(
         "NemotronH",
         {
@@ -1082,7 +1116,9 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
         if "norm" in name:
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
         else:
-            torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
+            # Blocks that read two hidden states would attend to one token only.
+            std = 0.1 if parameter.dim() == 1 or "shared_transformer" in name else 0.3
+            torch.nn.init.normal_(parameter, std=std)
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 WORDS = {
     "activation": "its activation",
     "attention_gate": "gates of attention",
+    "adapter_rank": "blocks that layers share",
+    "adapts_attention": "blocks that layers share",
+    "block_layers": "blocks that layers share",
     "chunks": "attention within chunks",
     "expert_norm": "norms after experts",
     "feed_forward_layers": "layers that are only a feed-forward layer",
@@ -17,6 +20,7 @@ WORDS = {
     "inner_norms": "norms within attention and feed-forward layers",
     "late_qk_norm": "norms of queries and keys after the rotation",
     "layer_input_size": "embeddings of each layer",
+    "num_blocks": "blocks that layers share",
     "norm": "its kind of norm",
     "norm_places": "the places of its norms",
     "num_streams": "several streams of hidden states",

@@ -170,6 +170,10 @@ class Architecture:
     scales_stream: bool = False  # before the layer's own embeddings are added
     laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
     sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
+    block_layers: tuple[int, ...] = ()  # recurrent layers with a shared block of attention (Zamba 2)
+    num_blocks: int = 0  # that these layers use in turn
+    adapter_rank: int = 0  # of what each of these layers changes in its block
+    adapts_attention: bool = False  # and not only the feed-forward layer
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
@@ -253,6 +257,8 @@ class Architecture:
     @property
     def attending_layers(self) -> frozenset[int]:
         """The layers that have keys and values."""
+        if self.block_layers:
+            return frozenset(self.block_layers)
         has_both = self.recurrence is not None and self.recurrence.is_beside_attention
         others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
         return frozenset(range(self.num_layers)) - others

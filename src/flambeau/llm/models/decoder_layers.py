@@ -19,6 +19,7 @@ from flambeau.llm.models.mixers import make_mixer
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotations
+from flambeau.llm.models.shared_blocks import BlockAdapters, SharedBlock
 
 
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
@@ -207,6 +208,29 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
+class BlockLayer(RecurrentLayer):
+    """A recurrence that also reads what a shared block of attention gives (Zamba 2)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.layer, self.adapters = layer, BlockAdapters(arch)
+        self.linear = nn.Linear(arch.hidden_size, arch.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        block: SharedBlock | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]; `embedded` are the embeddings of the tokens."""
+        assert block is not None
+        assert embedded is not None
+        y = self.linear(block(x, embedded, self.layer, self.adapters, rotations, attend))
+        return x + self.mixer(self.input_layernorm(x + y), attend.recur)  # type: ignore[no-any-return]
+
+
 class AttentionOnlyLayer(DecoderLayer):
     """Attention without a feed-forward layer (Nemotron-H)."""
 
@@ -248,6 +272,8 @@ class JointLayer(DecoderLayer):
 
 
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
+    if layer in arch.block_layers:
+        return BlockLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
     if layer in arch.recurrent_layers:

@@ -24,6 +24,7 @@ from flambeau.llm.models.feed_forward import MLP
 from flambeau.llm.models.layer_inputs import LayerInput, LayerInputs
 from flambeau.llm.models.norms import RMSNorm, make_norm
 from flambeau.llm.models.rope import Rotation
+from flambeau.llm.models.shared_blocks import SharedBlock
 from flambeau.llm.models.step_images import StepImages
 
 
@@ -46,6 +47,7 @@ class Decoder(nn.Module):
         self.embed_norm = make_norm(arch) if arch.embedding_norm else None
         self.layer_inputs = LayerInputs(arch) if arch.layer_input_size else None
         self.streams = Streams(arch) if arch.num_streams else None
+        self.blocks = nn.ModuleList(SharedBlock(arch) for _ in range(arch.num_blocks)) if arch.num_blocks else None
 
 
 class Transformer(nn.Module):
@@ -87,13 +89,15 @@ class Transformer(nn.Module):
         has_state = has_layer_state(self.arch)
         shared: SharedKeys = {}
         own = None if self.model.layer_inputs is None else self.model.layer_inputs(ids, x)
-        streams = self.model.streams
+        streams, blocks, embedded = self.model.streams, self.model.blocks, x
         if streams is not None:
             x = streams.spread(x)
         for number, layer in enumerate(self.model.layers):
             if number in layers:
                 inputs[number] = x
-            if has_state:
+            if blocks is not None and number in self.arch.block_layers:
+                x = layer(x, rotations, attend, blocks[self.arch.block_layers.index(number) % len(blocks)], embedded)
+            elif has_state:
                 x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
             else:
                 x = layer(x, rotations, attend)
