@@ -46,6 +46,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "BioGpt": {key: value for key, value in PLAIN.items() if key != "rope_theta"},
     "GPTNeoX": PLAIN,
+    "ModernBertDecoder": PLAIN,
     "Persimmon": PLAIN,
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
@@ -63,6 +64,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
+    "Rwkv": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 3, "context_length": 128},
     "RecurrentGemma": {key: value for key, value in TINY.items() if key != "max_position_embeddings"},
     "Dbrx": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 128},
     "XGLM": {
@@ -121,6 +123,14 @@ GEMMA_4_HEADS = {
     },
 }
 GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
+MODERN_BERT = {
+    "local_attention": 18,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 40000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
 ENCODER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SPARSE_SIZES = {
     "num_experts": 4,
@@ -534,6 +544,10 @@ KINDS = {
         },
     ),
     "xglm": Kind("XGLM"),
+    "modern-bert": Kind("ModernBertDecoder", {**MODERN_BERT, "num_hidden_layers": 3, "classifier_bias": True}),
+    "modern-bert-biased": Kind(
+        "ModernBertDecoder", {**MODERN_BERT, "norm_bias": True, "mlp_bias": True, "decoder_bias": False}
+    ),
     "neox-japanese": Kind("GPTNeoXJapanese"),
     "phi-4-multimodal": Kind(
         "Phi4Multimodal",
@@ -1052,6 +1066,7 @@ HYBRID_KINDS = {  # with recurrent layers
             "pad_token_id": None,
         },
     ),
+    "rwkv": Kind("Rwkv", {"intermediate_size": 56}),
     "zamba-2": Kind(
         "Zamba2",
         {

@@ -42,6 +42,7 @@ ShardFunction = Callable[[str, Tensor], Tensor]
 Cut = Callable[[Tensor], Tensor]
 
 KEYS = re.compile(r"\.self_attn\.(k|v)_(proj|norm)\.")
+TIME_MIX = re.compile(r"\.time_mix_(key|value|receptance)$")  # [1, 1, E] in files of RWKV
 STACK = re.compile(r"\.experts\.(gate_up|down)_proj$")
 MAX_NAMES = 5  # tensors of each kind in an error message
 
@@ -182,6 +183,7 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
     is_flat = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie
     if arch.recurrence is not None and arch.recurrence.kind == "kimi_delta":
         is_flat = is_flat or name.endswith(".mixer.A_log")  # [1, 1, H, 1] in those of Kimi
+    is_flat = is_flat or bool(TIME_MIX.search(name))
     is_normalized = arch.normalized_head and name == "lm_head.weight"
     is_below = arch.flat_experts and len(stored.shape) == 2 and bool(EXPERTS.search(name) or STACKED.search(name))
 

@@ -13,9 +13,12 @@ WORDS = {
     "chunks": "attention within chunks",
     "expert_norm": "norms after experts",
     "feed_forward_layers": "layers that are only a feed-forward layer",
+    "has_first_norm": "a first layer without a norm",
     "has_gate": "feed-forward layers without a gate",
     "has_norm_weight": "norms without weights",
     "head_size": "heads of an odd size",
+    "head_layer": "a layer before its head",
+    "head_layer_bias": "a layer before its head",
     "indexer": "sparse attention",
     "inner_norms": "norms within attention and feed-forward layers",
     "late_qk_norm": "norms of queries and keys after the rotation",
@@ -31,6 +34,7 @@ WORDS = {
     "sparsity": "sparse activations",
     "stream_scales": "scales of the residual stream",
     "temperature_length": "queries that grow with the position",
+    "tied_bias": "a bias of its tied head",
     "unrotated_layers": "layers without rotary positions",
 }
 

@@ -96,6 +96,10 @@ class Architecture:
     norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
     norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
     has_last_norm: bool = True  # before the head (OPT-350M has none)
+    has_first_norm: bool = True  # before attention of the first layer (ModernBERT has one after the embeddings)
+    head_layer: Activation | None = None  # a layer with this activation and a norm, before the head (ModernBERT)
+    head_layer_bias: bool = False
+    tied_bias: bool = False  # of a head whose weights are the embeddings (ModernBERT)
     is_parallel: bool = False  # attention and the feed-forward layer have the same input, and one norm
     has_gate: bool = True  # of the feed-forward layer
     activation: Activation = "silu"

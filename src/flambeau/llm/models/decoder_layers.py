@@ -17,6 +17,7 @@ from flambeau.llm.models.layer_inputs import LayerInput
 from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.mixers import make_mixer
 from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.receptance import ChannelMix
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotations
 from flambeau.llm.models.shared_blocks import BlockAdapters, SharedBlock
@@ -33,7 +34,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(arch)
+        self.input_layernorm = make_norm(arch) if layer or arch.has_first_norm else nn.Identity()
         self.self_attn = make_attention(arch, layer)
         self.post_attention_layernorm = make_norm(arch)
         self.mlp = make_mlp(arch, layer)
@@ -231,6 +232,19 @@ class BlockLayer(RecurrentLayer):
         return x + self.mixer(self.input_layernorm(x + y), attend.recur)  # type: ignore[no-any-return]
 
 
+class ReceptanceLayer(RecurrentLayer):
+    """A recurrence and a feed-forward layer with a state (RWKV 4)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.mlp = ChannelMix(arch, layer)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = x + self.mixer(self.input_layernorm(x), attend.recur)
+        return x + self.mlp(self.post_attention_layernorm(x), attend.recur)  # type: ignore[no-any-return]
+
+
 class AttentionOnlyLayer(DecoderLayer):
     """Attention without a feed-forward layer (Nemotron-H)."""
 
@@ -276,6 +290,8 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return BlockLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
+    if arch.recurrence is not None and arch.recurrence.kind == "rwkv":
+        return ReceptanceLayer(arch, layer)
     if layer in arch.recurrent_layers:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:

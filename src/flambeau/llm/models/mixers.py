@@ -6,6 +6,7 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.gated_recurrence import GatedRecurrence
 from flambeau.llm.models.kimi_delta import KimiDeltaNet
 from flambeau.llm.models.lightning_attention import LightningAttention
+from flambeau.llm.models.receptance import TimeMix
 from flambeau.llm.models.recurrent import DeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -16,6 +17,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "kimi_delta": KimiDeltaNet,
     "lightning": LightningAttention,
     "gated": GatedRecurrence,
+    "rwkv": TimeMix,
 }
 
 

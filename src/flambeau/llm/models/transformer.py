@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.altup import Streams
-from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.architecture import Activation, Architecture
 from flambeau.llm.models.attention import Attend, Attention, SharedKeys
 from flambeau.llm.models.decoder_layers import DecoderLayer, has_layer_state, make_layer
 from flambeau.llm.models.embeddings import RowEmbedding, tied_logits
@@ -39,6 +40,8 @@ class Decoder(nn.Module):
         self.project_out = nn.Linear(arch.hidden_size, size, bias=False) if size else None
         self.layers = nn.ModuleList(make_layer(arch, i) for i in range(arch.num_layers))
         self.norm = make_norm(arch)
+        self.head_layer = HeadLayer(arch, arch.head_layer) if arch.head_layer is not None else None
+        self.head_bias = nn.Parameter(torch.zeros(arch.vocab_size)) if arch.tied_bias else None
         if not arch.has_last_norm:
             del self.norm
         self.embed_positions = (
@@ -48,6 +51,20 @@ class Decoder(nn.Module):
         self.layer_inputs = LayerInputs(arch) if arch.layer_input_size else None
         self.streams = Streams(arch) if arch.num_streams else None
         self.blocks = nn.ModuleList(SharedBlock(arch) for _ in range(arch.num_blocks)) if arch.num_blocks else None
+
+
+class HeadLayer(nn.Module):
+    """A layer between the last norm and the head."""
+
+    def __init__(self, arch: Architecture, activation: Activation) -> None:
+        super().__init__()
+        self.dense = nn.Linear(arch.hidden_size, arch.hidden_size, bias=arch.head_layer_bias)
+        self.activate = ACTIVATIONS[activation]
+        self.norm = make_norm(arch)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        return self.norm(self.activate(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
@@ -129,12 +146,16 @@ class Transformer(nn.Module):
         """Hidden states […, E] to logits […, V], in float32."""
         if self.model.project_out is not None:
             hidden = self.model.project_out(hidden)
+        if self.model.head_layer is not None:
+            hidden = self.model.head_layer(hidden)
         if self.lm_head is None and isinstance(self.model.embed_tokens, RowEmbedding):
             logits = self.model.embed_tokens.rows(hidden).float()
         elif self.lm_head is None:
             logits = tied_logits(hidden, self.model.embed_tokens.weight).float()
         else:
             logits = self.lm_head(hidden).float()
+        if self.model.head_bias is not None:
+            logits = logits + self.model.head_bias.float()
         if self.arch.logit_scale != 1.0:
             logits = logits * self.arch.logit_scale
         cap = self.arch.logit_softcap

@@ -32,6 +32,7 @@ TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
 BLOCKS = {"adapter_rank", "block_layers", "num_blocks"}
 WITHOUT_KERNELS = {  # parts that leave a network to Inductor
     "recurrent-gemma": {"recurrence"},
+    "rwkv": {"recurrence"},
     "zamba-2": {*BLOCKS, "adapts_attention"},
     "zamba-2-unrotated": BLOCKS,
 }
@@ -152,6 +153,7 @@ def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
         "minimax-01",
         "recurrent-gemma",
         "zamba-2",
+        "rwkv",
     ],
 )
 def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
@@ -180,6 +182,7 @@ def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
         "minimax-01",
         "recurrent-gemma",
         "zamba-2",
+        "rwkv",
     ],
 )
 def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):

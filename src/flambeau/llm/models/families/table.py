@@ -21,6 +21,7 @@ from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
+from flambeau.llm.models.families.modern_bert import MODERN_BERT
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.newer_experts import NEWER_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
@@ -40,6 +41,7 @@ TABLES = (
     GEMMA_3N_ROWS,
     GEMMA_4,
     LAYER_NORM,
+    MODERN_BERT,
     GPT_LIKE,
     OLDER_GPT,
     EXPERTS,
