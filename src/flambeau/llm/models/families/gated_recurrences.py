@@ -69,7 +69,7 @@ GATED_RECURRENCES = {
         ),
         defaults={
             "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 32768,  # files name none: attention has a window, and states have no length
+            "max_position_embeddings": 131072,  # there is no limit: attention has a window
             "sliding_window": 2048,
             "block_types": ["recurrent", "recurrent", "attention"],
             "conv1d_width": 4,

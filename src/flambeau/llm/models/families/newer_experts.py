@@ -26,9 +26,11 @@ def dbrx_keys(config: Config) -> Config:
     """DBRX has sections of attention and of experts; its code rotates by the theta of the first."""
     found = dict(config)
     attention, experts = (found.pop(key, None) or {} for key in ("attn_config", "ffn_config"))
-    if "rope_theta" in attention:
+    if attention.get("rope_theta") is not None:
         found["rope_theta"] = attention["rope_theta"]
-        found.pop("rope_parameters", None)
+        for key in ("rope_parameters", "rope_scaling"):
+            if found.get(key):
+                found[key] = {**found[key], "rope_theta": attention["rope_theta"]}
     activation = (experts.get("ffn_act_fn") or {}).get("name") or "silu"
     if activation != "silu":
         raise CheckpointError(f"ffn_act_fn {activation!r} is not supported here; supported is 'silu'")
@@ -143,6 +145,7 @@ NEWER_EXPERTS: dict[str, Family] = {
         experts=True,
         parts={"transposed": r"\.mlp\.experts\.(gate_up|down)_proj$"},
         derive=aria,
+        understands=frozenset({"moe_z_loss_coeff", "moe_aux_loss_coeff"}),
         supported={"mlp_bias": (None, False)},
         aliases={"moe_num_experts": "num_experts", "moe_topk": "num_experts_per_tok"},
         renames=(

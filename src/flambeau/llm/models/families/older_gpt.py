@@ -156,7 +156,8 @@ OLDER_GPT = {
             "num_layers": "num_hidden_layers",
             "attention_heads": "num_attention_heads",
         },
-        supported={"add_cross_attention": (None, False)},
+        # The embedding at that place of the table is zeros; no position reaches the first two.
+        supported={"add_cross_attention": (None, False), "pad_token_id": (None, 0, 1)},
         renames=(
             (r"^model\.layer_norm\.", "model.norm."),
             (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),

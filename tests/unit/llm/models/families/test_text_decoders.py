@@ -104,6 +104,10 @@ def test_dbrx_is_rotated_by_the_theta_of_its_section():
     config = config_of("dbrx")
     config["attn_config"]["rope_theta"] = 500000.0
     assert from_hugging_face(config).rope_theta == 500000.0
+    scaled = {**config, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
+    arch = from_hugging_face(scaled)
+    assert arch.rope_theta == 500000.0
+    assert arch.rope_scaling is not None
     del config["attn_config"]["rope_theta"]
     assert from_hugging_face(config).rope_theta == 10000.0
 
@@ -120,6 +124,20 @@ def test_settings_of_dbrx_that_are_not_supported_are_named(section, key, value, 
     config[section][key] = value
     with pytest.raises(CheckpointError, match=words):
         from_hugging_face(config)
+
+
+def test_padding_that_is_a_position_of_xglm_is_refused():
+    with pytest.raises(CheckpointError, match="pad_token_id 5"):
+        from_hugging_face({**config_of("xglm"), "pad_token_id": 5})
+
+
+def test_older_files_of_modern_bert_say_how_far_windows_and_full_layers_are_apart():
+    config = config_of("modern-bert")
+    own = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types")}
+    older = {**own, "global_rope_theta": 40000.0, "local_rope_theta": 5000.0, "global_attn_every_n_layers": 3}
+    assert from_hugging_face(older) == from_hugging_face(config)
+    with pytest.raises(CheckpointError, match="classifier_activation 'selu'"):
+        from_hugging_face({**config, "classifier_activation": "selu"})
 
 
 def test_a_key_in_a_section_of_dbrx_that_is_not_known_is_named():
