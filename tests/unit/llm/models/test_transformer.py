@@ -31,7 +31,7 @@ from support.llm_steps import step_inputs
 from support.ranks import logits_in_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
-TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 8; processors round sums in different orders
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +110,7 @@ KERNEL_KINDS = [
     *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
     *("apertus", "nanochat", "persimmon", "hyperclova-x", "vault-gemma", "granite-swa", "hy-3", "cohere-2-moe"),
     *("gpt-1", "codegen", "biogpt", "gemma-4", "gemma-4-moe", "gemma-4-unified", "afmoe", "laguna"),
+    *("dbrx", "flint", "kolibri", "aria", "xglm"),
 ]
 
 
