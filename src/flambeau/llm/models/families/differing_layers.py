@@ -165,7 +165,8 @@ def with_step_lists(config: Config) -> Config:
 
 def check_other_heads(config: Config, other: Config) -> None:
     """Raise if layers with a window differ in more than their number of heads."""
-    sizes = {"num_attention_groups": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
+    groups = config.get("num_attention_groups") or config.get("num_key_value_heads")
+    sizes = {"num_attention_groups": groups, "head_dim": config.get("head_dim")}
     for key, expected in {**sizes, "true_head_dim": config.get("head_dim")}.items():
         if other.get(key) is not None and expected is not None and other[key] != expected:
             raise CheckpointError(
