@@ -715,6 +715,18 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
         },
     ),
+    "hy-4": Kind(
+        "HYV4",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "hc_mult": 3,
+            "swiglu_limit": 1.0,
+            "pad_token_id": None,
+        },
+    ),
 }
 KIMI = {
     **{key: value for key, value in LATENT.items() if key != "q_lora_rank"},

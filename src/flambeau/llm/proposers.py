@@ -104,10 +104,10 @@ def check_head(config: EngineConfig, arch: Architecture) -> None:
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
         )
-    if arch.num_streams and wants_head(config):
+    if arch.num_hidden_streams and wants_head(config):
         raise LLMError(
-            f"{head_words(config)} reads one hidden state of a token, and this model has {arch.num_streams} streams of "
-            "them; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
+            f"{head_words(config)} reads one hidden state of a token, and this model has {arch.num_hidden_streams} "
+            "streams of them; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
@@ -100,6 +101,7 @@ class Architecture:
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
     latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
     query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
+    latent_epsilon: float | None = None  # of the norms of latents; None: 1e-6, whatever config.json says of others
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
     value_size: int = 0  # with a latent: of a head of values
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
@@ -120,6 +122,8 @@ class Architecture:
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
+    gate_limit: float | None = None  # of the experts: gates are at most this, and what they gate is within it (Hy 4) …
+    limits_all_gates: bool = False  # … and of the other feed-forward layers (GLM-5.3, DeepSeek V4)
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
@@ -158,6 +162,7 @@ class Architecture:
     num_streams: int = 0  # of hidden states, of which layers compute one (Gemma 3n); 0: there is one
     active_stream: int = 0  # the one that layers compute
     scales_stream: bool = False  # before the layer's own embeddings are added
+    hyper: HyperShape | None = None  # several streams, of which layers read a sum and change all (DeepSeek V4)
     laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
     sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
     head_bias: bool = False
@@ -221,6 +226,11 @@ class Architecture:
     def switch_length(self) -> int | None:
         """The longest sequence that keeps its rotary factors; longer ones have others from their first token on."""
         return self.rope_scaling.switch_length if self.rope_scaling is not None else None
+
+    @property
+    def num_hidden_streams(self) -> int:
+        """The streams of hidden states between layers; 0: there is one."""
+        return self.num_streams if self.hyper is None else self.hyper.num_streams
 
     @property
     def output_size(self) -> int:

@@ -12,6 +12,7 @@ from flambeau.llm.models.altup import AltUp, Laurel
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
 from flambeau.llm.models.feed_forward import MixedMLP, make_mlp
+from flambeau.llm.models.hyper_connections import HyperConnection
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInput
 from flambeau.llm.models.lightning_attention import LightningAttention
@@ -194,6 +195,27 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
+class HyperLayer(DecoderLayer):
+    """Attention, or a recurrence, and a feed-forward layer, which read and change several streams."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.is_recurrent = layer in arch.recurrent_layers
+        if self.is_recurrent:
+            del self.self_attn
+            self.mixer = make_mixer(arch, layer)
+        self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, S, E] to […, S, E]."""
+        one, joint = self.attn_hc(x)
+        y = self.input_layernorm(one)
+        y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
+        x = self.attn_hc.join(x, y, joint)
+        one, joint = self.ffn_hc(x)
+        return self.ffn_hc.join(x, self.mlp(self.post_attention_layernorm(one)), joint)
+
+
 class AttentionOnlyLayer(DecoderLayer):
     """Attention without a feed-forward layer (Nemotron-H)."""
 
@@ -235,6 +257,8 @@ class JointLayer(DecoderLayer):
 
 
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
+    if arch.hyper is not None:
+        return HyperLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
     if layer in arch.recurrent_layers:

@@ -21,8 +21,6 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.norms import CenteredNorm
 from flambeau.llm.models.rope import Angles, rotate, unpaired
 
-KEY_EPSILON = 1e-6
-
 
 class Selection(NamedTuple):
     """What an indexer says of tokens; attention is to the keys that match best."""
@@ -56,7 +54,7 @@ class Indexer(nn.Module):
         self.rotary_size = arch.rotary_size
         self.wq_b = nn.Linear(arch.query_latent_size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
-        self.k_norm = CenteredNorm(shape.head_size, KEY_EPSILON, bias=True)
+        self.k_norm = CenteredNorm(shape.head_size, shape.key_epsilon, bias=True)
         self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
         self.scale = (shape.num_heads * shape.head_size) ** -0.5
 
@@ -68,7 +66,12 @@ class Indexer(nn.Module):
         return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:
-        """[…, heads, K] with the first coordinates rotated."""
+        """[…, heads, K] with the first coordinates rotated, or the last ones."""
+        if self.shape.rotates_last:
+            rest, last = x.tensor_split([self.shape.head_size - self.rotary_size], dim=-1)
+            return torch.cat((rest, self.rotate(last, angles)), dim=-1)
         first, rest = x.tensor_split([self.rotary_size], dim=-1)
-        first = unpaired(first) if self.shape.paired_rope else first
-        return torch.cat((rotate(first, *angles), rest), dim=-1)
+        return torch.cat((self.rotate(first, angles), rest), dim=-1)
+
+    def rotate(self, x: Tensor, angles: Angles) -> Tensor:
+        return rotate(unpaired(x) if self.shape.paired_rope else x, *angles)

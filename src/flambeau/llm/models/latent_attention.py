@@ -52,18 +52,23 @@ class LatentAttention(nn.Module):
         self.is_rotated = layer not in arch.unrotated_layers
         size = arch.unrotated_size + arch.rotary_size
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
+        epsilon = LATENT_EPSILON if arch.latent_epsilon is None else arch.latent_epsilon
         if rank:
             self.q_a_proj = nn.Linear(hidden, rank, bias=arch.qkv_bias)
-            self.q_a_layernorm = RMSNorm(rank, LATENT_EPSILON)
+            self.q_a_layernorm = RMSNorm(rank, epsilon)
             self.q_b_proj = nn.Linear(rank, heads * size, bias=False)
         else:
             self.q_proj = nn.Linear(hidden, heads * size, bias=False)
         self.has_query_latent = rank > 0
         self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + arch.rotary_size, bias=arch.qkv_bias)
-        self.kv_a_layernorm = RMSNorm(arch.latent_size, LATENT_EPSILON)
+        self.kv_a_layernorm = RMSNorm(arch.latent_size, epsilon)
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
-        self.gate_proj = nn.Linear(hidden, heads, bias=False) if arch.gates_heads else None
+        self.gates_values = arch.attention_gate is not None
+        num_gates = heads * arch.value_size if self.gates_values else heads
+        has_gates = arch.gates_heads or self.gates_values
+        self.gate_proj = nn.Linear(hidden, num_gates, bias=False) if has_gates else None
+        self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         self.indexer = Indexer(arch) if arch.index_size(layer) else None
         self.reuses_selection = arch.indexer is not None and self.indexer is None
 
@@ -81,14 +86,15 @@ class LatentAttention(nn.Module):
         q = torch.cat((q_latent, self.rotated(q_rotated, rotation)), dim=-1)
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection)
+        options = AttentionOptions(self.scale, sinks=self.sinks, reuses_selection=self.reuses_selection)
         if self.indexer is not None:
             assert query_latent is not None
             options = options._replace(selection=self.indexer(x, query_latent, rotation))
         y = attend(self.layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
         if self.gate_proj is not None:
-            y = y * torch.sigmoid(self.gate_proj(x).float()).to(y.dtype).unsqueeze(-1)
+            gates = torch.sigmoid(self.gate_proj(x).float()).to(y.dtype)
+            y = y * (gates.view_as(y) if self.gates_values else gates.unsqueeze(-1))
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

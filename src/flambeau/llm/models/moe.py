@@ -40,6 +40,7 @@ class Experts(nn.Module):
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, rows)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
+        self.gate_limit = arch.gate_limit
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
         self.kind: Activation = arch.activation
@@ -110,7 +111,7 @@ class Experts(nn.Module):
     def activate(self, gate_up: Tensor) -> Tensor:
         if not self.has_gate:
             return self.activation(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = limited(gate_up, self.gate_limit)
         if self.limit is None:
             return self.activation(gate) * up
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
@@ -135,6 +136,12 @@ def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
     return gate.wide(x_TE) if hasattr(gate, "wide") else F.linear(x_TE.float(), gate.weight.float())
 
 
+def limited(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+    """Gates […, F] and what they gate, within a limit if there is one."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
+
+
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
@@ -144,12 +151,13 @@ class SharedExpert(nn.Module):
         self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
+        self.gate_limit = arch.gate_limit if arch.limits_all_gates else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate, up = limited(self.gate_up_proj(x), self.gate_limit)
         return self.down_proj(self.activation(gate) * up)  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,8 @@ class IndexerShape:
     num_heads: int
     head_size: int  # of its queries and keys; `rotary_size` of them are rotated
     num_chosen: int
+    rotates_last: bool = False  # the last coordinates of a head are rotated, not the first (Hy 4)
+    key_epsilon: float = 1e-6  # of the norm of keys
     paired_rope: bool = False  # the two coordinates of a rotation lie side by side
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
 

@@ -15,21 +15,22 @@ FULL, SHARED = "full", "shared"
 PATTERN = {"F": FULL, "S": SHARED}
 
 
-def deepseek_3_2(config: Config) -> Config:
+def read_indexer(config: Config) -> Config:
+    """The sizes of an indexer in every layer."""
     if not config.get("q_lora_rank"):
         raise CheckpointError("index_topk needs q_lora_rank: indexers read the latents of queries")
     types = config.get("layer_types")
     if types is not None and set(types) != {SPARSE_TYPE}:
         raise CheckpointError(f"layer_types must be {SPARSE_TYPE} for all layers; others are not supported")
+    if config["index_head_dim"] < config["head_dim"]:
+        raise CheckpointError(f"index_head_dim {config['index_head_dim']} is less than the rotated part of a head")
+    sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "num_chosen": "index_topk"}
+    return {name: int(config[key]) for name, key in sizes.items()}
+
+
+def deepseek_3_2(config: Config) -> Config:
+    indexer = IndexerShape(**read_indexer(config), paired_rope=bool(config["indexer_rope_interleave"]))
     parts = deepseek_3(config)
-    indexer = IndexerShape(
-        num_heads=int(config["index_n_heads"]),
-        head_size=int(config["index_head_dim"]),
-        num_chosen=int(config["index_topk"]),
-        paired_rope=bool(config["indexer_rope_interleave"]),
-    )
-    if indexer.head_size < parts["rotary_size"]:
-        raise CheckpointError(f"index_head_dim {indexer.head_size} is less than the rotated part of a head")
     num_dense = int(config["first_k_dense_replace"])
     return {**parts, "indexer": indexer, "dense_layers": dense_layers(config, num_dense)}
 

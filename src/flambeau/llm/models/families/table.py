@@ -16,6 +16,7 @@ from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
+from flambeau.llm.models.families.hyper_latent import HYPER_LATENT
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
@@ -44,6 +45,7 @@ TABLES = (
     MORE_EXPERTS,
     LATENT,
     SPARSE_LATENT,
+    HYPER_LATENT,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
