@@ -728,6 +728,38 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
         },
     ),
 }
+COMPRESSED_KINDS = {  # with attention to entries that stand for several tokens
+    "deepseek-v4": Kind(
+        "DeepseekV4",
+        {
+            **DEEPSEEK,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "n_shared_experts": 1,
+            "swiglu_limit": 1.0,
+            "head_dim": 16,
+            "q_lora_rank": 20,
+            "partial_rotary_factor": 0.5,
+            "layer_types": [
+                "sliding_attention",
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+            ],
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+            "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+            "sliding_window": 7,
+            "o_groups": 2,
+            "o_lora_rank": 12,
+            "index_n_heads": 16,
+            "index_head_dim": 12,
+            "index_topk": 3,
+            "hc_mult": 3,
+            **stretched("yarn", **YARN),
+            "pad_token_id": None,
+        },
+    ),
+}
 KIMI = {
     **{key: value for key, value in LATENT.items() if key != "q_lora_rank"},
     "num_key_value_heads": 2,
@@ -976,7 +1008,7 @@ HYBRID_KINDS = {  # with recurrent layers
         "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
     ),
 }
-KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS, **COMPRESSED_KINDS}
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
@@ -1016,6 +1048,8 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
+        if name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(len(buffer), DEEPSEEK["n_routed_experts"]).argsort()[:, : buffer.shape[1]])
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.3)
 

@@ -15,13 +15,14 @@ from flambeau.llm.backends.cuda import parts
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
 from flambeau.llm.backends.inductor import compile_step, dummy_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.core import state_slots
+from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
-from support.checkpoints import SPARSE_KINDS, VOCAB_SIZE, config_of, write_checkpoint
+from support.checkpoints import COMPRESSED_KINDS, SPARSE_KINDS, VOCAB_SIZE, YARN, config_of, write_checkpoint
 from support.llm_steps import room, step_inputs
 from support.tiny_models import tiny_engine
 
@@ -38,7 +39,7 @@ PROMPTS = [
 ]  # shorter and longer than the 9 tokens that are chosen
 
 
-@pytest.fixture(scope="module", params=SPARSE_KINDS)
+@pytest.fixture(scope="module", params=[*SPARSE_KINDS, *COMPRESSED_KINDS])
 def networks(request, tmp_path_factory):
     """One of ours, and the one of transformers."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -69,8 +70,10 @@ def test_logits_are_those_of_transformers(networks):
 def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks):
     model, reference = networks
     cache = room(model, 2)
-    for keys in cache.index_keys.values():
-        keys.fill_(torch.nan)  # of sequences that have left
+    for kept in (cache.index_keys, cache.entries, cache.index_entries):
+        for keys in kept.values():
+            keys.fill_(torch.nan)  # of sequences that have left
+    has_states = bool(model.arch.recurrence)
     backend, ids = EagerBackend(model, cache), {i: some_ids(31, seed=i) for i in range(2)}
     found, done = {0: [], 1: []}, {0: 0, 1: 0}
     for lengths in ({0: 5}, {0: 1, 1: 19}, {0: 22, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 9}):
@@ -78,7 +81,9 @@ def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transform
         is_decoding = set(lengths.values()) == {1} and len(lengths) == 2
         rows = torch.arange(sum(lengths.values()))
         logits = (
-            backend.decode(step_inputs(step, query_len=1)) if is_decoding else backend.prefill(step_inputs(step), rows)
+            backend.decode(step_inputs(step, query_len=1, has_states=has_states))
+            if is_decoding
+            else backend.prefill(step_inputs(step, has_states=has_states), rows)
         )
         for (i, length), part in zip(lengths.items(), logits.split([*lengths.values()]), strict=True):
             found[i].append(part)
@@ -89,18 +94,24 @@ def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transform
 
 
 def test_scores_of_many_tokens_are_computed_some_at_a_time(networks, monkeypatch):
-    monkeypatch.setattr("flambeau.llm.backends.sparse.NUMBERS_AT_ONCE", 16 * 31 * 4)
+    for module in ("sparse", "compressed"):
+        monkeypatch.setattr(f"flambeau.llm.backends.{module}.NUMBERS_AT_ONCE", 16 * 31 * 4)
     test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks)
 
 
-def test_an_engine_generates_what_transformers_does(networks):
+def test_an_engine_generates_what_transformers_does(networks, monkeypatch):
+    monkeypatch.setattr(state_slots, "MIN_SPARED_TOKENS", 8)
     model, reference = networks
     engine = tiny_engine(model, num_blocks=60, max_step_tokens=16, max_num_seqs=4)
     check_greedy(reference, PROMPTS, engine.generate(PROMPTS, GREEDY))
     turn = [*PROMPTS[1], *some_ids(9)]
     [again] = engine.generate([turn], GREEDY)
-    assert again.counts.num_cached >= 36
+    assert again.counts.num_cached >= 36 or model.arch.recurrence  # the slots of states were all in use
     check_greedy(reference, [turn], [again])
+    longer = [*turn, *again.token_ids, *some_ids(5)]
+    [last] = engine.generate([longer], GREEDY)
+    assert last.counts.num_cached >= len(turn) // 2
+    check_greedy(reference, [longer], [last])
 
 
 def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
@@ -114,7 +125,8 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["glm-5", "deepseek-v4"])
+def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
     """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
 
     def trace(step, *, options, **more):
@@ -123,13 +135,14 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
 
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    reference = write_checkpoint(tmp_path, "glm-5")
+    reference = write_checkpoint(tmp_path, kind)
     model = load_model(tmp_path)
+    states = {"has_states": bool(model.arch.recurrence)}
     cache, ids = room(model, 2), some_ids(31)
     plain = EagerBackend(model, cache)
-    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}), torch.tensor([0]))
-    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu")))
-    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1))
+    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}, **states), torch.tensor([0]))
+    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu"), **states))
+    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1, **states))
     torch.testing.assert_close(found[0], expected_logits(reference, ids)[-1], **TOLERANCE)
     torch.testing.assert_close(found[1], expected_logits(reference, ids[1:30])[-1], **TOLERANCE)
 
@@ -137,21 +150,25 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
 def test_quantized_weights_and_caches_are_close(networks):
     model, reference = networks
     cache = room(model, 1, rubbish=1.0)
-    small = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=torch.bfloat16)
+    states = bool(model.arch.recurrence)
+    small = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=torch.bfloat16, num_slots=int(states))
     ids = some_ids(31)
     expected = expected_logits(reference, ids)
-    found = EagerBackend(model, small).prefill(step_inputs({0: (0, ids)}), torch.arange(31))
+    found = EagerBackend(model, small).prefill(step_inputs({0: (0, ids)}, has_states=states), torch.arange(31))
     assert (found - expected)[:9].norm() < 0.05 * expected[:9].norm()  # later tokens may choose others
-    assert {keys.dtype for keys in small.index_keys.values()} == {torch.bfloat16}
-    assert small.tensors[-1] is [*small.index_keys.values()][-1]
+    index_keys = [*small.index_keys.values(), *small.index_entries.values()]
+    assert {keys.dtype for keys in index_keys} == {torch.bfloat16}
+    assert small.tensors[-1] is index_keys[-1]
     assert block_bytes(model.arch, 4, torch.bfloat16) == sum(t[0].numel() * 2 for t in small.tensors)
 
 
 def test_kernels_leave_the_network_to_others_by_name(networks):
     model, _ = networks
-    unknown = ["indexer"] if model.arch.hyper is None else ["gate_limit", "hyper", "indexer"]
-    assert sorted(set(unknown_parts(model.arch)) - {"attention_gate"}) == unknown
-    assert sorted(set(parts.unknown_parts(model.arch)) - {"attention_gate"}) == unknown
+    unknown = {"indexer"} if model.arch.hyper is None else {"gate_limit", "hyper", "indexer"}
+    if model.arch.compression is not None:
+        unknown = {"compression", "gate_limit", "hashed_layers", "hyper", "recurrence"}
+    for found in (unknown_parts(model.arch), parts.unknown_parts(model.arch)):
+        assert {*found} - {"attention_gate", "limits_all_gates", "router"} == unknown
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
     )
@@ -182,11 +199,37 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
         ("hy-4", {"swiglu_limit": 0.0}, "swiglu_limit"),
+        ("deepseek-v4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("deepseek-v4", {"layer_types": None, "compress_ratios": [0, 4, 128, 16]}, "compress_ratios"),
+        ("deepseek-v4", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek-v4", {"o_groups": 3}, "o_groups"),
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
     with pytest.raises(CheckpointError, match=message):
         from_hugging_face({**config_of(kind), **changes})
+
+
+def test_blocks_that_no_entry_fits_are_refused():
+    arch = from_hugging_face(config_of("deepseek-v4"))
+    with pytest.raises(LLMError, match="multiple of 8"):
+        block_bytes(arch, 6, torch.float32)
+
+
+def test_published_settings_of_deepseek_v4():
+    """Layers are named by the tokens of an entry, and positions in the way of older files."""
+    new = config_of("deepseek-v4")
+    own = ("layer_types", "mlp_layer_types", "rope_parameters", "partial_rotary_factor", "compress_rates")
+    old = {key: value for key, value in new.items() if key not in own}
+    old |= {"compress_ratios": [0, 4, 128, 4, 0], "num_hash_layers": 1, "qk_rope_head_dim": 8, "expert_dtype": "fp4"}
+    scaling = {"type": "yarn", "factor": 4.0, **YARN}
+    found, named = from_hugging_face({**old, "rope_scaling": scaling}), from_hugging_face(new)
+    assert found.unknown_keys == named.unknown_keys == ()
+    assert (found.compression.rates, found.hashed_layers) == ((0, 4, 128, 4), {0})
+    for key in ("rotary_size", "rope_theta", "local_rope_theta", "rope_scaling", "windows", "recurrence", "hyper"):
+        assert getattr(found, key) == getattr(named, key), key
+    assert found.rope_scaling.attention_factor == 1.0
+    assert (found.rope_theta, found.local_rope_theta) == (160000.0, 10000.0)
 
 
 def test_published_settings_of_glm_5():

@@ -245,7 +245,9 @@ def mismatch(given: Tensor, wanted: Tensor) -> str:
     """How a tensor differs from the part that it fills; empty if it fits."""
     if given.shape != wanted.shape:
         return f"{list(given.shape)} instead of {list(wanted.shape)}"
-    if given.dtype != wanted.dtype and not (given.is_floating_point() and wanted.is_floating_point()):
+    are_alike = given.is_floating_point() and wanted.is_floating_point()
+    are_alike = are_alike or {given.dtype, wanted.dtype} == {torch.int32, torch.int64}
+    if given.dtype != wanted.dtype and not are_alike:
         return f"{given.dtype} instead of {wanted.dtype}"
     return ""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ class KVCache:
             for number, one in enumerate(own)
         ]
         self.keys = [zeros(shape, device, dtype) for shape in shapes]
-        self.is_latent = arch.latent_size > 0
+        self.is_latent = arch.keys_are_values
         self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
         sizes = {layer: arch.index_size(layer) for layer in range(arch.num_layers)}
         self.index_keys = {  # of indexers, which choose what is attended to
@@ -67,12 +68,20 @@ class KVCache:
             for layer, size in sizes.items()
             if size
         }
+        self.entries: dict[int, Tensor] = {}  # keys that stand for several tokens, in the blocks of the last of them
+        self.index_entries: dict[int, Tensor] = {}  # what indexers compare
+        for layer, of_block, size, index_size in entry_sizes(arch, block_size):
+            self.entries[layer] = zeros((num_blocks, of_block, 1, size_in(dtype, size)), device, dtype)
+            if index_size:
+                shape = num_blocks, of_block, 1, size_in(dtype, index_size)
+                self.index_entries[layer] = zeros(shape, device, dtype)
         self.of_head: KVCache | None = None  # in the same blocks: what a head keeps, which prefixes are shared with
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that a block holds; the first dimension of each tensor is the block."""
-        own = [tensor for tensor in (*self.keys, *self.values, *self.index_keys.values()) if len(tensor)]
+        more = *self.index_keys.values(), *self.entries.values(), *self.index_entries.values()
+        own = [tensor for tensor in (*self.keys, *self.values, *more) if len(tensor)]
         return own if self.of_head is None else own + self.of_head.tensors
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
@@ -80,6 +89,15 @@ class KVCache:
         store(self.keys[layer], slots_T, k_TGD)
         if not self.is_latent:
             store(self.values[layer], slots_T, v_TGD)
+
+
+def entry_sizes(arch: Architecture, block_size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Layers with compressed entries: how many a block has, and the numbers of one for attention and for an indexer."""
+    shape = arch.compression
+    for layer in sorted(shape.compressing_layers) if shape is not None else ():
+        assert shape is not None
+        index_size = shape.index_size if layer in shape.overlapping_layers else 0
+        yield layer, shape.entries_of_block(layer, block_size), arch.head_size, index_size
 
 
 def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
@@ -143,9 +161,13 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
     own = [arch.of_layer(layer) for layer in arch.caching_layers]
-    num_numbers = (1 if arch.latent_size else 2) * sum(one.num_kv_heads * head_room(one, dtype) for one in own)
+    num_numbers = (1 if arch.keys_are_values else 2) * sum(one.num_kv_heads * head_room(one, dtype) for one in own)
     num_numbers += sum(size_in(dtype, size) for size in map(arch.index_size, range(arch.num_layers)) if size)
-    return num_numbers * block_size * dtype.itemsize
+    of_entries = sum(
+        of_block * sum(size_in(dtype, size) for size in sizes if size)
+        for _, of_block, *sizes in entry_sizes(arch, block_size)
+    )
+    return (num_numbers * block_size + of_entries) * dtype.itemsize
 
 
 def num_blocks_for(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.compression_shape import CompressionShape
 from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
@@ -20,7 +21,15 @@ NormKind = Literal["rms", "layer"]
 # Of a part; or after its result has been added; or before a part, and what it gives is added to the normalized stream.
 NormPlaces = Literal["before", "after", "both", "sum", "stream"]
 AlibiKind = Literal["plain", "scaled"]  # scaled like scores, after rounding to bfloat16 (Falcon)
-RouterKind = Literal["softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"]
+RouterKind = Literal[
+    "softmax",
+    "grouped_softmax",
+    "biased_softmax",
+    "biased_sigmoid",
+    "biased_sqrt_softplus",
+    "sigmoid",
+    "sparse_mixer",
+]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
 
 
@@ -107,6 +116,7 @@ class Architecture:
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
     indexer: IndexerShape | None = None  # with a latent: attention is to some tokens only
+    compression: CompressionShape | None = None  # attention to windows and compressed entries (DeepSeek V4)
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
@@ -122,6 +132,7 @@ class Architecture:
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
+    hashed_layers: frozenset[int] = frozenset()  # a table says which experts compute a token (DeepSeek V4)
     gate_limit: float | None = None  # of the experts: gates are at most this, and what they gate is within it (Hy 4) …
     limits_all_gates: bool = False  # … and of the other feed-forward layers (GLM-5.3, DeepSeek V4)
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
@@ -231,6 +242,11 @@ class Architecture:
     def num_hidden_streams(self) -> int:
         """The streams of hidden states between layers; 0: there is one."""
         return self.num_streams if self.hyper is None else self.hyper.num_streams
+
+    @property
+    def keys_are_values(self) -> bool:
+        """Whether the cache has one key for all heads, and no values."""
+        return self.latent_size > 0 or self.compression is not None
 
     @property
     def output_size(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flambeau.llm.models.altup import AltUp, Laurel
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
+from flambeau.llm.models.compressed_attention import CompressedAttention
 from flambeau.llm.models.feed_forward import MixedMLP, make_mlp
 from flambeau.llm.models.hyper_connections import HyperConnection
 from flambeau.llm.models.latent_attention import LatentAttention
@@ -22,7 +23,9 @@ from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotations
 
 
-def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
+def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention | CompressedAttention:
+    if arch.compression is not None:
+        return CompressedAttention(arch, layer)
     if arch.key_layer(layer) != layer:
         return SharedKeyAttention(arch, layer)
     return LatentAttention(arch, layer) if arch.latent_size else Attention(arch, layer)
@@ -200,20 +203,22 @@ class HyperLayer(DecoderLayer):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__(arch, layer)
-        self.is_recurrent = layer in arch.recurrent_layers
+        self.is_recurrent = layer not in arch.attending_layers
+        self.is_hashed = layer in arch.hashed_layers
         if self.is_recurrent:
             del self.self_attn
             self.mixer = make_mixer(arch, layer)
         self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
 
-    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
-        """[…, S, E] to […, S, E]."""
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, ids: Tensor | None = None) -> Tensor:
+        """[…, S, E] of the tokens […] to […, S, E]."""
         one, joint = self.attn_hc(x)
         y = self.input_layernorm(one)
         y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
         x = self.attn_hc.join(x, y, joint)
         one, joint = self.ffn_hc(x)
-        return self.ffn_hc.join(x, self.mlp(self.post_attention_layernorm(one)), joint)
+        y = self.post_attention_layernorm(one)
+        return self.ffn_hc.join(x, self.mlp(y, ids) if self.is_hashed else self.mlp(y), joint)
 
 
 class AttentionOnlyLayer(DecoderLayer):

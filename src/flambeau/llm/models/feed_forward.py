@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.altup import above_threshold, threshold_of
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.moe import SparseMLP, limited
+from flambeau.llm.models.moe import HashedMLP, SparseMLP, limited
 from flambeau.llm.models.norms import make_norm
 
 
@@ -137,6 +137,8 @@ def make_mlp(arch: Architecture, layer: int) -> nn.Module:
     arch = arch.of_layer(layer)
     if arch.experts_beside_mlp:
         return MixedMLP(arch)
+    if layer in arch.hashed_layers:
+        return HashedMLP(arch)
     if arch.has_experts(layer):
         return SparseMLP(arch)
     if arch.mlp_scales != (1.0, 1.0):

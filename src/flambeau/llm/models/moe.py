@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.architecture import Activation, Architecture
-from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
+from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing, root_softplus
 
 
 class ExpertLayers(nn.Module):
@@ -199,7 +199,10 @@ class SparseMLP(nn.Module):
 
     def choose(self, x_TE: Tensor) -> Routing:
         """The weights [T, A] of the experts, as they are used, and their numbers."""
-        weights_TA, chosen_TA = self.route(x_TE)
+        return self.weighed(*self.route(x_TE))
+
+    def weighed(self, weights_TA: Tensor, chosen_TA: Tensor) -> Routing:
+        """The same for the router's weights."""
         if self.normalizes_experts:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
         if self.expert_scales is not None:
@@ -210,6 +213,28 @@ class SparseMLP(nn.Module):
         """The router's weights [T, A] of the chosen experts, and their numbers."""
         logits_TN = wide_scores(self.gate, x_TE) if self.router in WIDE else self.gate(x_TE)
         return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
+
+
+class HashedMLP(SparseMLP):
+    """Experts that a table names for each token of the vocabulary; a router weighs them (DeepSeek V4)."""
+
+    token_experts: Tensor
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        del self.score_bias
+        table = torch.zeros(arch.vocab_size, arch.num_experts_per_token, dtype=torch.int64)
+        self.register_buffer("token_experts", table)
+
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+        """[…, E] of the tokens […] to […, E]."""
+        assert scored is not None
+        assert self.shared_expert is not None
+        x_TE, chosen_TA = x.flatten(0, -2), self.token_experts[scored.flatten()]
+        weights_TN = root_softplus(wide_scores(self.gate, x_TE))
+        weights_TA, _ = self.weighed(weights_TN.gather(1, chosen_TA), chosen_TA)
+        y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+        return y + self.shared_expert(x)  # type: ignore[no-any-return]
 
 
 def needs_static_shapes(x: Tensor) -> bool:

@@ -6,9 +6,10 @@ The two halves of a head are the two coordinates, as in Hugging Face checkpoints
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import torch
@@ -26,6 +27,8 @@ class Rotations(NamedTuple):
     ordinary: Angles
     local: Angles  # of layers with a local theta
     query_scale: Tensor | None = None  # […, 1, 1]: what queries are multiplied with, of some layers
+    positions: Tensor | None = None  # of tokens, in networks with compressed entries …
+    of_starts: Mapping[int, Angles] = MappingProxyType({})  # … and by the length of a group: of the group's first token
 
 
 class Rotation(nn.Module):
@@ -61,7 +64,11 @@ class Rotation(nn.Module):
             return Rotations(angles, angles, query_scale(self.arch, positions))
         angles = self.angles(positions)
         local = self.local.angles(positions) if self.local is not None else angles
-        return Rotations(angles, local, query_scale(self.arch, positions))
+        if self.arch.compression is None:
+            return Rotations(angles, local, query_scale(self.arch, positions))
+        rates = sorted({*self.arch.compression.rates} - {0})
+        of_starts = {rate: self.angles((positions - (rate - 1)).clamp(min=0)) for rate in rates}
+        return Rotations(angles, local, positions=positions, of_starts=of_starts)
 
     def angles(self, positions: Tensor) -> Angles:
         if self.has_tables:

@@ -96,6 +96,8 @@ class Transformer(nn.Module):
                 inputs[number] = x
             if has_state:
                 x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
+            elif self.arch.hashed_layers:
+                x = layer(x, rotations, attend, ids)
             else:
                 x = layer(x, rotations, attend)
             if images is not None and number < len(added):

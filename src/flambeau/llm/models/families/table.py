@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.compressed import COMPRESSED
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.decilm import DECILM
 from flambeau.llm.models.families.dense_others import DENSE_OTHERS
@@ -46,6 +47,7 @@ TABLES = (
     LATENT,
     SPARSE_LATENT,
     HYPER_LATENT,
+    COMPRESSED,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
