@@ -47,6 +47,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "BioGpt": {key: value for key, value in PLAIN.items() if key != "rope_theta"},
     "GPTNeoX": PLAIN,
     "Persimmon": PLAIN,
+    "Glm5Next": {},
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -67,7 +68,11 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
 }
 TEXT_CONFIGS = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
+MODEL_CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "OpenAIGPT": "OpenAIGPTLMHeadModel",
+    "Glm5Next": "Glm5NextForConditionalGeneration",
+}
 
 
 @dataclass(frozen=True)
@@ -727,6 +732,39 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "pad_token_id": None,
         },
     ),
+    "glm-5.3": Kind(
+        "Glm5Next",
+        {
+            "text_config": {
+                **PLAIN,
+                **INDEXED,
+                **DEEPSEEK,
+                "num_hidden_layers": 4,
+                "qk_rope_head_dim": 0,
+                "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+                "indexer_types": ["full", "full", "shared", "full"],
+                "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+                "index_kpool": 4,
+                "index_topk": 8,
+                "linear_num_heads": 4,
+                "linear_head_dim": 8,
+                "linear_lower_bound": -1.0,
+                "hc_mult": 2,
+                "swiglu_limit": 1.0,
+                "pad_token_id": None,
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 32,
+                "projection_intermediate_size": 16,
+                "patch_size": 2,
+                "image_size": 8,
+            },
+        },
+    ),
 }
 COMPRESSED_KINDS = {  # with attention to entries that stand for several tokens
     "deepseek-v4": Kind(
@@ -1017,6 +1055,8 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
         sizes = {**sizes, **HYBRID_SIZES}
     options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
+    if "text_config" in options:
+        options["text_config"] = {**options["text_config"], **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     return config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import torch
@@ -145,6 +146,11 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
+    if arch.num_hidden_streams:
+        own = re.compile(rf"^(model\.mtp_|mtp\.|(model\.(language_model\.)?)?layers\.{arch.num_layers}\.)")
+        if gguf_path(path) is None and any(own.match(stored.name) for file in open_files(path) for stored in file):
+            logger.warning("%s has a layer of multi-token prediction, which is left out", path)
+        return
     if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
 

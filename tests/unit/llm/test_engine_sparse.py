@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import unknown_parts
@@ -15,11 +16,13 @@ from flambeau.llm.backends.cuda import parts
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
 from flambeau.llm.backends.inductor import compile_step, dummy_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.config import EngineConfig
 from flambeau.llm.core import state_slots
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.proposers import check_head, tell_of_mtp
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import COMPRESSED_KINDS, SPARSE_KINDS, VOCAB_SIZE, YARN, config_of, write_checkpoint
@@ -121,7 +124,7 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, prompts, engine.generate(prompts, GREEDY))
     assert engine.state.num_preempted > 0
     engine = tiny_engine(model, speculation="lookup", max_num_seqs=4)
-    repeated = [some_ids(6, seed) * 5 for seed in range(3)]
+    repeated = [some_ids(7, seed) * 5 for seed in range(3)]
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
@@ -168,7 +171,7 @@ def test_kernels_leave_the_network_to_others_by_name(networks):
     if model.arch.compression is not None:
         unknown = {"compression", "gate_limit", "hashed_layers", "hyper", "recurrence"}
     for found in (unknown_parts(model.arch), parts.unknown_parts(model.arch)):
-        assert {*found} - {"attention_gate", "limits_all_gates", "router"} == unknown
+        assert {*found} == unknown if model.arch.hyper is None else {*found} >= unknown
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
     )
@@ -199,6 +202,9 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
         ("hy-4", {"swiglu_limit": 0.0}, "swiglu_limit"),
+        ("glm-5.3", {"text_config": {"index_kpool_always_select_tail": False}}, "index_kpool_always_select_tail"),
+        ("glm-5.3", {"text_config": {"indexer_types": ["full", "shared", "full", "full"]}}, "indexer of its own"),
+        ("glm-5.3", {"text_config": {"index_kpool": 3}}, "index_kpool"),
         ("deepseek-v4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
         ("deepseek-v4", {"layer_types": None, "compress_ratios": [0, 4, 128, 16]}, "compress_ratios"),
         ("deepseek-v4", {"scoring_func": "sigmoid"}, "scoring_func"),
@@ -206,14 +212,28 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
+    config = config_of(kind)
+    if "text_config" in changes:
+        changes = {"text_config": {**config["text_config"], **changes["text_config"]}}
     with pytest.raises(CheckpointError, match=message):
-        from_hugging_face({**config_of(kind), **changes})
+        from_hugging_face({**config, **changes})
 
 
 def test_blocks_that_no_entry_fits_are_refused():
     arch = from_hugging_face(config_of("deepseek-v4"))
     with pytest.raises(LLMError, match="multiple of 8"):
         block_bytes(arch, 6, torch.float32)
+
+
+def test_a_layer_for_further_tokens_is_left_out_with_a_warning(tmp_path, caplog):
+    write_checkpoint(tmp_path, "deepseek-v4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "mtp.0.h_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    model = load_model(tmp_path)
+    tell_of_mtp(tmp_path, model.arch)
+    assert "layer of multi-token prediction, which is left out" in caplog.text
+    with pytest.raises(LLMError, match="3 streams"):
+        check_head(EngineConfig(speculation="mtp"), model.arch)
 
 
 def test_published_settings_of_deepseek_v4():

@@ -16,7 +16,6 @@ from flambeau.llm.backends.sparse import NUMBERS_AT_ONCE, chosen_keys
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache, load, store
 from flambeau.llm.models.attention import AttentionOptions, Entries
-from flambeau.llm.models.indexer import Selection
 
 
 def attend_whole(q: Tensor, k: Tensor, options: AttentionOptions) -> Tensor:
@@ -63,8 +62,9 @@ def options_of(options: AttentionOptions, part: Callable[[Tensor], Tensor]) -> A
     entries = options.entries
     if entries is None or entries.selection is None:
         return options
-    q, k, weights, count = entries.selection
-    return options._replace(entries=entries._replace(selection=Selection(part(q), k, part(weights), count)))
+    q, weights = part(entries.selection.q), part(entries.selection.weights)
+    own = entries._replace(selection=entries.selection._replace(q=q, weights=weights))
+    return options._replace(entries=own)
 
 
 def store_entries(entries: Entries, cache: KVCache, layer: int, inputs: StepInputs) -> None:

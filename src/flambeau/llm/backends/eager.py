@@ -86,17 +86,17 @@ class PagedAttention:
         """What the tokens of the step attend to: one mask [S, Q, C], or [Q, C] of each sequence."""
         cached, inputs = self._cache.index_keys[layer], self._inputs
         store(cached, inputs.slots_T, selection.k.unsqueeze(-2))
-        q_TIK, _, weights_TI, count = selection
+        q_TIK, weights_TI = selection.q, selection.weights
         if length := inputs.query_len:
             q_SQIK, weights_SQI = (torch.unflatten(x, 0, (-1, length)) for x in (q_TIK, weights_TI))
-            own = Selection(q_SQIK, selection.k, weights_SQI, count)
+            own = selection._replace(q=q_SQIK, weights=weights_SQI)
             k_SCK = load(cached, inputs.block_tables_SB, q_TIK.dtype).flatten(1, 3)
             places_C = torch.arange(k_SCK.shape[1], device=cached.device)
             return [chosen_keys(own, k_SCK, attention_mask(inputs.positions_T.view(-1, length), places_C, None))]
         starts, found = inputs.query_starts.tolist(), []
         for i, context in enumerate(inputs.context_lens_S.tolist()):
             tokens = slice(starts[i], starts[i + 1])
-            own = Selection(q_TIK[tokens], selection.k, weights_TI[tokens], count)
+            own = selection._replace(q=q_TIK[tokens], weights=weights_TI[tokens])
             blocks = inputs.block_tables_SB[i, : -(-context // cached.shape[1])]
             k_CK = load(cached, blocks, q_TIK.dtype).flatten(0, 2)[:context]
             places_C = torch.arange(context, device=cached.device)

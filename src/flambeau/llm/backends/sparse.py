@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.indexer import Selection
+from flambeau.llm.models.indexer import Pools, Selection
 from flambeau.llm.models.moe import needs_static_shapes
 
 NUMBERS_AT_ONCE = 1 << 26  # scores of single heads: a quarter of a gigabyte
@@ -20,6 +20,8 @@ def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
 
     `selection` has queries […, Q, I, K] and weights […, Q, I], and the cache keys […, C, K].
     """
+    if selection.pools is not None:
+        return chosen_pools(selection, selection.pools, k_CK, mask_QC)
     count, num_cached = selection.num_chosen, mask_QC.shape[-1]
     is_static = needs_static_shapes(k_CK)
     if not is_static and num_cached <= count:
@@ -34,6 +36,17 @@ def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
         strict=True,
     )
     return torch.cat([mask & best(scores(q, weights, k_CK), mask, count) for q, weights, mask in parts], dim=-2)
+
+
+def chosen_pools(selection: Selection, pools: Pools, cached_CK: Tensor, mask_QC: Tensor) -> Tensor:
+    """The same where groups of tokens are chosen; those of a group that is not complete are attended to, too."""
+    size, num_cached = pools.size, mask_QC.shape[-1]
+    groups = torch.unflatten(F.pad(mask_QC, (0, -num_cached % size)), -1, (-1, size))
+    complete_QP = groups[..., -1]
+    own = selection._replace(pools=None, num_chosen=selection.num_chosen // size)
+    chosen_QP = chosen_keys(own, pools.keys(cached_CK), complete_QP)
+    found = groups & (chosen_QP | ~complete_QP).unsqueeze(-1)
+    return found.flatten(-2)[..., :num_cached]
 
 
 def scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ class Architecture:
 
     def index_size(self, layer: int) -> int:
         """The size of a token's key for the indexer of a layer; 0: there is none."""
-        return self.indexer.head_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
+        return self.indexer.cached_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""

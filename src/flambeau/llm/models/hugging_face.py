@@ -152,7 +152,8 @@ def from_hugging_face(config: Config) -> Architecture:
     arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
     if arch.num_experts % arch.num_expert_groups:
         raise CheckpointError(f"{arch.num_experts} experts cannot be divided into {arch.num_expert_groups} groups")
-    if arch.rotary_size is not None and (arch.rotary_size % 2 or not 0 < arch.rotary_size <= arch.head_size):
+    least = 0 if len(arch.unrotated_layers) == arch.num_layers else 1
+    if arch.rotary_size is not None and (arch.rotary_size % 2 or not least <= arch.rotary_size <= arch.head_size):
         raise CheckpointError(
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
             "it must be an even number"

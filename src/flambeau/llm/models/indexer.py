@@ -26,9 +26,24 @@ class Selection(NamedTuple):
     """What an indexer says of tokens; attention is to the keys that match best."""
 
     q: Tensor  # […, I, K]
-    k: Tensor  # […, K], to be cached
+    k: Tensor  # […, K], to be cached; with pools […, 2·K]
     weights: Tensor  # […, I] of the heads, in float32
     num_chosen: int
+    pools: Pools | None = None
+
+
+class Pools(NamedTuple):
+    """Groups of tokens that are chosen together. Beside the key of a token, the cache has weights of its numbers."""
+
+    size: int
+    bias: Tensor  # [size, K], added to the weights, whose softmax is a mean of the keys
+
+    def keys(self, cached: Tensor) -> Tensor:
+        """Of tokens […, C, 2·K] to groups […, P, K]; the last group may have padding."""
+        missing = -cached.shape[-2] % self.size
+        groups = torch.unflatten(F.pad(cached, (0, 0, 0, missing)), -2, (-1, self.size))
+        keys, weights = groups.chunk(2, dim=-1)
+        return ((weights.float() + self.bias.float()).softmax(dim=-2).to(keys.dtype) * keys).sum(dim=-2)
 
 
 class HeadWeights(nn.Module):
@@ -57,16 +72,26 @@ class Indexer(nn.Module):
         self.k_norm = CenteredNorm(shape.head_size, shape.key_epsilon, bias=True)
         self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
         self.scale = (shape.num_heads * shape.head_size) ** -0.5
+        if shape.pool_size:
+            self.pool_gate = nn.Parameter(torch.empty(shape.head_size, arch.hidden_size))
+            nn.init.normal_(self.pool_gate, std=arch.hidden_size**-0.5)
+            self.pool_bias = nn.Parameter(torch.zeros(shape.pool_size, shape.head_size, dtype=torch.float32))
 
     def forward(self, x: Tensor, query_latent: Tensor, angles: Angles) -> Selection:
         """From inputs […, E] of a layer and latents […, L] of its queries."""
         q = torch.unflatten(self.wq_b(query_latent), -1, (self.shape.num_heads, -1))
         k = self.k_norm(self.wk(x)).unsqueeze(-2)
         q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
-        return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
+        weights, number = self.weights_proj(x) * self.scale, self.shape.num_chosen
+        if not self.shape.pool_size:
+            return Selection(q, k, weights, number)
+        k = torch.cat((k, F.linear(x, self.pool_gate)), dim=-1)
+        return Selection(q, k, weights, number, Pools(self.shape.pool_size, self.pool_bias))
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:
         """[…, heads, K] with the first coordinates rotated, or the last ones."""
+        if not self.rotary_size:
+            return x
         if self.shape.rotates_last:
             rest, last = x.tensor_split([self.shape.head_size - self.rotary_size], dim=-1)
             return torch.cat((rest, self.rotate(last, angles)), dim=-1)

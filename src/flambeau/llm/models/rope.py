@@ -160,7 +160,7 @@ def rotation_tables(arch: Architecture, length: int, *, is_long: bool = True) ->
 
 def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Tensor, float]:
     """The rotation of each pair of dimensions per position, and the factor of cosine and sine."""
-    size = arch.rotary_size or arch.head_size
+    size = arch.head_size if arch.rotary_size is None else max(2, arch.rotary_size)  # 0: nothing is rotated
     dimensions = torch.arange(0, size, 2, dtype=torch.float32, device="cpu")
     inverse = 1.0 / arch.rope_theta ** (dimensions / size)
     scaling = arch.rope_scaling

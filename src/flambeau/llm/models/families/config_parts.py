@@ -43,6 +43,7 @@ VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
     r"vision_embedder|embed_vision|audio_tower|embed_audio)\b"
 )
+TEXT_NAMES = ((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."))  # beside a vision model
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -92,7 +93,7 @@ def text_only(family: Family) -> Family:
         family,
         text_section="text_config",
         parts={**family.parts, "unused": VISION},
-        renames=((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."), *family.renames),
+        renames=(*TEXT_NAMES, *family.renames),
     )
 
 

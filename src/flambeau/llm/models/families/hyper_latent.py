@@ -1,12 +1,15 @@
-"""Families with latent attention and hyper-connections: several streams of hidden states (Hy 4)."""
+"""Families with latent attention and hyper-connections: several streams of hidden states (Hy 4, GLM-5.3)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import dense_layers
+from flambeau.llm.models.families.config_parts import TEXT_NAMES, dense_layers, text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
+from flambeau.llm.models.families.kimi_delta import LINEAR_KEYS, MIXER_NAMES, delta_attention, mixer_names
 from flambeau.llm.models.families.latent import (
     DEEPSEEK_ALIASES,
     DEEPSEEK_DEFAULTS,
@@ -15,8 +18,8 @@ from flambeau.llm.models.families.latent import (
     deepseek_experts,
     latent_attention,
 )
-from flambeau.llm.models.families.layer_types import SILU
-from flambeau.llm.models.families.sparse_latent import SHARED, indexer_types, read_indexer
+from flambeau.llm.models.families.layer_types import SILU, named_layers
+from flambeau.llm.models.families.sparse_latent import SHARED, SPARSE_TYPE, indexer_types, read_indexer, reusing_layers
 
 STREAM_NAMES = ((r"^(?:model\.)?hc_head\.hc_(fn|base|scale)$", r"model.streams.head.\1"),)
 HY_NAMES = (
@@ -38,12 +41,11 @@ def gate_limit(config: Config) -> float:
 
 
 def hy_4(config: Config) -> Config:
-    kinds = indexer_types(config)
     indexer = IndexerShape(
         **read_indexer(config),
         rotates_last=True,
         key_epsilon=float(config["rms_norm_eps"]),
-        reusing_layers=frozenset(i for i, kind in enumerate(kinds) if kind == SHARED),
+        reusing_layers=reusing_layers(config),
     )
     streams = HyperShape(
         num_streams=int(config["hc_mult"]),
@@ -61,6 +63,116 @@ def hy_4(config: Config) -> Config:
     }
 
 
+def linear_sizes(config: Config) -> Config:
+    """Sizes of delta attention are in a section of some files, and at the top in others."""
+    section = config.get("linear_attn_config") or {}
+    if unknown := sorted(section.keys() - LINEAR_KEYS - {"gate_lower_bound", "safe_gate"}):
+        raise CheckpointError(f"linear_attn_config has {', '.join(unknown)}, which is not supported")
+    lowest = section.get("gate_lower_bound", config["linear_lower_bound"])
+    if section and section.get("safe_gate", True) and lowest is None:
+        lowest = -5.0
+    return {
+        "num_heads": int(section.get("num_heads") or config["linear_num_heads"]),
+        "size": int(section.get("head_dim") or config["linear_head_dim"]),
+        "conv_width": int(section.get("short_conv_kernel_size") or config["linear_conv_kernel_dim"]),
+        "lowest_log_decay": None if lowest is None else float(lowest),
+    }
+
+
+def glm_5_3(config: Config) -> Config:
+    """Delta attention, and in every fourth layer attention to groups of tokens, without positions."""
+    number, types = config["num_hidden_layers"], config.get("layer_types")
+    if types is None:
+        types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(number)]
+    types = ["full_attention" if kind == SPARSE_TYPE else kind for kind in types]
+    recurrent, kinds = named_layers(types, number), indexer_types(config)
+    reusing = frozenset(i for i, kind in enumerate(kinds) if kind == SHARED) - recurrent
+    if alone := sorted(i for i in reusing if i == 0 or i - 1 in recurrent):
+        raise CheckpointError(f"layer {alone[0]} must have an indexer of its own: the layer before it attends to none")
+    pool_size, count = int(config["index_kpool"]), int(config["index_topk"])
+    if pool_size < 2 or count % pool_size:
+        raise CheckpointError(f"index_kpool {pool_size} is not supported; it must be above 1 and divide {count}")
+    latents = latent_attention(config)
+    sizes = linear_sizes(config)
+    indexer = IndexerShape(
+        num_heads=int(config["index_n_heads"]),
+        head_size=int(config["index_head_dim"]),
+        num_chosen=count,
+        pool_size=pool_size,
+        reusing_layers=reusing | recurrent,
+    )
+    streams = HyperShape(
+        num_streams=int(config["hc_mult"]),
+        epsilon=float(config["hc_eps"]),
+        num_rounds=int(config["hc_sinkhorn_iters"]),
+        has_head=False,
+    )
+    return {
+        **delta_attention(config, layers=recurrent, gate_rank=sizes["size"], **sizes),
+        **latents,
+        "latent_epsilon": float(config["rms_norm_eps"]),
+        "indexer": indexer,
+        "hyper": streams,
+        "gate_limit": gate_limit(config),
+        "renames": (*TEXT_NAMES, *GLM_NAMES, *DEEPSEEK_NAMES, *mixer_names(recurrent), *MIXER_NAMES),
+    }
+
+
+GLM_NAMES = (
+    (r"\.hc_(attn|ffn)_(fn|base|scale)$", r".\1_hc.\2"),
+    (r"\.indexer\.index_kpool_compress_ape$", ".indexer.pool_bias"),
+    (r"\.indexer\.index_kpool_compress_gate$", ".indexer.pool_gate"),
+)
+GLM_5_3 = Family(
+    model_type="glm5_next_text",
+    has_kv_heads=False,
+    is_rotated=False,
+    experts=True,
+    parts={"router": "biased_sigmoid", "limits_all_gates": True},
+    derive=glm_5_3,
+    understands=DERIVED_KEYS
+    | {"layer_types", "mlp_layer_types", "rope_theta", "rope_parameters", "written_head_dim", "first_k_dense_replace"}
+    | {"index_topk_freq", "index_topk_pattern", "index_skip_topk_offset", "linear_attn_config"}
+    | {"linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "linear_lower_bound"},
+    supported={
+        "hidden_act": SILU,
+        "rotated_size": (None, 0),
+        "index_kpool_always_select_tail": (None, True),
+        "rope_scaling": (None,),
+    },
+    aliases={"head_dim": "written_head_dim", "qk_rope_head_dim": "rotated_size", "n_routed_experts": "num_experts"},
+    defaults={
+        **{key: value for key, value in DEEPSEEK_DEFAULTS.items() if key != "head_dim"},
+        "qk_nope_head_dim": 256,
+        "v_head_dim": 256,
+        "max_position_embeddings": 1048576,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 288,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
+        "rotated_size": 0,
+        "index_n_heads": 32,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "index_kpool": 16,
+        "index_skip_topk_offset": 2,
+        "linear_head_dim": 128,
+        "linear_num_heads": 64,
+        "linear_conv_kernel_dim": 4,
+        "linear_lower_bound": -5.0,
+        "hc_mult": 4,
+        "hc_eps": 1e-6,
+        "hc_sinkhorn_iters": 20,
+        "swiglu_limit": 10.0,
+    },
+)
 HYPER_LATENT: dict[str, Family] = {
     "HYV4ForCausalLM": Family(
         model_type="hy_v4",
@@ -100,4 +212,5 @@ HYPER_LATENT: dict[str, Family] = {
             "bos_token_id": 120000,
         },
     ),
+    "Glm5NextForConditionalGeneration": replace(text_only(GLM_5_3), model_type="glm5_next"),
 }

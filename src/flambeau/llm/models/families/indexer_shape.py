@@ -15,7 +15,13 @@ class IndexerShape:
     rotates_last: bool = False  # the last coordinates of a head are rotated, not the first (Hy 4)
     key_epsilon: float = 1e-6  # of the norm of keys
     paired_rope: bool = False  # the two coordinates of a rotation lie side by side
+    pool_size: int = 0  # tokens are chosen in groups of so many, by a mean of their keys (GLM-5.3); 0: one by one
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
+
+    @property
+    def cached_size(self) -> int:
+        """The numbers of a token in the cache: its key, and the weights of its group's mean, if there are any."""
+        return 2 * self.head_size if self.pool_size else self.head_size
 
     def chooses_in(self, layer: int) -> bool:
         return layer not in self.reusing_layers

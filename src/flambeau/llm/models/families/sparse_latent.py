@@ -38,8 +38,7 @@ def deepseek_3_2(config: Config) -> Config:
 def glm_5(config: Config) -> Config:
     """Some layers attend to what the indexer of an earlier one has chosen."""
     parts = deepseek_3_2(config)
-    reusing = frozenset(i for i, kind in enumerate(indexer_types(config)) if kind == SHARED)
-    return {**parts, "indexer": replace(parts["indexer"], reusing_layers=reusing)}
+    return {**parts, "indexer": replace(parts["indexer"], reusing_layers=reusing_layers(config))}
 
 
 def indexer_types(config: Config) -> list[str]:
@@ -54,9 +53,15 @@ def indexer_types(config: Config) -> list[str]:
         types = [SHARED if max(0, i - offset + 1) % every else FULL for i in range(num_layers)]
     if len(types) != num_layers or not set(types) <= {FULL, SHARED}:
         raise CheckpointError(f"indexer_types must name {num_layers} layers, each one of {FULL}, {SHARED}")
+    return [*types]
+
+
+def reusing_layers(config: Config) -> frozenset[int]:
+    """The layers that attend to what an earlier indexer has chosen."""
+    types = indexer_types(config)
     if types[0] != FULL:
         raise CheckpointError("the first layer must have an indexer of its own: there is none before it")
-    return [*types]
+    return frozenset(i for i, kind in enumerate(types) if kind == SHARED)
 
 
 DEEPSEEK_3_2 = replace(

@@ -17,7 +17,7 @@ from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
-from flambeau.llm.models.families.hyper_latent import HYPER_LATENT
+from flambeau.llm.models.families.hyper_latent import GLM_5_3, HYPER_LATENT
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
@@ -62,7 +62,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    families = (*FAMILIES.values(), *GLM_VISION.values())
+    families = (*FAMILIES.values(), *GLM_VISION.values(), GLM_5_3)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
