@@ -15,15 +15,18 @@ from flambeau.llm.backends.cpu.network import unknown_parts
 from flambeau.llm.backends.cuda import parts
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
 from flambeau.llm.backends.inductor import compile_step, dummy_inputs
+from flambeau.llm.calibration import calibrate_model
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.core import state_slots
-from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.proposers import check_head, tell_of_mtp
+from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.quantizer import quantize
+from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import COMPRESSED_KINDS, SPARSE_KINDS, VOCAB_SIZE, YARN, config_of, write_checkpoint
 from support.llm_steps import room, step_inputs
@@ -189,6 +192,13 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
     with torch.inference_mode():
         assert backend.prefill(step_inputs({0: (0, ids)}), torch.tensor([19])).isfinite().all()
     backend.close()
+
+
+def test_layers_that_depend_on_others_are_not_calibrated_one_by_one(networks):
+    model, _ = networks
+    if model.arch.hyper is not None or model.arch.indexer.reusing_layers:
+        with pytest.raises(InvalidRequest, match="read more than hidden states"):
+            calibrate_model(model, some_ids(8), QuantizationSettings(kind="int4"), scale_and_minimum)
 
 
 @pytest.mark.parametrize(
