@@ -128,7 +128,7 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
 
     The encoder of images is loaded apart from the decoder (vision_weights.py).
     """
-    arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
+    arch, layer = model.arch, re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
     is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))

@@ -27,9 +27,10 @@ def attention_types(config: Config) -> list[str]:
     """Which kind of attention each layer has: named, by the tokens of an entry, or in turn."""
     number, types, ratios = config["num_hidden_layers"], config.get("layer_types"), config.get("compress_ratios")
     if types is None and ratios is not None:
+        ratios = ratios[:number]  # those of layers for further tokens follow
         if unknown := sorted({*ratios} - {*PUBLISHED_RATES}):
             raise CheckpointError(f"compress_ratios of {unknown[0]} are not supported; supported are 0, 4 and 128")
-        types = [PUBLISHED_RATES[ratio] for ratio in ratios][:number]
+        types = [PUBLISHED_RATES[ratio] for ratio in ratios]
     if types is None:
         types = [HEAVY if i < 2 or i % 2 == 0 else SPARSE for i in range(number)]
     if len(types) < number or not {*types} <= {SLIDING, SPARSE, HEAVY}:

@@ -19,7 +19,7 @@ from flambeau.llm.models.families.latent import (
     latent_attention,
 )
 from flambeau.llm.models.families.layer_types import SILU, named_layers
-from flambeau.llm.models.families.sparse_latent import SHARED, SPARSE_TYPE, indexer_types, read_indexer, reusing_layers
+from flambeau.llm.models.families.sparse_latent import SHARED, SPARSE_TYPES, indexer_types, read_indexer, reusing_layers
 
 STREAM_NAMES = ((r"^(?:model\.)?hc_head\.hc_(fn|base|scale)$", r"model.streams.head.\1"),)
 HY_NAMES = (
@@ -54,7 +54,7 @@ def hy_4(config: Config) -> Config:
         offset=float(config["hc_eps"]),
     )
     return {
-        **latent_attention(config),
+        **latent_attention({**config, "num_key_value_heads": None}),  # whatever a file says: of each head
         **deepseek_experts(config),
         "dense_layers": dense_layers(config, int(config["first_k_dense_replace"])),
         "indexer": indexer,
@@ -84,8 +84,11 @@ def glm_5_3(config: Config) -> Config:
     number, types = config["num_hidden_layers"], config.get("layer_types")
     if types is None:
         types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(number)]
-    types = ["full_attention" if kind == SPARSE_TYPE else kind for kind in types]
+    types = ["full_attention" if kind in SPARSE_TYPES else kind for kind in types]
     recurrent, kinds = named_layers(types, number), indexer_types(config)
+    named = (config.get("linear_attn_config") or {}).get("kda_layers")
+    if named is not None and {*named} != recurrent:
+        raise CheckpointError("kda_layers of linear_attn_config differ from the linear layers of layer_types")
     reusing = frozenset(i for i, kind in enumerate(kinds) if kind == SHARED) - recurrent
     if alone := sorted(i for i in reusing if i == 0 or i - 1 in recurrent):
         raise CheckpointError(f"layer {alone[0]} must have an indexer of its own: the layer before it attends to none")
@@ -133,11 +136,18 @@ GLM_5_3 = Family(
     understands=DERIVED_KEYS
     | {"layer_types", "mlp_layer_types", "rope_theta", "rope_parameters", "written_head_dim", "first_k_dense_replace"}
     | {"index_topk_freq", "index_topk_pattern", "index_skip_topk_offset", "linear_attn_config"}
-    | {"linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "linear_lower_bound"},
+    | {"linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "linear_lower_bound"}
+    | {"indexer_rope_interleave", "index_share_for_mtp_iteration"},  # nothing is rotated
     supported={
         "hidden_act": SILU,
         "rotated_size": (None, 0),
         "index_kpool_always_select_tail": (None, True),
+        "index_kpool_compress": (None, True),
+        "mhc": (None, True),
+        "mla_use_nope": (None, True),
+        "moe_router_dtype": (None, "float32"),
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
         "rope_scaling": (None,),
     },
     aliases={"head_dim": "written_head_dim", "qk_rope_head_dim": "rotated_size", "n_routed_experts": "num_experts"},
@@ -180,8 +190,20 @@ HYPER_LATENT: dict[str, Family] = {
         experts=True,
         parts={"router": "biased_sigmoid", "has_sinks": True, "attention_gate": "sigmoid"},
         derive=hy_4,
-        understands=DERIVED_KEYS | {"layer_types", "learnable_sink_init"},
-        supported={"hidden_act": SILU},
+        understands=DERIVED_KEYS
+        | {"layer_types", "learnable_sink_init", "num_key_value_heads", "mtp_loss_factor", "bitwise_backward_align"}
+        | {"enable_lm_head_fp32"},  # the last layer has the type of the network
+        supported={
+            "hidden_act": SILU,
+            "enable_ihc": (None, True),
+            "gated_mla": (None, True),
+            "gating_type": (None, "elementwise"),
+            "learnable_sink": (None, True),
+            "use_dsa": (None, True),
+            "use_mla": (None, True),
+            "scoring_func": (None, "sigmoid"),
+            "topk_method": (None, "noaux_tc"),
+        },
         aliases=DEEPSEEK_ALIASES,
         renames=(*DEEPSEEK_NAMES, *HY_NAMES, *STREAM_NAMES),
         defaults={

@@ -10,7 +10,7 @@ from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.latent import DEEPSEEK_3, DERIVED_KEYS, deepseek_3
 
-SPARSE_TYPE = "indexed_attention"  # of all layers, in the files of transformers
+SPARSE_TYPES = {"indexed_attention", "deepseek_sparse_attention"}  # in files of transformers, and in others
 FULL, SHARED = "full", "shared"
 PATTERN = {"F": FULL, "S": SHARED}
 
@@ -20,8 +20,9 @@ def read_indexer(config: Config) -> Config:
     if not config.get("q_lora_rank"):
         raise CheckpointError("index_topk needs q_lora_rank: indexers read the latents of queries")
     types = config.get("layer_types")
-    if types is not None and set(types) != {SPARSE_TYPE}:
-        raise CheckpointError(f"layer_types must be {SPARSE_TYPE} for all layers; others are not supported")
+    if types is not None and not set(types) <= SPARSE_TYPES:
+        names = " or ".join(sorted(SPARSE_TYPES))
+        raise CheckpointError(f"layer_types must be {names} for all layers; others are not supported")
     if config["index_head_dim"] < config["head_dim"]:
         raise CheckpointError(f"index_head_dim {config['index_head_dim']} is less than the rotated part of a head")
     sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "num_chosen": "index_topk"}
