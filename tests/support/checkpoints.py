@@ -1075,7 +1075,23 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
     middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
     random_weights(model, middle)
+    if family == "HYV4":
+        rotate_pairs()
     return model
+
+
+def rotate_pairs() -> None:
+    """Let transformers rotate coordinates of Hy 4 that lie side by side, as the original code does; 5.22 has halves."""
+    from transformers.models.hy_v4 import modeling_hy_v4
+
+    original = modeling_hy_v4.apply_rotary_pos_emb
+
+    def rotated(q: Any, k: Any, *angles: Any, **options: Any) -> Any:
+        q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
+        return original(q, k, *angles, **options)
+
+    if original.__name__ != rotated.__name__:
+        modeling_hy_v4.apply_rotary_pos_emb = rotated
 
 
 def random_weights(model: Any, middle: float = 1.0) -> None:

@@ -41,9 +41,11 @@ def gate_limit(config: Config) -> float:
 
 
 def hy_4(config: Config) -> Config:
+    """Coordinates of a rotation lie side by side, as in the original code; transformers 5.22 rotates halves."""
     indexer = IndexerShape(
         **read_indexer(config),
         rotates_last=True,
+        paired_rope=True,
         key_epsilon=float(config["rms_norm_eps"]),
         reusing_layers=reusing_layers(config),
     )
@@ -188,7 +190,7 @@ HYPER_LATENT: dict[str, Family] = {
         model_type="hy_v4",
         has_kv_heads=False,
         experts=True,
-        parts={"router": "biased_sigmoid", "has_sinks": True, "attention_gate": "sigmoid"},
+        parts={"router": "biased_sigmoid", "has_sinks": True, "attention_gate": "sigmoid", "paired_rope": True},
         derive=hy_4,
         understands=DERIVED_KEYS
         | {"layer_types", "learnable_sink_init", "num_key_value_heads", "mtp_loss_factor", "bitwise_backward_align"}
