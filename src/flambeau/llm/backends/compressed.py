@@ -28,7 +28,7 @@ def attend_whole(q: Tensor, k: Tensor, options: AttentionOptions) -> Tensor:
         complete = is_complete(positions, own.shape[-2], rate)
         if selection is not None:
             complete = complete.expand(*q.shape[:-3], -1, -1)
-            complete = chosen_keys(selection, selection.k[..., rate - 1 :: rate, :], complete)
+            complete = chosen_keys(selection, selection.k[..., rate - 1 :: rate, :], complete).squeeze(-3)
         keys = torch.cat((keys, own), dim=-2)
         mask = torch.cat((mask.expand(*complete.shape[:-1], -1), complete), dim=-1)
     return attend_to_keys(q, keys, mask, options)
@@ -62,6 +62,7 @@ def options_of(options: AttentionOptions, part: Callable[[Tensor], Tensor]) -> A
     entries = options.entries
     if entries is None or entries.selection is None:
         return options
+    assert entries.selection.weights is not None
     q, weights = part(entries.selection.q), part(entries.selection.weights)
     own = entries._replace(selection=entries.selection._replace(q=q, weights=weights))
     return options._replace(entries=own)
@@ -97,7 +98,7 @@ def attend_some(
         own_SND = own_SND.masked_fill(~complete_SQN.any(dim=1).unsqueeze(-1), 0)
         if selection is not None:
             index_keys = load(cache.index_entries[layer], tables, q_SQHD.dtype).flatten(1, 3)
-            complete_SQN = chosen_keys(selection, index_keys, complete_SQN)
+            complete_SQN = chosen_keys(selection, index_keys, complete_SQN).squeeze(-3)
         keys_SCD = torch.cat((keys_SCD, own_SND), dim=1)
         mask_SQC = torch.cat((mask_SQC, complete_SQN), dim=-1)
     return attend_to_keys(q_SQHD, keys_SCD, mask_SQC, options)

@@ -143,6 +143,7 @@ _TOOL_ROWS = (
     ToolFormat(name="command_r", parser=marked_calls.ActionParser, signs=(marked_calls.ACTION, '"tool_name"')),
     _between("nemotron", marked_calls.MarkedCallParser),
     _between("tool_calls", marked_calls.ToolCallsParser),
+    _between("longcat", marked_calls.LongcatParser),
     _between("lfm2", marked_calls.LfmParser),
     _between("olmo3", marked_calls.OlmoParser),
     _between("apertus", marked_calls.ApertusParser),
@@ -199,6 +200,11 @@ _REASONING_ROWS = (
         name="hy",
         markers=ThoughtMarkers(open="<think:opensource>", close="</think:opensource>"),
         signs=("think", tagged_calls.Hy3Parser.suffix),
+    ),
+    ReasoningFormat(
+        name="longcat",
+        markers=ThoughtMarkers(open="<longcat_think>", close="</longcat_think>"),
+        signs=("<longcat_think>",),
     ),
     ReasoningFormat(
         name="answer",

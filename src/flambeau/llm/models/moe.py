@@ -31,7 +31,7 @@ class ExpertLayers(nn.Module):
 class Experts(nn.Module):
     """The weights of all experts, stacked."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
         count, size, hidden = arch.num_experts, arch.expert_size, arch.expert_latent_size or arch.hidden_size
         rows = 2 * size if arch.has_gate else size
@@ -41,6 +41,8 @@ class Experts(nn.Module):
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
         self.gate_limit = arch.gate_limit
+        self.late_limit = arch.expert_limit(layer)
+        self.num_experts, self.num_zero_experts = count, arch.num_zero_experts
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
         self.kind: Activation = arch.activation
@@ -62,6 +64,8 @@ class Experts(nn.Module):
         """One expert after another, each with its own tokens."""
         y_TE = torch.zeros_like(x_TE)
         for expert in torch.unique(chosen_TA).tolist():
+            if expert >= self.num_experts:  # gives its input, see SparseMLP
+                break
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
             up_bias, down_bias = self.biases(expert)
             before, after = self.scales(weights_TA[tokens, places, None])
@@ -77,6 +81,9 @@ class Experts(nn.Module):
 
     def compute_gathered(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
+        if self.num_zero_experts:
+            is_zero = chosen_TA >= self.num_experts
+            chosen_TA, weights_TA = chosen_TA.masked_fill(is_zero, 0), weights_TA.masked_fill(is_zero, 0.0)
         up_bias, down_bias = self.biases(chosen_TA)
         before, after = self.scales(weights_TA.unsqueeze(-1))
         x_TAE = scaled(x_TE.unsqueeze(1).expand(-1, chosen_TA.shape[1], -1), before).to(x_TE.dtype)
@@ -88,7 +95,8 @@ class Experts(nn.Module):
 
     def compute_all(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """All experts for all tokens; experts that a token did not choose have weight 0."""
-        weights_TN = weights_TA.new_zeros(len(x_TE), len(self.down_proj)).scatter(1, chosen_TA, weights_TA)
+        count = self.num_experts + self.num_zero_experts
+        weights_TN = weights_TA.new_zeros(len(x_TE), count).scatter(1, chosen_TA, weights_TA)[:, : self.num_experts]
         up_bias, down_bias = self.biases((slice(None), None))
         before, after = self.scales(weights_TN.t().unsqueeze(-1))
         gate_up = scaled(x_TE, before).to(x_TE.dtype) @ self.gate_up_proj.transpose(1, 2)
@@ -111,11 +119,10 @@ class Experts(nn.Module):
     def activate(self, gate_up: Tensor) -> Tensor:
         if not self.has_gate:
             return self.activation(gate_up)
-        gate, up = limited(gate_up, self.gate_limit)
+        gate, up = cut_gates(gate_up, self.gate_limit)
         if self.limit is None:
-            return self.activation(gate) * up
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+            return limited(self.activation(gate), up, self.late_limit)
+        return swiglu(gate, up, self.limit, self.alpha)
 
 
 def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,6 +131,17 @@ def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tenso
         return F.linear(x, weights[expert], bias)
     y = weights.multiply(expert, x)
     return y if bias is None else y + bias
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """The activation of gpt-oss."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def limited(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    """An activated gate times its input, neither beyond a limit."""
+    return gate * up if limit is None else gate.clamp(max=limit) * up.clamp(-limit, limit)
 
 
 def scaled(x: Tensor, weights: Tensor | None) -> Tensor:
@@ -136,7 +154,7 @@ def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
     return gate.wide(x_TE) if hasattr(gate, "wide") else F.linear(x_TE.float(), gate.weight.float())
 
 
-def limited(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+def cut_gates(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
     """Gates […, F] and what they gate, within a limit if there is one."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
@@ -145,8 +163,11 @@ def limited(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
+        self.late_limit = arch.mlp_limit(layer)
+        self.limit = arch.swiglu_limit if arch.swiglu_everywhere else None
+        self.alpha = arch.swiglu_alpha
         rows = 2 * arch.shared_expert_size if arch.has_gate else arch.shared_expert_size
         self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
@@ -157,17 +178,25 @@ class SharedExpert(nn.Module):
         """[…, E] to […, E]."""
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
-        gate, up = limited(self.gate_up_proj(x), self.gate_limit)
-        return self.down_proj(self.activation(gate) * up)  # type: ignore[no-any-return]
+        gate, up = cut_gates(self.gate_up_proj(x), self.gate_limit)
+        if self.limit is not None:
+            return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
+        return self.down_proj(limited(self.activation(gate), up, self.late_limit))  # type: ignore[no-any-return]
 
 
 class SparseMLP(nn.Module):
-    """A router and its experts; there may be one more for all tokens, with a gate or without."""
+    """A router and its experts; there may be one more for all tokens, with a gate or without.
 
-    def __init__(self, arch: Architecture) -> None:
+    The router may know experts that have no weights and give their inputs. Of several ranks one adds these.
+    """
+
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
-        self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
-        self.experts = Experts(arch)
+        num_scores = arch.num_experts + arch.num_zero_experts
+        self.gate = nn.Linear(arch.hidden_size, num_scores, bias=arch.expert_bias)
+        self.experts = Experts(arch, layer)
+        self.num_experts = arch.num_experts
+        self.adds_inputs = arch.num_zero_experts > 0
         self.experts.reset_parameters()
         latent = arch.expert_latent_size
         self.fc1_latent_proj = nn.Linear(arch.hidden_size, latent, bias=False) if latent else None
@@ -177,9 +206,9 @@ class SparseMLP(nn.Module):
         self.routed_scale = arch.routed_scale
         self.expert_scales = nn.Parameter(torch.ones(arch.num_experts)) if arch.experts_beside_mlp else None
         # float32 whatever the type of the network: it decides between scores that are close.
-        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router in BIASED else None
+        bias = torch.zeros(num_scores, dtype=torch.float32) if arch.router in BIASED else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
-        self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
+        self.shared_expert = SharedExpert(arch, layer) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
 
     def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
@@ -188,6 +217,9 @@ class SparseMLP(nn.Module):
         weights_TA, chosen_TA = self.choose(x_TE if scored is None else scored.flatten(0, -2))
         if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
             y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+            if self.adds_inputs:
+                given_T = weights_TA.masked_fill(chosen_TA < self.num_experts, 0.0).sum(dim=-1)
+                y = y + (x_TE * given_T.unsqueeze(-1)).to(x.dtype).view_as(x)
         else:
             latent = self.experts(self.fc1_latent_proj(x_TE), chosen_TA, weights_TA)
             y = self.fc2_latent_proj(latent).view_as(x)
@@ -220,8 +252,8 @@ class HashedMLP(SparseMLP):
 
     token_experts: Tensor
 
-    def __init__(self, arch: Architecture) -> None:
-        super().__init__(arch)
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
         del self.score_bias
         table = torch.zeros(arch.vocab_size, arch.num_experts_per_token, dtype=torch.int64)
         self.register_buffer("token_experts", table)

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape:
-    """How an indexer chooses the tokens that a token attends to (DeepSeek V3.2)."""
+    """How an indexer chooses the tokens that a token attends to (DeepSeek V3.2), or blocks of them (MiniMax M3)."""
 
     num_heads: int
     head_size: int  # of its queries and keys; `rotary_size` of them are rotated
-    num_chosen: int
+    num_chosen: int  # tokens, or blocks
     rotates_last: bool = False  # the last coordinates of a head are rotated, not the first (Hy 4)
     key_epsilon: float = 1e-6  # of the norm of keys
     paired_rope: bool = False  # the two coordinates of a rotation lie side by side
     pool_size: int = 0  # tokens are chosen in groups of so many, by a mean of their keys (GLM-5.3); 0: one by one
+    block_size: int = 0  # tokens of a block; each head chooses for a key-value head. 0: tokens are chosen
+    num_local_blocks: int = 0  # the last ones, which are always chosen
+    plain_layers: frozenset[int] = frozenset()  # that attend to all tokens
+    reads_inputs: bool = False  # of a layer, instead of latents of queries (Mistral Large 4)
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
 
     @property
@@ -24,4 +28,4 @@ class IndexerShape:
         return 2 * self.head_size if self.pool_size else self.head_size
 
     def chooses_in(self, layer: int) -> bool:
-        return layer not in self.reusing_layers
+        return layer not in self.reusing_layers and layer not in self.plain_layers

@@ -19,14 +19,18 @@ def read_indexer(config: Config) -> Config:
     """The sizes of an indexer in every layer."""
     if not config.get("q_lora_rank"):
         raise CheckpointError("index_topk needs q_lora_rank: indexers read the latents of queries")
-    types = config.get("layer_types")
-    if types is not None and not set(types) <= SPARSE_TYPES:
-        names = " or ".join(sorted(SPARSE_TYPES))
-        raise CheckpointError(f"layer_types must be {names} for all layers; others are not supported")
+    check_types(config)
     if config["index_head_dim"] < config["head_dim"]:
         raise CheckpointError(f"index_head_dim {config['index_head_dim']} is less than the rotated part of a head")
     sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "num_chosen": "index_topk"}
     return {name: int(config[key]) for name, key in sizes.items()}
+
+
+def check_types(config: Config) -> None:
+    """Raise for layers that have no sparse attention."""
+    if not set(config.get("layer_types") or ()) <= SPARSE_TYPES:
+        names = " or ".join(sorted(SPARSE_TYPES))
+        raise CheckpointError(f"layer_types must be {names} for all layers; others are not supported")
 
 
 def deepseek_3_2(config: Config) -> Config:
