@@ -70,6 +70,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
     "Glm46VForConditionalGeneration",
+    "Glm5NextForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration",

@@ -128,6 +128,11 @@ WRITTEN = {
     "</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>a<b</arg_value>\n<arg_key>day</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>",
+    "hy_v4": "<tool_calls:opensource>\n<tool_call:opensource>note<arg_key:opensource>text</arg_key:opensource>"
+    "<arg_value:opensource>a<b</arg_value:opensource><arg_key:opensource>day</arg_key:opensource>"
+    "<arg_value:opensource>3</arg_value:opensource></tool_call:opensource>\n</tool_calls:opensource>",
+    "hy_v3_preview": "<tool_calls>\n<tool_call>note<tool_sep>\n<arg_key>text</arg_key>\n<arg_value>a<b</arg_value>\n"
+    "<arg_key>day</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>",
     "gemma4": '<|tool_call>call:note{text:<|"|>a<b<|"|>,day:3}<tool_call|>',
     "functiongemma": "<start_function_call>call:note{text:<escape>a<b<escape>,day:3}<end_function_call>",
     "hermes": '<tool_call>\n{"name": "note", "arguments": {"text": "a<b", "day": 3}}\n</tool_call>',
