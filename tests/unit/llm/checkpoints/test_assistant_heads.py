@@ -94,7 +94,7 @@ def test_proposals_are_those_of_transformers(kind, compiles, tmp_path):
     found = run_with_head(tmp_path / "target", config, draft=str(tmp_path / "drafter"))
     assert found.kind == "assistant"
     assert found.num_preempted > 0
-    assert len(found.rounds) > 20
+    assert len(found.rounds) > 10
     for tokens, ids in found.rounds:
         assert proposed(model, head, tokens, len(ids)) == ids
 

@@ -92,6 +92,6 @@ def test_texts_are_those_without_the_head(kind, tmp_path, monkeypatch, caplog):
     config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
     found = run_with_head(tmp_path / "target", config, draft=str(folder))
     assert found.kind == "eagle3"
-    assert len(found.rounds) > 20
+    assert len(found.rounds) > 10
     read = read_eagle(folder, target.arch)
     assert read == replace(settings, arch=read.arch)
