@@ -23,6 +23,7 @@ from flambeau.llm.checkpoints.head_weights import (
     load_eagle,
     load_mtp,
     mtp_files,
+    other_layers,
     read_eagle,
     read_mtp,
 )
@@ -166,8 +167,13 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
-    if is_declared and find_mtp(mtp_files(path), arch) is not None:
+    if not is_declared:
+        return
+    files = mtp_files(path)
+    if find_mtp(files, arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
+    elif found := other_layers(files):
+        logger.warning("%s has a layer of multi-token prediction of another form, which is left out: %s", path, found)
 
 
 def make_head_model(

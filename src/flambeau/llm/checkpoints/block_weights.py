@@ -15,8 +15,8 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
+from flambeau.llm.models.families.renames import Renames
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config
-from flambeau.llm.models.tensor_names import Renames
 from flambeau.llm.models.transformer import Transformer
 
 MUSE = "MuseGlimmerAssistantModel"

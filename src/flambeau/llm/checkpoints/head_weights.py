@@ -24,10 +24,10 @@ from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
+from flambeau.llm.models.families.renames import Renames
 from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config
 from flambeau.llm.models.meta_device import on_meta_device
-from flambeau.llm.models.tensor_names import Renames
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import empty_layer, replace_layers
 from flambeau.llm.quantize.settings import read_quantization
@@ -323,12 +323,14 @@ DECLARED = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layer
 
 def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
     """How a layer that predicts further tokens is named in these files; None: there is none that is known."""
+    if arch.shapes:  # it has sizes of its own, which no file says
+        return None
     names = [stored.name for file in files for stored in file]
     depths = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
     num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
     if num_depths > 1:
         return deepseek_naming(arch.num_layers, num_depths)
-    if any(name.startswith("mtp.layers.0.eh_proj.") for name in names):
+    if not arch.has_mlp and any(name.startswith("mtp.layers.0.eh_proj.") for name in names):
         return nemotron_naming(names)
     for naming in namings(arch.num_layers):
         if any(name.startswith(naming.projection) for name in names):
@@ -417,12 +419,17 @@ def mtp_positions(arch: Architecture) -> tuple[int | None, bool]:
 
 def why_unknown(files: list[WeightFile], arch: Architecture) -> str:
     """What config.json and the files say of such layers."""
-    names = [stored.name for file in files for stored in file]
-    if found := next((name for name in names if "mtp" in name or ".eh_proj." in name), None):
+    if found := other_layers(files):
         return f", but others, such as {found}"
     if declared := next((key for key in DECLARED if arch.source.get(key)), None):
         return f": config.json has {declared}, but the weights of such layers are not among the files"
     return ""
+
+
+def other_layers(files: list[WeightFile]) -> str | None:
+    """The name of a tensor of such layers, whatever form they have."""
+    names = (stored.name for file in files for stored in file)
+    return next((name for name in names if "mtp" in name or ".eh_proj." in name), None)
 
 
 # ---- loading ----
