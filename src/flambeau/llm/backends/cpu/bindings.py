@@ -227,6 +227,7 @@ class CNetwork(ctypes.Structure):
         *((name, c_float) for name in ("own_scale", "own_projection_scale")),
         *((name, c_int64) for name in ("num_streams", "active_stream")),
         *((name, POINTER(CMatrix)) for name in ("stream_projections", "stream_unembeddings")),
+        ("own_rows", CMatrix),
     )
 
 

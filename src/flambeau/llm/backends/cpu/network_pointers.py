@@ -37,7 +37,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
-from flambeau.llm.models.decoder_layers import AltUpLayer, FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.decoder_layers import AltUpLayer, ExpertNormLayer, FeedForwardLayer, RecurrentLayer
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
@@ -56,6 +56,8 @@ ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
     "biased_softmax": 0,
     "biased_sigmoid": 1,
     "sigmoid": 2,
+    "wide_sigmoid": 2,
+    "late_sigmoid": 2,
     "sparse_mixer": 3,
 }
 GATES: tuple[GateKind | None, ...] = (  # as in csrc/network.h
@@ -155,11 +157,13 @@ class NetworkPointers:
         """The embeddings that each layer has of its own."""
         if inputs is None:
             return
-        weight = inputs.embed_tokens.weight
-        yield from (self.pointer(weight), CACHE_KINDS[weight.dtype], inputs.size, len(weight))
+        table = inputs.embed_tokens
+        weight, rows = (None, self.matrix(table.rows)) if isinstance(table, RowEmbedding) else (table.weight, CMatrix())
+        kind = torch.float32 if weight is None else weight.dtype
+        yield from (self.pointer(weight), CACHE_KINDS[kind], inputs.size, inputs.num_own)
         yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
         yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
-        yield inputs.projection_scale
+        yield from (inputs.projection_scale, rows)
 
     def _projection(self, body: Decoder | None, name: str) -> CMatrix:
         layer = getattr(body, name, None)
@@ -422,6 +426,8 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         return "", "", "", ""
     if isinstance(layer, FeedForwardLayer):
         return "", "input_layernorm", "", ""
+    if isinstance(layer, ExpertNormLayer):
+        return "input_layernorm", "post_attention_layernorm", "", "post_feedforward_layernorm"
     if arch.norm_places in ("before", "stream") or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (

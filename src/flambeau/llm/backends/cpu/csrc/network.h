@@ -105,6 +105,7 @@ struct Network {
   // Streams of hidden states, of which layers compute one; 0: there is one. The others have matrices [S - 1].
   int64_t num_streams = 0, active_stream = 0;
   const Matrix *stream_projections = nullptr, *stream_unembeddings = nullptr;
+  Matrix own_rows{};  // [own_vocab, num_layers * own_size] of integers, if own_embedding is null
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 
@@ -322,13 +323,17 @@ class Pass {
     net_.own_projection.multiply(x_, own_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) {
       const int64_t id = tokens_.ids[t] < net_.own_vocab ? tokens_.ids[t] : 0;
-      std::vector<float> row(size);
+      std::vector<float> row(width);
+      if (net_.own_embedding)
+        read(net_.own_embedding, net_.own_kind, id * width, width, row.data());
+      else
+        net_.own_rows.read_row(id, row.data());
       for (int64_t i = 0; i < net_.num_layers; ++i) {
         float* to = own_ + t * width + i * size;
         for (int64_t p = 0; p < size; ++p) to[p] *= net_.own_projection_scale;
         net_.own_norm.apply(to, to, size, net_.epsilon);
-        read(net_.own_embedding, net_.own_kind, id * width + i * size, size, row.data());
-        for (int64_t p = 0; p < size; ++p) to[p] = (to[p] + row[p] * net_.own_scale) * 0.70710678f;
+        const float* own = row.data() + i * size;
+        for (int64_t p = 0; p < size; ++p) to[p] = (to[p] + own[p] * net_.own_scale) * 0.70710678f;
       }
     });
   }
