@@ -74,7 +74,9 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "MistralLarge4ForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -82,6 +84,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Step3p7ForConditionalGeneration",
 )
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (

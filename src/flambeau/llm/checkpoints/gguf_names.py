@@ -77,6 +77,9 @@ LAYER_NAMES = {
     "laurel_l": "laurel.linear_left",
     "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.norm",
+    **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},  # as DeepSeek's
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
     **MODULES,
 }
 WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
@@ -153,9 +156,10 @@ def factored_name(name: str, header: GgufHeader) -> str | None:
     return f"{module}.weight" if leaf == "scale" and not is_own and f"{module}.weight" in header.tensors else None
 
 
-def is_unused(name: str, header: GgufHeader) -> bool:
-    """Whether a tensor has no effect here, or is read with the header."""
-    return name in CONSTANTS or name.endswith(".input_scale") or is_further(name, header)
+def is_unused(name: str, header: GgufHeader, has_further: bool = False) -> bool:
+    """Whether a tensor has no effect here, or is read with the header; `has_further`: further tokens are predicted."""
+    is_constant = name in CONSTANTS or name.endswith(".input_scale")
+    return is_constant or (is_further(name, header) and not has_further)
 
 
 def latent_name(name: str) -> str:

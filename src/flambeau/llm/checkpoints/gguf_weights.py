@@ -78,14 +78,19 @@ ROTATED_PARTS = ("attn_q", "attn_k", "attn_qkv")
 
 
 class GgufFile:
-    """A GGUF file; `header` is that of the first one if there are several."""
+    """A GGUF file; `header` is that of the first one if there are several.
 
-    def __init__(self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None) -> None:
+    Layers that predict further tokens are left out unless `has_further`.
+    """
+
+    def __init__(
+        self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None, *, has_further: bool = False
+    ) -> None:
         self.path, self._header, self._places = path, header, places or {}
         tensors = read_header(path).tensors.values()
         self._factors = {weights: name for name in header.tensors if (weights := factored_name(name, header))}
         factors = {*self._factors.values()}
-        used = [one for one in tensors if one.name not in factors and not is_unused(one.name, header)]
+        used = [one for one in tensors if one.name not in factors and not is_unused(one.name, header, has_further)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
             own_name(part.name, header): part
@@ -178,14 +183,14 @@ class ActivationValues:
         return self._values[name]
 
 
-def open_gguf(path: Path) -> list[WeightFile]:
-    """The GGUF files of a path: one, or the parts of one model."""
+def open_gguf(path: Path, *, has_further: bool = False) -> list[WeightFile]:
+    """The GGUF files of a path: one, or the parts of one model; with layers that predict further tokens, or not."""
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
     header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
-    files: list[WeightFile] = [GgufFile(part, header, places) for part in parts]
+    files: list[WeightFile] = [GgufFile(part, header, places, has_further=has_further) for part in parts]
     return [*files, ActivationValues(header)] if header.architecture == "apertus" else files
 
 

@@ -103,6 +103,7 @@ def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
     given = renamed(text_config(config, family), family)
+    given = given if family.rewrite is None else {**family.rewrite(given)}
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")

@@ -13,10 +13,12 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
+from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
 from flambeau.llm.quantize.groups import GroupedLinear
@@ -838,6 +840,32 @@ def without_activations(tensors):
         if ".act_fn." in name:
             values.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(value.float().item())
     return {name: value for name, value in tensors.items() if ".act_fn." not in name}, values
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("glm-4.5", 2), ("qwen-3.5-moe", 1)])
+def test_layers_that_predict_further_tokens_are_read(tmp_path, kind, layer):
+    """Here they are a copy of another layer."""
+    architecture, values = KINDS[kind]
+    model = reference(BASES.get(kind, kind), **options_of(kind))
+    tensors, generator = tensors_of(model, tmp_path / "folder", architecture), torch.Generator().manual_seed(4)
+    number = model.config.get_text_config().num_hidden_layers
+    old, start = f"model.layers.{layer}.", f"blk.{number}."
+    own = {name.replace(old, f"model.layers.{number}."): x.clone() for name, x in tensors.items() if old in name}
+    own |= {f"{start}nextn.{name}.weight": torch.ones(32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    own[f"{start}nextn.eh_proj.weight"] = torch.randn(32, 64, generator=generator)
+    path = tmp_path / "gguf" / "model.gguf"
+    write_gguf(path, architecture, tensors | own, values_of(model.config, **values), "F32")
+    target = load_model(path, dtype=torch.float32)
+    settings, naming = read_mtp(path, read_architecture(path))
+    head = load_mtp(path, settings, naming, target, device=torch.device("cpu"), dtype=torch.float32)
+    ids, hidden, places = torch.arange(3, 14), torch.randn(11, 32, generator=generator), torch.arange(11)
+    with torch.inference_mode():
+        both = [F.rms_norm(x, (32,), eps=target.arch.norm_epsilon) for x in (target.model.embed_tokens(ids), hidden)]
+        x = torch.cat(both, dim=-1) @ own[f"{start}nextn.eh_proj.weight"].T
+        x = target.model.layers[layer](x, target.rotation(places), WholeAttention())
+        found = head(ids, hidden, places, WholeAttention())
+    expected = F.rms_norm(x, (32,), eps=target.arch.norm_epsilon)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
 def factors(model, name):

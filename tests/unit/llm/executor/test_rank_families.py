@@ -109,6 +109,9 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "gemma-4-moe": {},
     "bitnet": {},
     "laguna": {},
+    "mimo-v2": {},
+    "step-3.7": {},
+    "longcat": {},
     "apertus": {},
     **{kind: {} for kind in (*HYBRID_KINDS, *SPARSE_KINDS)},
 }

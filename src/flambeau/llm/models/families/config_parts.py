@@ -41,7 +41,8 @@ HUNYUAN_SUPPORTED = {
 }
 VISION = (  # tensors of pictures and sounds
     r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
-    r"vision_embedder|embed_vision|audio_tower|embed_audio)\b"
+    r"vision_embedder|embed_vision|audio_tower|embed_audio|vit_large_projector|patch_merge_mlp|"
+    r"vision_encoder|pre_mm_projector_norm|patch_merger|vision_language_adapter)\b"
 )
 CLIP_KEYS = frozenset({"clip_qkv"})
 
@@ -88,10 +89,11 @@ def stretched_theta(config: Config) -> Config:
 
 def text_only(family: Family) -> Family:
     """The same family in checkpoints that also hold a vision model, which is no part of its network."""
+    unused = "|".join(filter(None, (VISION, family.parts.get("unused"))))
     return replace(
         family,
         text_section="text_config",
-        parts={**family.parts, "unused": VISION},
+        parts={**family.parts, "unused": unused},
         renames=((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."), *family.renames),
     )
 

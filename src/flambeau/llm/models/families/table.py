@@ -8,6 +8,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.decilm import DECILM
 from flambeau.llm.models.families.dense_others import DENSE_OTHERS
+from flambeau.llm.models.families.differing_layers import DIFFERING_LAYERS
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
@@ -21,9 +22,12 @@ from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
+from flambeau.llm.models.families.minimax_3 import MINIMAX_3
+from flambeau.llm.models.families.mistral_large_4 import MISTRAL_LARGE_4, MISTRAL_LARGE_4_TEXT
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
+from flambeau.llm.models.families.shortcuts import LONGCAT
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
 
 WITH_READERS = {
@@ -42,8 +46,12 @@ TABLES = (
     OLDER_GPT,
     EXPERTS,
     MORE_EXPERTS,
+    DIFFERING_LAYERS,
+    MINIMAX_3,
     LATENT,
+    LONGCAT,
     SPARSE_LATENT,
+    MISTRAL_LARGE_4,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
@@ -58,7 +66,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None:
         return found
-    families = (*FAMILIES.values(), *GLM_VISION.values())
+    families = (*FAMILIES.values(), *GLM_VISION.values(), MISTRAL_LARGE_4_TEXT)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
