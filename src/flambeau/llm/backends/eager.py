@@ -146,7 +146,7 @@ def attend_ragged(
         if values is not None:
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
-        seen_T = None if inputs.images is None else inputs.images.last_seen_T
+        seen_T = None if inputs.images is None or options.looks_back else inputs.images.last_seen_T
         last_seen = None if seen_T is None else seen_T[tokens]
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
         if chosen is not None:

@@ -41,6 +41,7 @@ class AttentionOptions(NamedTuple):
     selection: Selection | None = None  # which tokens they attend to
     reuses_selection: bool = False  # those that the last layer with a selection has chosen
     index_layer: int | None = None  # where the keys of the selection are cached; None: where all keys are
+    looks_back: bool = False  # tokens of images attend to those before them only, as of texts
 
     @property
     def is_sparse(self) -> bool:
@@ -75,6 +76,8 @@ class Attention(nn.Module):
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         self.softcap = arch.attention_softcap
         self.window = arch.window(layer)
+        vision = arch.vision
+        self.looks_back = vision is not None and vision.both_ways_in_windows and self.window is None
         self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.rotary_size = arch.rotary_size
         self.is_rotated = layer not in arch.unrotated_layers
@@ -132,7 +135,9 @@ class Attention(nn.Module):
             shared[self.layer] = k, v
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk)
+        options = AttentionOptions(
+            self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk, looks_back=self.looks_back
+        )
         if self.indexer is not None:
             options = options._replace(selection=self.indexer(x, rotations.ordinary))
         y = attend(self.layer, q, k, v, options)
@@ -200,6 +205,7 @@ class SharedKeyAttention(Attention):
         q = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         q = self.rotate(q if self.q_norm is None else self.q_norm(q), rotations)
         # They are stored once more, in the same places.
+        options = AttentionOptions(self.scale, self.window, self.softcap, looks_back=self.looks_back)
         k, v = shared[self.key_layer]
-        y = attend(self.key_layer, q, k, v, AttentionOptions(self.scale, self.window, self.softcap))
+        y = attend(self.key_layer, q, k, v, options)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import DUAL_CHUNKS, HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
-from flambeau.llm.models.families.config_parts import partial_rotation
+from flambeau.llm.models.families.config_parts import TEXT_NAMES, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
 from flambeau.llm.models.grid_vision_config import grid_decoder_config, read_grid_vision
@@ -59,6 +59,7 @@ CANONICAL_FILES = {
     "values_from_keys": frozenset(),
     "qvk_blocks": 0,
     "either_order": False,
+    "flat_experts": False,
 }
 QUANTIZATION_METHODS = (
     "flambeau",
@@ -102,8 +103,7 @@ def read_config(folder: Path) -> Config:
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
-    given = renamed(text_config(config, family), family)
-    given = given if family.rewrite is None else {**family.rewrite(given)}
+    given = renamed(family.arrange(text_config(config, family)), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -116,7 +116,10 @@ def from_hugging_face(config: Config) -> Architecture:
         )
     scaling = rope_scaling(config, family)
     has_bias = bool(config.get("attention_bias"))
-    parts = {**family.parts, **(family.derive(config) if family.derive is not None else {})}
+    derived = family.derive(config) if family.derive is not None else {}
+    parts = {**family.parts, **derived}
+    if family.text_section and "renames" in derived:  # names of a decoder, beside those of a whole model
+        parts["renames"] = (*TEXT_NAMES, *derived["renames"])
     arch = Architecture(
         vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden,
@@ -175,6 +178,8 @@ def text_config(config: Config, family: Family) -> Config:
     if not family.text_section:
         return config
     text = section(config, family.text_section)
+    if not text and family.text_types and "hidden_size" in config:  # older files have no sections
+        return config
     if not text:
         raise CheckpointError(f"config.json needs {family.text_section}, the settings of the language model")
     return {**{key: config[key] for key in CHECKPOINT_KEYS if config.get(key) is not None}, **text}

@@ -84,6 +84,13 @@ def sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) 
     return scores_TA.float().sigmoid(), chosen_TA
 
 
+def late_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+    """The same, chosen by the sums of score and bias (Kolibri 1)."""
+    assert bias_N is not None
+    chosen_TA = (logits_TN.float() + bias_N).topk(settings.num_chosen, dim=-1)[1]
+    return logits_TN.float().gather(1, chosen_TA).sigmoid(), chosen_TA
+
+
 def sparse_mixer(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
     """One expert after another; each is weighed against those close to it that are left (Phi-3.5-MoE)."""
     left_TN, weights, chosen = logits_TN, [], []
@@ -103,8 +110,12 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
     "biased_softmax": biased_softmax,
     "biased_sigmoid": biased_sigmoid,
     "sigmoid": sigmoid,
+    "wide_sigmoid": sigmoid,
+    "late_sigmoid": late_sigmoid,
     "sparse_mixer": sparse_mixer,
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
-WIDE: frozenset[RouterKind] = frozenset({"grouped_softmax", "biased_softmax", "biased_sigmoid"})
-BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid"})
+WIDE: frozenset[RouterKind] = frozenset(
+    {"grouped_softmax", "biased_softmax", "biased_sigmoid", "wide_sigmoid", "late_sigmoid"}
+)
+BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "late_sigmoid"})
