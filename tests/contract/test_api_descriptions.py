@@ -46,6 +46,7 @@ PATHS = {
         "/models/{model_name}",
         "/models/{model_name}/{model_version}",
         "/models/{model_name}/{model_version}/set-default",
+        "/models/{model_name}/{model_version}/traffic",
         "/api-description",
         "/metrics",
     },

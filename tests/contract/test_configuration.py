@@ -255,14 +255,19 @@ def test_model_that_cannot_be_restored_does_not_take_the_others_along(command):
 
 def test_default_version_and_folders_outside_the_store_are_restored(command):
     pack_handler(command.store, "echo", version="2.0", file="echo2.mar")
+    pack_handler(command.store, "echo")
     folder = command.folder / "elsewhere" / "loose"
     shutil.copytree(pack_handler(command.folder, "echo", name="loose", format="no-archive"), folder)
-    command.started("--models", "echo.mar", "echo=echo2.mar", str(folder), "--ts-config", "config.properties")
+    models = ["--models", "echo.mar", "echo=echo2.mar", str(folder)]
+    command.started(*models, "--ts-config", "config.properties")
+    assert command.describe("echo")["modelVersion"] == "1.0"
     command.manage("PUT", "/models/echo/2.0/set-default")
+    command.manage("PUT", "/models/echo/1.0/traffic?percent=20")
     command.run("--stop", "--foreground")
     command.started()
     assert command.models() == ["echo", "loose"]
-    assert command.describe("echo")["modelVersion"] == "2.0"
+    described = command.describe("echo")
+    assert (described["modelVersion"], described["trafficPercent"]) == ("2.0", 80)
 
 
 # ---- protection ----

@@ -246,6 +246,12 @@ def test_model_is_registered_from_the_store_made_default_and_removed(browser, se
         browser.find("dialog button.primary").click()
         browser.wait(lambda: not browser.evaluate("document.querySelector('dialog')"))
     browser.open(f"{served.management_url}/#/model/second/2.0")
+    browser.click("Share requests")
+    share = browser.find("#percent")
+    share.clear()
+    share.send_keys("25")
+    browser.find("dialog button.primary").click()
+    assert browser.sees("25 % of requests")
     browser.click("Make default")
     assert browser.sees("default version")
     assert json.loads(served.manage("GET", "/models/second").body)[0]["modelVersion"] == "2.0"

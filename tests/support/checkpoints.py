@@ -62,6 +62,9 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
         "n_groups": 1,  # transformers has one norm for all groups
         "state_size": 12,
     },
+    "LongcatFlash": {
+        key: value for key, value in TINY.items() if key not in ("num_hidden_layers", "intermediate_size")
+    },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
     "Rwkv": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 3, "context_length": 128},
@@ -79,9 +82,45 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "Kolibri1": {key: value for key, value in TINY.items() if key != "intermediate_size"},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("CohereCompass", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = (
+    "CohereCompass",
+    "MiniMaxM3VL",
+    "Gemma3",
+    "Gemma3n",
+    "Gemma4",
+    "Gemma4Unified",
+    "Llama4",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+)
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
+MODEL_CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "OpenAIGPT": "OpenAIGPTLMHeadModel",
+    "Step3p7": "Step3p7ForConditionalGeneration",
+    "MistralLarge4": "MistralLarge4ForConditionalGeneration",
+}
+PICTURES: dict[str, dict[str, Any]] = {  # the vision model of families that transformers has no other class of
+    "MistralLarge4": {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "head_dim": 8,
+    },
+    "Step3p7": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "mlp_ratio": 1.0,
+    },
+}
+ZERO_CENTERED = ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Step3p7", "MiniMaxM3VL")  # norms add 1 to their weights
 
 
 @dataclass(frozen=True)
@@ -730,6 +769,61 @@ KINDS = {
             "sliding_window": 9,
         },
     ),
+    "mimo-v2": Kind(
+        "MiMoV2Flash",
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.3,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.334},
+            },
+        },
+    ),
+    "longcat": Kind(
+        "LongcatFlash",
+        {
+            **LATENT,
+            "num_layers": 2,
+            "ffn_hidden_size": 56,
+            "head_dim": 8,
+            "moe_topk": 4,
+            "n_routed_experts": 6,
+            "zero_expert_num": 3,
+            "expert_ffn_hidden_size": 32,
+            "routed_scaling_factor": 1.6,
+        },
+    ),
+    "step-3.7": Kind(
+        "Step3p7",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "num_sliding_attention_heads": 6,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 40,
+            "moe_router_scaling_factor": 1.7,
+            "swiglu_limits": [0.0, 0.0, 0.4, 0.0],
+            "swiglu_limits_shared": [0.0, 0.3, 0.0, 0.5],
+            "query_pre_attn_scalar": 20,
+            "rope_theta": [50000.0, 1000.0, 1000.0, 50000.0],
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+            "rope_scaling": {"rope_type": "llama3", "factor": 2.0, **LLAMA_3_FACTORS},
+        },
+    ),
     "cohere-2-moe": Kind(
         "Cohere2Moe",
         {
@@ -810,6 +904,61 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "num_hidden_layers": 4,
             "indexer_types": ["full", "shared", "full", "shared"],
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+    "mistral-large-4": Kind(
+        "MistralLarge4",
+        {
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 10,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.4,
+            "first_k_dense_replace": 2,
+            "no_rope_layers": [1, 1, 0, 1, 0],
+            "kv_source_layers": [0, 1, 2, 1, 2],
+            "indexer_types": ["full", "full", "shared", "full", "full"],
+            "index_topk": 7,
+            "index_head_dim": 12,
+            "index_n_heads": 8,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "attention_factor": 1.0,
+            },
+        },
+    ),
+    "minimax-m3": Kind(
+        "MiniMaxM3VL",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "intermediate_size": 32,
+            "dense_intermediate_size": 56,
+            "shared_intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.7,
+            "swiglu_limit": 0.8,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "index_n_heads": 2,
+            "index_head_dim": 12,
+            "index_block_size": 4,
+            "index_topk_blocks": 3,
+            "index_local_blocks": 1,
         },
     ),
 }
@@ -1106,7 +1255,11 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
-    return config_class(KINDS_OF_ALL[kind].family)(**options, bos_token_id=1, eos_token_id=2)
+    family = KINDS_OF_ALL[kind].family
+    options |= {"bos_token_id": 1, "eos_token_id": 2}
+    if family in PICTURES:
+        return config_class(family)(text_config=options, vision_config=PICTURES[family])
+    return config_class(family)(**options)
 
 
 def config_of(kind: str) -> dict[str, Any]:
@@ -1120,8 +1273,7 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     family = KINDS_OF_ALL[kind].family
     model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
-    middle = 0.0 if family.startswith("Qwen3_5") or family == "Qwen3Next" else 1.0  # their norms add 1
-    random_weights(model, middle)
+    random_weights(model, middle=0.0 if family in ZERO_CENTERED else 1.0)
     return model
 
 
@@ -1137,7 +1289,7 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
-        if name.endswith(("correction_bias", "expert_bias")):
+        if name.endswith(("correction_bias", "expert_bias", "rotary_emb.alpha")):
             torch.nn.init.normal_(buffer, std=0.3)
 
 

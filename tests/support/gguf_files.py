@@ -20,6 +20,8 @@ FACTORS = {  # of types that the package can only widen: where a block has them
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("IQ1_M", "NVFP4"), ()),
 }
 LLAMA = ("llama", "granite", "smollm3")
 GEMMA = ("gemma", "gemma2", "gemma3")
@@ -92,14 +94,20 @@ def write_gguf(
     values: Values,
     kind: str | Callable[[str], str] = "F32",
     tokenizer: Values | None = None,
+    plain: Values | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Write tensors by their names in transformers; returns what the file stands for, quantized and widened again."""
+    """Write tensors by their names in transformers; returns what the file stands for, quantized and widened again.
+
+    `plain` values have keys without the architecture.
+    """
     path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
         add(writer, f"{architecture}.{key}", value)
     for key, value in (tokenizer or {}).items():
         add(writer, f"tokenizer.{key}", value)
+    for key, value in (plain or {}).items():
+        add(writer, key, value)
     known = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(known, 10)
     written = {}
@@ -136,6 +144,11 @@ def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np
     for at in FACTORS[kind.name]:
         values = random.uniform(0.0005, 0.001, blocks.shape[:-1]).astype(np.float16)
         blocks[..., at : at + 2] = values[..., None].view(np.uint8)
+    if kind.name == "IQ1_M":  # four bits of 0.001 in each of four bytes
+        for at, bits in zip((49, 51, 53, 55), (0x9, 0x1, 0x4, 0x1), strict=True):
+            blocks[..., at] = blocks[..., at] & 15 | bits << 4
+    if kind.name == "NVFP4":
+        blocks[..., :4] = 0x20  # a scale of each 16 numbers
     return blocks.reshape(*shape[:-1], -1)
 
 

@@ -41,7 +41,7 @@ def room(model: Transformer, num_sequences: int, *, rubbish: float = 30.0, **opt
     """A cache with room for so many sequences, each with the blocks of its number; it begins with rubbish."""
     num_slots = num_sequences if model.arch.recurrence else 0
     cache = KVCache(model.arch, 1 + num_sequences * BLOCKS_EACH, BLOCK_SIZE, num_slots=num_slots, **options)
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in (*cache.keys, *cache.values, *cache.index_keys.values()):
         tensor.normal_(std=rubbish)
     for tensor in (tensor for layer in cache.states.layers.values() for tensor in layer):
         tensor.fill_(torch.nan)  # of sequences that have left

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
@@ -21,9 +24,13 @@ NAMES = (
     *(f"TILE_{number}" for number in range(1, 5)),
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4)),
     "<|img_thumbnail|>",
+    *("<|audio|>", "<start_of_audio>", "<end_of_audio>", "<start_of_image>", "<end_of_image>"),
+    *("<imgpad>", "<|box_start|>", "<|box_end|>"),
+    *("<IMG_START>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
 )
 ID = {name: number for number, name in enumerate(NAMES)}
 VOCAB_SIZE = 480
+LAST_ID = 421  # behind the tokens that all have
 SIDE, PATCH = 28, 7  # pixels of a tile and of a patch
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message['role'] }}:
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
@@ -78,6 +85,8 @@ class Kind:
     images: Mapping[str, Any]  # preprocessor_config.json
     marker: str = "<image>"
     tokens: Mapping[str, str] = field(default_factory=dict)  # further names in tokenizer_config.json
+    last: tuple[str, ...] = ()  # further special tokens, behind all others
+    renames: tuple[tuple[str, str], ...] = ()  # of tensors that transformers writes with names that no file has
 
 
 CLIP_IMAGES = {
@@ -443,6 +452,8 @@ def vision_reference(kind: Kind, seed: int = 0) -> Any:
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
     model.get_output_embeddings().weight[: len(NAMES)] = 0  # it writes no token of an image
+    if kind.last:
+        model.get_output_embeddings().weight[LAST_ID:] = 0
     return model
 
 
@@ -451,7 +462,14 @@ def write_pretrained_vision_model(folder: Path, kind: Kind, *, seed: int = 0) ->
     model = vision_reference(kind, seed)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
+    if kind.renames:
+        tensors = load_file(folder / "model.safetensors")
+        named = {reduce(lambda n, one: re.sub(*one, n), kind.renames, name): one for name, one in tensors.items()}
+        save_file(named, folder / "model.safetensors", {"format": "pt"})
     described = {**json.loads(byte_level_json(NAMES)), "post_processor": None}
+    assert described["added_tokens"][-1]["id"] == LAST_ID - 1
+    like = {**described["added_tokens"][0], "special": True}
+    described["added_tokens"] += [{**like, "id": LAST_ID + i, "content": name} for i, name in enumerate(kind.last)]
     write_json_tokenizer(
         folder,
         json.dumps(described),
@@ -460,6 +478,7 @@ def write_pretrained_vision_model(folder: Path, kind: Kind, *, seed: int = 0) ->
         pad_token="<eos>",
         chat_template=TEMPLATE.replace("MARKER", kind.marker),
         extra_special_tokens=dict(kind.tokens),
+        tokenizer_class="PreTrainedTokenizerFast",
     )
     (folder / "processor_config.json").write_text(json.dumps(kind.processor))
     (folder / "preprocessor_config.json").write_text(json.dumps(kind.images))

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.draft_heads import DraftHead, HeadKind, HeadSettings, make_head
+from flambeau.llm.models.draft_heads import DraftHead, HeadKind, HeadSettings
+from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.tensor_names import part_name, part_rows
 from flambeau.llm.models.transformer import Transformer
 
@@ -105,6 +106,9 @@ def twin_proposals(head: DraftHead, target: Transformer, tokens: list[int], numb
 def twin_combined(head: DraftHead, target: Transformer, weights: dict[str, Tensor], states: Tensor) -> Tensor:
     if head.settings.kind != "eagle3":
         return rms(states, target.model.norm.weight, target.arch.norm_epsilon)
+    if head.settings.norms_each:
+        parts = enumerate(states.chunk(len(head.settings.layers), -1))
+        states = torch.cat([rms(part, weights[f"fc_norm.{i}.weight"], head.arch.norm_epsilon) for i, part in parts], -1)
     if head.settings.norm_before_projection:
         states = rms(states, weights["input_norm.weight"], head.arch.norm_epsilon)
     return functional.linear(states, weights["fc.weight"], weights.get("fc.bias"))

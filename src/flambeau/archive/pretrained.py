@@ -61,8 +61,10 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "CohereCompassForConditionalGeneration",
+    "DeepseekOcr2ForConditionalGeneration",
     "Ernie4_5_VLMoeForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
+    "FastVlmForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
@@ -70,16 +72,29 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration",
+    "Granite4VisionForConditionalGeneration",
     "HunYuanVLForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration",
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMOcrForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "MistralLarge4ForConditionalGeneration",
+    "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
+    "PerceptionLMForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -87,6 +102,8 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Step3p7ForConditionalGeneration",
+    "VipLlavaForConditionalGeneration",
 )
 SPEECH_GENERATORS = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5")
 AUDIO_ENCODERS = (
@@ -288,12 +305,18 @@ def example_of(folder: Path, task: str) -> dict[str, Any] | None:
 def reject_unsupported_form(path: Path) -> None:
     """Reject a GGUF file, or a folder with one only, and the folder of an adapter, with the remedy."""
     reject_adapter(path)
-    gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None) if path.is_dir() else None
+    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"), key=is_encoder) if path.is_dir() else []
+    gguf = next(iter(files), None)
     if gguf is not None and not (path / "config.json").is_file():
         raise ConfigError(
             f"{gguf} is a GGUF file, a language model without a handler: serve it with `flambeau llm serve {gguf}`, or "
             f"put `handler: {{name: gpt_handler, model_path: {gguf.name}}}` into a model-config.yaml beside it"
         )
+
+
+def is_encoder(file: Path) -> bool:
+    """Whether a GGUF file is called like those with the encoder of a model's images."""
+    return "mmproj" in file.name.lower()
 
 
 def reject_adapter(path: Path) -> None:

@@ -13,7 +13,7 @@ llm_app = typer.Typer(
     help="Serve, chat with, measure and quantize language models.", no_args_is_help=True, rich_markup_mode=None
 )
 
-DRAFT_HELP = "Smaller checkpoint, or EAGLE head, that drafts tokens (speculative decoding)."
+DRAFT_HELP = "Smaller checkpoint, or head (EAGLE, DFlash), that drafts tokens (speculative decoding)."
 
 
 @llm_app.command("serve", cls=LlmSettingsCommand, epilog=EPILOG)

@@ -30,10 +30,12 @@ def ls(url: str, *, as_json: bool) -> None:
     if as_json:
         print_json(documents)
         return
+    has_shares = any("trafficPercent" in document for document in documents)
     rows = [
         [
             document["modelName"],
             document["modelVersion"],
+            *([f"{document.get('trafficPercent', 100)} %"] if has_shares else ()),
             f"{sum(worker['status'] == 'READY' for worker in document['workers'])}/{document['minWorkers']}",
             str(document["batchSize"]),
             str(document["jobQueueStatus"]["pendingRequests"]),
@@ -41,7 +43,8 @@ def ls(url: str, *, as_json: bool) -> None:
         ]
         for document in documents
     ]
-    print_table(["MODEL", "VERSION", "READY", "BATCH", "WAITING", "FROM"], rows)
+    shares = ["TRAFFIC"] if has_shares else []
+    print_table(["MODEL", "VERSION", *shares, "READY", "BATCH", "WAITING", "FROM"], rows)
 
 
 def describe(url: str, name: str, version: str | None, *, as_json: bool) -> None:
@@ -88,6 +91,11 @@ def rm(url: str, name: str, version: str | None, *, as_json: bool) -> None:
 
 def set_default(url: str, name: str, version: str, *, as_json: bool) -> None:
     print_status(call(url, "PUT", path_of(name, version) + "/set-default"), as_json=as_json)
+
+
+def set_traffic(url: str, name: str, version: str, percent: int, *, as_json: bool) -> None:
+    answer = call(url, "PUT", path_of(name, version) + "/traffic", percent=percent)
+    print_status(answer, as_json=as_json)
 
 
 def load_adapter(url: str, name: str, path: str, model: str | None, *, as_json: bool) -> None:

@@ -98,6 +98,23 @@ def models_default(
     models.set_default(url, name, version, as_json=as_json)
 
 
+@models_app.command("traffic")
+def models_traffic(
+    name: ModelName,
+    version: Annotated[str, typer.Argument(help="Model version.")],
+    percent: Annotated[int, typer.Argument(min=0, max=100, help="Percentage of requests; 0 ends the sharing.")],
+    as_json: Json = False,
+    url: Management = DEFAULT_MANAGEMENT,
+) -> None:
+    """Give a version a part of the requests that name none.
+
+    The default version gets the others.
+    """
+    from flambeau.cli import management_client as models
+
+    models.set_traffic(url, name, version, percent, as_json=as_json)
+
+
 AdapterName = Annotated[str, typer.Argument(help="Name that requests use for the adapter.")]
 BaseModel = Annotated[
     str | None, typer.Option("--model", help="Model of the adapter; required if several generate text.")

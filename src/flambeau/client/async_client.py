@@ -311,6 +311,11 @@ class AsyncModels:
         path = calls.path_of("models", name, version, "set-default")
         return await self._client.call(calls.management("PUT", path, calls.status_of))
 
+    async def set_traffic(self, name: str, version: str, percent: int) -> str:
+        """Give a version a percentage of the requests that name none; the default version has the others."""
+        path = calls.path_of("models", name, version, "traffic")
+        return await self._client.call(calls.management("PUT", path, calls.status_of, percent=percent))
+
     async def unregister(self, name: str, version: str | None = None) -> str:
         """Remove a model after it has answered the requests it accepted."""
         path = calls.path_of("models", name, version)

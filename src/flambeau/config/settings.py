@@ -479,7 +479,7 @@ ENGINE_SETTINGS = _group(
     Setting(
         "draft",
         FilePath(is_model=True),
-        "Smaller checkpoint, or EAGLE head, that drafts tokens (speculative decoding).",
+        "Smaller checkpoint, or head (EAGLE, DFlash), that drafts tokens (speculative decoding).",
         is_basic=True,
     ),
     Setting(

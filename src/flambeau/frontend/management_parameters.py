@@ -12,6 +12,7 @@ from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest
 from flambeau.frontend.operations import PAGE, Registration
 from flambeau.serving.registry import MAX_HANDLER, MAX_NAME
+from flambeau.serving.traffic_split import WHOLE
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,15 @@ REGISTER = (
         name="synchronous", kind="flag", default=True, doc="Wait until the workers have started; true by default."
     ),
     S3_SSE_KMS,
+)
+TRAFFIC = (
+    CallParameter(
+        name="percent",
+        kind="whole",
+        high=WHOLE,
+        is_required=True,
+        doc="The percentage of the requests that name no version; 0 ends the sharing.",
+    ),
 )
 SCALE = (
     CallParameter(

@@ -181,6 +181,17 @@ async def set_default(server: Server, name: str, version: str) -> OperationResul
     return OperationResult(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
 
+async def set_traffic(server: Server, name: str, version: str, percent: int | None) -> OperationResult:
+    """Give a version a percentage of the requests that name none."""
+    if percent is None:
+        raise BadRequest("Parameter percent is required: a whole number from 0 to 100.")
+    server.set_traffic(name, version, percent)
+    await server.change_saved()
+    return OperationResult(
+        200, f'Version "{version}" of model "{name}" gets {percent} % of the requests that name no version'
+    )
+
+
 def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
     """A page of the default versions, by name."""
     start, limit = max(0, start), limit if 0 <= limit <= PAGE else PAGE
@@ -301,6 +312,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if is_bounded else 0,
         "maxNumSequence": config.max_sequences if is_bounded else 0,
         "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
+        **({} if model.split is None else {"trafficPercent": model.split.percent_of(model)}),
         "loadedAtStartup": model.loaded_at_startup,
         "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.pool.slots],
         "jobQueueStatus": {

@@ -34,7 +34,7 @@ class EngineConfig:
     compile: bool = True
     tensor_parallel_size: int = 1  # processes that share the network, each with a device of its own
     quantization: Quantization | None = None  # applied on load
-    draft: str = ""  # a folder with a smaller model of the same vocabulary, or with an EAGLE head
+    draft: str = ""  # a folder with a smaller model of the same vocabulary, or with a head
     # None: "draft" if there is a draft; "mtp": the checkpoint's own layer of multi-token prediction
     speculation: SpeculationKind | None = None
     speculate_k: int = 5  # tokens proposed ahead

@@ -419,7 +419,7 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     max_length: int
-    speculation: str | None  # "draft", "lookup", or the kind of a head: "eagle3", "eagle", "mtp"
+    speculation: str | None  # "draft", "lookup", or the kind of a head: "eagle3", "mtp", "dflash", …
     speculate_k: int
     decode: str  # what computes decode steps at present
 

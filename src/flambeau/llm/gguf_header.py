@@ -29,6 +29,7 @@ ENDS = frozenset(
 )
 HARMONY = "<|return|>"  # ends a reply of gpt-oss, …
 HARMONY_ENDS = frozenset({HARMONY, "<|call|>", "<|endoftext|>"})  # … whose messages, several a reply, end with <|end|>
+ENCODER_NAME = "mmproj"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -100,11 +101,21 @@ def gguf_path(path: Path) -> Path | None:
         return path if path.suffix == ".gguf" else None
     if not path.is_dir() or (path / "config.json").is_file():
         return None
-    files = sorted(path.glob("*.gguf"))
+    files = sorted(file for file in path.glob("*.gguf") if not is_encoder(file))
     first = [file for file in files if not (found := SPLIT.search(file.name)) or int(found[1]) == 1]
     if len(first) > 1:
         raise CheckpointError(f"{path} has several GGUF files: {', '.join(file.name for file in first)}; name one")
     return first[0] if first else None
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether a file is called like those with the encoder of a model's images."""
+    return ENCODER_NAME in path.name.lower()
+
+
+def encoder_paths(path: Path) -> list[Path]:
+    """The files with encoders beside a model's."""
+    return sorted(file for file in path.parent.glob("*.gguf") if is_encoder(file) and file != path)
 
 
 def gguf_parts(first: Path) -> list[Path]:

@@ -165,7 +165,7 @@ class InputProcessor:
             return ()
         if isinstance(self._vision, PretrainedVision) and self._vision.reader.reads_one and len(images) > 1:
             raise InvalidRequest(f"the prompt has {len(images)} images, and {ONE_IMAGE}", "prompt")
-        places = image_places(prompt_ids, self._vision.image_id)
+        places = image_places(prompt_ids, self._vision.ids)
         lengths = [len(image.features) for image in images]
         fits = sum(map(len, places)) == sum(lengths)
         if not self._vision.is_divided or any(image.grid is not None for image in images):
@@ -222,12 +222,12 @@ class InputProcessor:
         )
 
 
-def image_places(prompt_ids: Many[int], image_id: int) -> list[range]:
+def image_places(prompt_ids: Many[int], image_ids: frozenset[int]) -> list[range]:
     """The places of the images in a prompt; other tokens are between them."""
     places: list[range] = []
-    if image_id in prompt_ids:
+    if not image_ids.isdisjoint(prompt_ids):
         for place, token in enumerate(prompt_ids):
-            if token == image_id:
+            if token in image_ids:
                 is_next = places and places[-1].stop == place
                 places.append(range(places.pop().start if is_next else place, place + 1))
     return places

@@ -29,6 +29,7 @@ from flambeau.llm.checkpoints.checkpoint import (
     read_declared,
     unsupported_reason,
 )
+from flambeau.llm.checkpoints.gguf_encoders import read_image_settings, warn_of_encoders
 from flambeau.llm.checkpoints.vision_weights import check_plain, has_vision, load_vision
 from flambeau.llm.checkpoints.weight_files import weight_paths
 from flambeau.llm.config import EngineConfig, ModelImpl
@@ -72,6 +73,7 @@ from flambeau.llm.executor.parallel import (
     sum_over_ranks,
 )
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
+from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.pretrained_encoder import load_pretrained_encoder
@@ -423,6 +425,9 @@ def load_images(
     path: Path, arch: Architecture, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> ImageEncoder | None:
     """The encoder of images, in a model that has one."""
+    gguf = gguf_path(path)
+    if arch.vision is None and gguf is not None and config.read_images:
+        warn_of_encoders(gguf)
     if arch.vision is None or not config.read_images:
         return None
     if not has_vision(path, arch):
@@ -430,7 +435,8 @@ def load_images(
         return None
     folder = path if path.is_dir() else path.parent
     try:
-        processor = read_processor(folder, arch.vision)  # first: it fails quickly
+        given = None if gguf is None else read_image_settings(gguf)
+        processor = read_processor(folder, arch.vision, given)  # first: it fails quickly
     except MissingPackage as error:
         logger.warning("%s: the model reads text only, and requests with images are refused: %s", path, error)
         return None

@@ -13,13 +13,17 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.head import CpuHead, can_compute_head
 from flambeau.llm.backends.cpu.packed_linear import pack_layers
 from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
-from flambeau.llm.checkpoints.checkpoint import load_model, open_files, read_architecture, read_declared
+from flambeau.llm.checkpoints.assistant_weights import is_assistant, load_assistant, read_assistant
+from flambeau.llm.checkpoints.block_weights import is_block_head, load_block_head, read_block_head
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, read_declared
 from flambeau.llm.checkpoints.head_weights import (
     DECLARED,
     find_mtp,
     is_eagle,
     load_eagle,
     load_mtp,
+    mtp_files,
+    other_layers,
     read_eagle,
     read_mtp,
 )
@@ -31,7 +35,6 @@ from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
 from flambeau.llm.executor.kv_cache import KVCache, ring_length
 from flambeau.llm.executor.parallel import TensorParallelGroup
-from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.models.architecture import Architecture
@@ -90,11 +93,18 @@ def wants_head(config: EngineConfig) -> bool:
     """Whether tokens are proposed by a head instead of a model."""
     if config.speculate_k < 1 or config.speculation == "lookup":
         return False
-    return config.speculation == "mtp" or (bool(config.draft) and is_eagle(Path(config.draft)))
+    if config.speculation == "mtp":
+        return True
+    kinds = (is_assistant, is_block_head, is_eagle)
+    return bool(config.draft) and any(is_kind(Path(config.draft)) for is_kind in kinds)
 
 
 def head_words(config: EngineConfig) -> str:
-    return "speculative: mtp" if config.speculation == "mtp" else f"the EAGLE head {config.draft}"
+    if config.speculation == "mtp":
+        return "speculative: mtp"
+    path = Path(config.draft)
+    kind = "drafter" if is_assistant(path) else "DFlash head" if is_block_head(path) else "EAGLE head"
+    return f"the {kind} {path}"
 
 
 def check_head(config: EngineConfig, arch: Architecture) -> None:
@@ -103,6 +113,12 @@ def check_head(config: EngineConfig, arch: Architecture) -> None:
         raise LLMError(
             f"speculative: mtp uses the model's own layer, and there is a draft, {config.draft}, too; leave one of "
             "them out"
+        )
+    if config.tensor_parallel_size > 1 and wants_head(config) and config.draft and is_assistant(Path(config.draft)):
+        raise LLMError(
+            f"the drafter {config.draft} reads keys and values of all heads, which {config.tensor_parallel_size} ranks "
+            "have in parts; use one device, a draft model, or n-grams of the text (speculative: true, or --speculative "
+            "lookup)"
         )
     if arch.num_streams and wants_head(config):
         raise LLMError(
@@ -132,6 +148,12 @@ def load_head(
         arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
         keeps = ranks is not None and can_keep_blocks(config, device, ranks)
         head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
+    elif is_assistant(Path(config.draft)):
+        settings = read_assistant(Path(config.draft), arch)
+        head = load_assistant(Path(config.draft), settings, model, device=device, dtype=dtype)
+    elif is_block_head(Path(config.draft)):
+        settings = read_block_head(Path(config.draft), arch)
+        head = load_block_head(Path(config.draft), settings, model, device=device, dtype=dtype)
     else:
         settings = read_eagle(Path(config.draft), arch)
         head = load_eagle(Path(config.draft), settings, model, device=device, dtype=dtype)
@@ -145,8 +167,13 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
-    if is_declared and gguf_path(path) is None and find_mtp(open_files(path), arch) is not None:
+    if not is_declared:
+        return
+    files = mtp_files(path)
+    if find_mtp(files, arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
+    elif found := other_layers(files):
+        logger.warning("%s has a layer of multi-token prediction of another form, which is left out: %s", path, found)
 
 
 def make_head_model(
@@ -154,20 +181,26 @@ def make_head_model(
 ) -> HeadModel:
     """A head with a cache in the target's blocks. Nothing is captured while other ranks wait for this one."""
     keys = cache.keys[0]
+    states = HiddenStates(head.settings.layers)
+    if head.settings.kind == "assistant":
+        logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
+        return HeadModel(head, cache, states, choose_attention)
     own = KVCache(head.arch, cache.num_blocks, config.block_size, device=keys.device, dtype=keys.dtype)
     cache.of_head = own
     rounds: HeadRounds | None = None
     by_kernels: HeadKernels | None = None
-    if keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
+    is_block = head.settings.kind == "dflash"
+    if not is_block and keys.device.type == "cuda" and torch.version.hip is None and config.compile and ranks is None:
         blocks = max_blocks(model, config)
         rounds = HeadGraphs(head, model, own, max_num_seqs=config.max_num_seqs, max_blocks=blocks)
-    elif config.compile and can_compute_head(head, own):
+    elif not is_block and config.compile and can_compute_head(head, own):
         by_kernels = CpuHead(head, own)
     else:
         logger.info("the head (%s) runs as plain PyTorch", head.settings.kind)
-    return HeadModel(head, own, HiddenStates(head.settings.layers), choose_attention, rounds, by_kernels)
+    return HeadModel(head, own, states, choose_attention, rounds, by_kernels)
 
 
 def head_digest(head: DraftHead | None, config: EngineConfig) -> str:
     """What tells the content of blocks on disk from that with another head."""
-    return weights_digest(head).hex() if head is not None and config.kv_disk_folder else ""
+    keeps_entries = head is not None and head.settings.kind != "assistant"
+    return weights_digest(head).hex() if head is not None and keeps_entries and config.kv_disk_folder else ""

@@ -22,6 +22,7 @@ from flambeau.serving.job import Job
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.slow_requests import SlowRequests
+from flambeau.serving.traffic_split import TrafficSplit
 from flambeau.serving.workers.hang_detector import HangDetector
 from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import available_bytes, free_swap_bytes
@@ -54,6 +55,7 @@ class Model:
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
+        self.split: TrafficSplit[Model] | None = None  # of the requests that name no version; None: all to the default
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
         self.adapters = AdapterTable(config.options)  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one

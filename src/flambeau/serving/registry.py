@@ -25,6 +25,7 @@ from flambeau.errors import (
 )
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.traffic_split import WHOLE, TrafficSplit
 from flambeau.serving.workers.worker_factory import Host
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Registry:
         self._suggests = suggests
         self._versions: dict[str, dict[str, Model]] = {}
         self._default: dict[str, str] = {}
+        self._percent: dict[str, dict[str, int]] = {}  # of requests, by name and version; the default has the rest
 
     def __iter__(self) -> Iterator[Model]:
         return (model for versions in [*self._versions.values()] for model in [*versions.values()])
@@ -88,6 +90,7 @@ class Registry:
         self.check_free(model.name, model.version)
         self._versions.setdefault(model.name, {})[model.version] = model
         self._default.setdefault(model.name, model.version)
+        self._split(model.name)
 
     def remove(self, name: str, version: str | None = None, *, even_default: bool = False) -> Model:
         """Remove a model; the default version only if it is the last one, or with `even_default`."""
@@ -98,8 +101,10 @@ class Registry:
                 raise DefaultVersionInUse(name)
             self._default[name] = next(other for other in versions if other != model.version)
         del versions[model.version]
+        self._percent.get(name, {}).pop(model.version, None)
         if not versions:
             del self._versions[name], self._default[name]
+        self._split(name)
         return model
 
     def discard(self, model: Model) -> None:
@@ -113,6 +118,48 @@ class Registry:
         if version not in self._versions[name]:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         self._default[name] = version
+        self._percent.get(name, {}).pop(version, None)
+        self._split(name)
+
+    def set_traffic(self, name: str, version: str, percent: int) -> None:
+        """Give a version this percentage of the requests that name none; the default version has what is left."""
+        model, default = self.find(name, version), self.find(name)
+        if model is default:
+            raise BadRequest(
+                f"version {version} of {name} is the default and gets the requests that other versions leave; "
+                "set the percentage of another version"
+            )
+        others = {other: share for other, share in self._percent.get(name, {}).items() if other != version}
+        if percent + sum(others.values()) > WHOLE:
+            known = ", ".join(f"{share} % for version {other}" for other, share in others.items())
+            raise BadRequest(
+                f"{percent} % for version {version} of {name}, beside {known}, are more than {WHOLE} %; lower one first"
+            )
+        if percent and (reason := obstacle(model, default)):
+            raise BadRequest(f"versions {default.version} and {version} of {name} cannot share requests: {reason}")
+        self._percent[name] = {**others, version: percent} if percent else others
+        self._split(name)
+
+    def _split(self, name: str) -> None:
+        """Renew the split of a name, after its versions, default or percentages have changed."""
+        versions, percent = self._versions.get(name, {}), self._percent.get(name)
+        if not percent:
+            self._percent.pop(name, None)
+        shares = {versions[version]: share for version, share in (percent or {}).items()}
+        split = TrafficSplit(self.find(name), shares, lambda model: model.pool.can_answer) if shares else None
+        for model in versions.values():
+            model.split = split
+
+
+def obstacle(model: Model, default: Model) -> str:
+    """Why two versions cannot share requests; empty if they can."""
+    if model.config.sequence_batching or default.config.sequence_batching:
+        return "the requests of a sequence belong to one version (sequenceBatching); name the version in the path"
+    if model.envelope != default.envelope:
+        return f"their envelopes differ ({model.envelope or 'none'} and {default.envelope or 'none'})"
+    if model.pool.has_loaded and default.pool.has_loaded and not default.abilities <= model.abilities:
+        return f"version {model.version} cannot {', '.join(sorted(default.abilities - model.abilities))}"
+    return ""
 
 
 def check_name(name: str) -> None:

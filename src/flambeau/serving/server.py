@@ -254,6 +254,12 @@ class Server:
         self.registry.set_default(name, version)
         self.on_change()
 
+    def set_traffic(self, name: str, version: str, percent: int) -> None:
+        """Give a version this percentage of the requests that name none."""
+        self.registry.set_traffic(name, version, percent)
+        logger.info("%s %s gets %d %% of the requests that name no version", name, version, percent)
+        self.on_change()
+
     async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
         """Change the number of workers of a model."""
         if maximum < minimum:

@@ -135,7 +135,8 @@ class Startup(LifecycleHooks):
     async def before_listening(self, server: Server) -> None:
         """Register the models; one that fails is logged and skipped, and the server is not ready without it."""
         store = server.config.model_store or Path()
-        for wanted in await asyncio.to_thread(startup_models, self._properties, store):
+        models = await asyncio.to_thread(startup_models, self._properties, store)
+        for wanted in models:
             logger.info("Loading initial models: %s", wanted.url)
             try:
                 self._models.append(await register(server, wanted, store))
@@ -145,6 +146,11 @@ class Startup(LifecycleHooks):
             except Exception as error:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
                 server.add_missing_model(wanted.name or wanted.url, f"{type(error).__name__}: {error}")
+        for saved in (wanted.saved for wanted in models if wanted.saved and wanted.saved.traffic_percent):
+            try:
+                server.registry.set_traffic(saved.name, saved.version, saved.traffic_percent)
+            except FlambeauError as error:
+                logger.warning("%s %s gets no part of the requests: %s", saved.name, saved.version, error)
 
     async def after_listening(self, server: Server, address: Address) -> None:
         """Print the line that scripts wait for, then wait for the workers."""

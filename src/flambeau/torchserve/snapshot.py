@@ -19,6 +19,7 @@ from flambeau.errors import ConfigError
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
+from flambeau.serving.traffic_split import WHOLE
 from flambeau.small_files import read_small
 from flambeau.torchserve.java_properties import MAX_PROPERTIES_BYTES, dump, parse
 
@@ -42,6 +43,7 @@ class SavedModel:
     version: str
     archive: str  # a file or folder of the store, or a path
     is_default: bool
+    traffic_percent: int  # of the requests that name no version; 0: the default's, or none
     settings: Mapping[str, Any]  # fields of ModelConfig that override the model's YAML
 
 
@@ -123,6 +125,8 @@ def to_document(model: Model, *, is_default: bool) -> dict[str, Any]:
         "startupTimeout": max(1, round(config.startup_timeout_s)),
         "runtimeType": model.source.manifest.runtime if model.source.manifest else "python",
     }
+    if model.split is not None and not is_default and (percent := model.split.percent_of(model)):
+        document["trafficPercent"] = percent  # of this server only
     if config.parallel_level > 0:
         document["parallelLevel"] = config.parallel_level
     return document
@@ -185,16 +189,23 @@ def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
             version=version,
             archive=saved["marName"],
             is_default=saved["defaultVersion"] is True,
+            traffic_percent=_number({"trafficPercent": 0, **saved}, "trafficPercent", 0, where, at_most=WHOLE),
             settings=_settings(saved, where),
         )
 
 
+def _number(saved: Mapping[str, Any], key: str, at_least: int, where: str, *, at_most: int | None = None) -> int:
+    value = saved[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ConfigError(f"{where}: {key} must be a whole number of at least {at_least}, not {value!r}")
+    if at_most is not None and value > at_most:
+        raise ConfigError(f"{where}: {key} must be at most {at_most}, not {value}")
+    return value
+
+
 def _settings(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
     def number(key: str, at_least: int) -> int:
-        value = saved[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise ConfigError(f"{where}: {key} must be a whole number of at least {at_least}, not {value!r}")
-        return value
+        return _number(saved, key, at_least, where)
 
     low = number("minWorkers", 0)
     settings: dict[str, Any] = {

@@ -141,5 +141,5 @@ def test_help_keeps_the_names_of_what_it_takes():
 
     commands = typer.main.get_command(llm_app).commands
     helps = {(name, option.name): option.help or "" for name in commands for option in commands[name].params}
-    assert helps["bench", "draft"].startswith("For a checkpoint: smaller checkpoint, or EAGLE head")
+    assert helps["bench", "draft"].startswith("For a checkpoint: smaller checkpoint, or head (EAGLE")
     assert "GGUF file" in helps["serve", "checkpoint"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from dataclasses import fields
@@ -16,12 +17,14 @@ from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAtten
 from flambeau.llm.backends.inductor import compile_step, dummy_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.executor.backend import CPU_KERNELS
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.quantize.quantizer import quantize
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import SPARSE_KINDS, VOCAB_SIZE, config_of, write_checkpoint
+from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import room, step_inputs
 from support.tiny_models import tiny_engine
 
@@ -68,10 +71,32 @@ def test_logits_are_those_of_transformers(networks):
 
 def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks):
     model, reference = networks
+    check_chunks(EagerBackend(model, used_room(model)), reference)
+
+
+@pytest.mark.timeout(300)  # the kernels may have to be built
+def test_kernels_compute_the_logits_of_transformers(networks):
+    need_cpu_kernels()
+    model, reference = copy.deepcopy(networks[0]), networks[1]
+    if unknown_parts(model.arch):
+        pytest.skip("the kernels leave it to others, as another test says")
+    backend = CpuBackend(model, used_room(model))
+    assert backend.wait_until_compiled(timeout_s=250)
+    assert backend.decode_path == CPU_KERNELS
+    check_chunks(backend, reference)
+    backend.close()
+
+
+def used_room(model) -> KVCache:
+    """A cache of sequences that have left."""
     cache = room(model, 2)
     for keys in cache.index_keys.values():
-        keys.fill_(torch.nan)  # of sequences that have left
-    backend, ids = EagerBackend(model, cache), {i: some_ids(31, seed=i) for i in range(2)}
+        keys.fill_(torch.nan)
+    return cache
+
+
+def check_chunks(backend, reference) -> None:
+    ids = {i: some_ids(31, seed=i) for i in range(2)}
     found, done = {0: [], 1: []}, {0: 0, 1: 0}
     for lengths in ({0: 5}, {0: 1, 1: 19}, {0: 22, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 9}):
         step = {i: (done[i], ids[i][done[i] : done[i] + length]) for i, length in lengths.items()}
@@ -114,7 +139,8 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4"])
+def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
     """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
 
     def trace(step, *, options, **more):
@@ -123,7 +149,7 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(tmp_path, monkeypatch):
 
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    reference = write_checkpoint(tmp_path, "glm-5")
+    reference = write_checkpoint(tmp_path, kind)
     model = load_model(tmp_path)
     cache, ids = room(model, 2), some_ids(31)
     plain = EagerBackend(model, cache)
@@ -147,10 +173,11 @@ def test_quantized_weights_and_caches_are_close(networks):
     assert block_bytes(model.arch, 4, torch.bfloat16) == sum(t[0].numel() * 2 for t in small.tensors)
 
 
-def test_kernels_leave_the_network_to_others_by_name(networks):
+def test_kernels_of_a_gpu_leave_the_network_to_others_by_name(networks):
     model, _ = networks
-    assert unknown_parts(model.arch) == ["indexer"]
-    assert parts.unknown_parts(model.arch) == ["indexer"]
+    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs
+    assert ("indexer" in unknown_parts(model.arch)) != is_known
+    assert "indexer" in parts.unknown_parts(model.arch)
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
     )
@@ -177,14 +204,21 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("deepseek-v3.2", {"layer_types": ["full_attention"] * 3}, "layer_types"),
         ("deepseek-v3.2", {"index_head_dim": 6}, "index_head_dim"),
         ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
+        ("mistral-large-4", {"kv_source_layers": [0, 1, 2, 2, 4]}, "layers 2 and 3 must both be rotated"),
+        ("mistral-large-4", {"kv_source_layers": [0, 0, 2, 1, 4]}, "kv_source_layers"),
+        ("mistral-large-4", {"n_group": 2}, "n_group"),
+        ("mistral-large-4", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
+    config = config_of(kind)
+    text = config.get("text_config", {})
+    given = {**config, "text_config": {**text, **changes}} if text else {**config, **changes}
     with pytest.raises(CheckpointError, match=message):
-        from_hugging_face({**config_of(kind), **changes})
+        from_hugging_face(given)
 
 
 def test_published_settings_of_glm_5():

@@ -135,3 +135,62 @@ def test_unknown_runtime_is_refused():
         check_runtime(runtime)
     with pytest.raises(BadRequest, match="Invalid RuntimeType value: java"):
         check_runtime("java")
+
+
+# ---- versions that share requests ----
+
+
+class FakeModel:
+    def __init__(self, version: str, *, envelope: str = "", sequences: bool = False, abilities: str = "") -> None:
+        self.name, self.version, self.envelope = "m", version, envelope
+        self.config = ModelConfig(sequence_batching=sequences)
+        self.abilities = frozenset(abilities.split())
+        self.pool = SimpleNamespace(can_answer=True, has_loaded=True)
+        self.split = None
+
+
+def registry_of(*models: FakeModel) -> Registry:
+    registry = Registry()
+    for model in models:
+        registry.add(model)
+    return registry
+
+
+def test_shares_follow_the_default_and_end_with_their_version():
+    first, _, third = models = [FakeModel(version) for version in ("1", "2", "3")]
+    registry = registry_of(*models)
+    registry.set_traffic("m", "2", 10)
+    registry.set_traffic("m", "3", 30)
+    assert [first.split.percent_of(model) for model in models] == [60, 10, 30]
+    registry.set_default("m", "3")
+    assert [first.split.percent_of(model) for model in models] == [0, 10, 90]
+    registry.set_traffic("m", "2", 0)
+    assert [model.split for model in models] == [None, None, None]
+    registry.set_traffic("m", "2", 100)
+    registry.remove("m", "2")
+    assert (first.split, third.split) == (None, None)
+    late = FakeModel("4")
+    registry.set_traffic("m", "1", 50)
+    registry.add(late)
+    assert late.split is third.split is not None
+
+
+@pytest.mark.parametrize(
+    ("second", "percent", "message"),
+    [
+        (FakeModel("2"), 101, "more than 100 %"),
+        (FakeModel("2", sequences=True), 10, "sequenceBatching"),
+        (FakeModel("2", envelope="kserve"), 10, r"envelopes differ \(kserve and none\)"),
+        (FakeModel("2", abilities="embed"), 10, "version 2 cannot generate"),
+    ],
+)
+def test_versions_that_cannot_share_requests_are_refused(second, percent, message):
+    registry = registry_of(FakeModel("1", abilities="generate"), second)
+    with pytest.raises(BadRequest, match=message):
+        registry.set_traffic("m", "2", percent)
+    registry.set_traffic("m", "2", 0)
+    with pytest.raises(BadRequest, match="version 1 of m is the default"):
+        registry.set_traffic("m", "1", 10)
+    with pytest.raises(VersionNotFound):
+        registry.set_traffic("m", "9", 10)
+    assert second.split is None

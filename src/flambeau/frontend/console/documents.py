@@ -53,6 +53,7 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "name": model.name,
         "version": model.version,
         "state": pool.state,
+        "trafficPercent": None if model.split is None else model.split.percent_of(model),
         "handler": model.handler,
         "url": masked(model.source.url),
         "abilities": sorted(model.abilities),

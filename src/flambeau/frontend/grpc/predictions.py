@@ -51,7 +51,13 @@ def add_inputs(
 
 
 def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
-    """Add a job to its model; if the model rejects it, the reply is the error."""
+    """Add a job to its model, or to the version that is its turn; if that rejects it, the reply is the error."""
+    if not version and model.split is not None:
+        times = current_call.get()
+        model = reply.model = model.split.choose(times.headers if times is not None else ())
+        version = model.version
+        if times is not None:
+            times.note_version(version)
     reply.job = job
     job.tenant = current_tenant.get()
     if (call := current_record.get()) is not None:

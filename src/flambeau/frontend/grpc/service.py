@@ -25,6 +25,7 @@ from flambeau.serving.job import Job
 from flambeau.serving.model import Model
 from flambeau.serving.tenants import Tenant
 from flambeau.serving.traces import RequestTrace, Tracing
+from flambeau.serving.traffic_split import VERSION_HEADER
 from flambeau.serving.workers.host_resources import return_free_memory
 from flambeau.wire.messages import header
 from flambeau.wire.trace_context import TRACEPARENT, read_traceparent
@@ -74,25 +75,30 @@ current_record: ContextVar[CallRecord | None] = ContextVar("current_record", def
 
 
 class CallTimes:
-    """Where the time of a call's prediction went, for the trailing metadata."""
+    """Which version answered a call and where the time of its prediction went, for the trailing metadata."""
 
-    __slots__ = ("_explains", "_metadata")
+    __slots__ = ("_explains", "_metadata", "headers")
 
-    def __init__(self, *, explains: bool) -> None:
-        self._explains = explains
-        self._metadata: list[tuple[str, str]] = []
+    def __init__(self, headers: list[tuple[str, str]]) -> None:
+        self.headers = headers  # the metadata of the call, without binary values
+        self._explains = (header(headers, EXPLAIN_HEADER) or "").lower() == "true"
+        self._metadata: dict[str, str] = {}
+
+    def note_version(self, version: str) -> None:
+        """Take the version that was chosen for the call."""
+        self._metadata[VERSION_HEADER] = version
 
     def note(self, job: Job, status: int) -> None:
         """Take the times of a job that is over."""
         if job.times is not None:
-            self._metadata = [("server-timing", server_timing(job.times))]
+            self._metadata["server-timing"] = server_timing(job.times)
             if self._explains and (text := explanation(job, status)):
-                self._metadata.append((EXPLAIN_HEADER, text.decode()))
+                self._metadata[EXPLAIN_HEADER] = text.decode()
 
     def send(self, context: Context) -> None:
         """Set the trailing metadata, if anything is known and the client is there."""
         if self._metadata and not context.done():
-            context.set_trailing_metadata(tuple(self._metadata))
+            context.set_trailing_metadata(tuple(self._metadata.items()))
 
 
 current_tenant: ContextVar[Tenant | None] = ContextVar("current_tenant", default=None)
@@ -310,8 +316,7 @@ def trace_id_of(context: Context) -> str:
 
 def watch_call(context: Context) -> CallTimes:
     """Let the prediction that follows in this task note its times."""
-    asked = header(context.invocation_metadata() or (), EXPLAIN_HEADER)
-    times = CallTimes(explains=asked is not None and asked.lower() == "true")
+    times = CallTimes(text_of(context.invocation_metadata() or ()))
     current_call.set(times)
     return times
 

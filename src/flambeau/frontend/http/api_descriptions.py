@@ -264,6 +264,15 @@ MANAGEMENT = [
         errors=(400, 404),
     ),
     Operation(
+        path="/models/{model_name}/{model_version}/traffic",
+        method="put",
+        id="setTraffic",
+        summary="Give a version a percentage of the requests that name none.",
+        query=_query(parameters.TRAFFIC),
+        answers=_DONE,
+        errors=(400, 404),
+    ),
+    Operation(
         path="/slow",
         method="get",
         id="slowRequests",

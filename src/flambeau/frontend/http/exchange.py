@@ -14,6 +14,7 @@ from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, timing_
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.tenants import Tenant
 from flambeau.serving.traces import RequestTrace
+from flambeau.serving.traffic_split import VERSION_HEADER
 from flambeau.wire.messages import header
 from flambeau.wire.trace_context import TRACEPARENT, read_traceparent
 
@@ -89,6 +90,7 @@ class Exchange:
         "keeps_alive",
         "method",
         "model_name",
+        "model_version",
         "on_gone",
         "origin",
         "path",
@@ -134,6 +136,7 @@ class Exchange:
         self.checks_key = False  # the endpoint itself ends the stream when its key is revoked
         self.trace: RequestTrace | None = None
         self.model_name = ""  # that answers, for the access log
+        self.model_version = ""  # that was chosen for the request, which names none; empty: the default
         self.job: Job | None = None  # that streams the response; it is paused while the client does not read
         self._has_body = True
         self._is_chunked = False
@@ -255,6 +258,8 @@ class Exchange:
             head.append(f"traceparent: {self.trace.traceparent}\r\n".encode())
         if self.tenant is not None:
             head += rate_lines(self.tenant, time.monotonic())
+        if self.model_version:
+            head.append(header_line(VERSION_HEADER, self.model_version))
         job = self.job
         if job is not None and job.times is not None:
             head.append(timing_line(job.times))

@@ -254,7 +254,10 @@ def is_event_stream(content_type: str) -> bool:
 
 
 def submit(reply: Prediction, job: Job, version: str | None) -> None:
-    """Add a job to its model; if the model rejects it, respond with the error."""
+    """Add a job to its model, or to the version that is its turn; if that rejects it, respond with the error."""
+    if version is None and reply.model.split is not None:
+        reply.model = reply.model.split.choose(reply.exchange.headers)
+        version = reply.exchange.model_version = reply.model.version
     reply.exchange.on_gone = job.cancel
     reply.exchange.job = job
     reply.exchange.model_name = reply.model.name

@@ -22,6 +22,7 @@ from flambeau.frontend.management_parameters import (
     REGISTER,
     SCALE,
     SLOW,
+    TRAFFIC,
     UNLOAD_ADAPTER,
     read_parameters,
     registration_of,
@@ -46,7 +47,7 @@ OPEN_ROUTES = frozenset(
 
 
 class ManagementApi:
-    """/models, /models/{model}[/{version}] and /models/{model}/{version}/set-default."""
+    """/models, /models/{model}[/{version}] and /models/{model}/{version}/set-default or /traffic."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -58,6 +59,7 @@ class ManagementApi:
             "DELETE": self.unregister,
             "OPTIONS": self.options,
         }
+        self._version = {"set-default": self.set_default, "traffic": self.set_traffic}
 
     def routes(self) -> dict[str, Endpoint]:
         return {"models": self.models, "slow": self.slow, "cluster": self.cluster, ANYTHING: unknown_path}
@@ -88,8 +90,8 @@ class ManagementApi:
         if name is None:
             collection = self._collection.get(method)
             await collection(exchange) if collection else not_allowed(exchange)
-        elif len(segments) == 4 and segments[3] == "set-default" and version is not None:
-            await self.set_default(exchange, name, version) if method == "PUT" else not_allowed(exchange)
+        elif len(segments) == 4 and segments[3] in self._version and version is not None:
+            await self._version[segments[3]](exchange, name, version) if method == "PUT" else not_allowed(exchange)
         elif len(segments) > 3:
             not_found(exchange)
         else:
@@ -137,6 +139,11 @@ class ManagementApi:
     async def set_default(self, exchange: Exchange, name: str, version: str) -> None:
         """PUT /models/{model}/{version}/set-default."""
         respond_status(exchange, await operations.set_default(self._server, name, version))
+
+    async def set_traffic(self, exchange: Exchange, name: str, version: str) -> None:
+        """PUT /models/{model}/{version}/traffic: its share of the requests that name no version."""
+        percent = read_parameters(TRAFFIC, parameters(exchange))["percent"]
+        respond_status(exchange, await operations.set_traffic(self._server, name, version, percent))
 
     async def options(self, exchange: Exchange, name: str, version: str | None) -> None:
         """OPTIONS /models/{model}: the description of its management API."""

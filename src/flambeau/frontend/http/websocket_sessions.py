@@ -51,6 +51,9 @@ class WebSocketApi:
         exchange.check_handshake()
         version = segments[2] if len(segments) > 2 else None
         model = self._server.registry.find(segments[1], version)
+        if version is None and model.split is not None:  # for the whole connection
+            model = model.split.choose(exchange.headers)
+            version = exchange.model_version = model.version
         priority = None if exchange.priority is None else priority_named(exchange.priority)
         url_path = "/".join(segments[3:])
         exchange.accept(ModelSession(self._server, model, version, exchange, url_path, priority, self._keys))

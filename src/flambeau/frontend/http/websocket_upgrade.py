@@ -8,6 +8,7 @@ from flambeau import websocket_frames as frames
 from flambeau.errors import BadRequest
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.websocket_connection import SocketSession
+from flambeau.serving.traffic_split import VERSION_HEADER
 
 PROTOCOL = "flambeau"
 KEY_PROTOCOL = "flambeau.key."  # a page cannot send headers, so it offers its key as a protocol
@@ -63,6 +64,7 @@ class UpgradeExchange(Exchange):
             "connection: Upgrade",
             f"sec-websocket-accept: {frames.accept_key(self.header('sec-websocket-key') or '')}",
             f"x-request-id: {self.request_id}",
+            *([f"{VERSION_HEADER}: {self.model_version}"] if self.model_version else ()),
         ]
         offered = (self.header("sec-websocket-protocol") or "").split(",")
         if PROTOCOL in map(str.strip, offered):

@@ -53,12 +53,12 @@ class ChatImages:
         """What stands for each image. Raises InvalidField for one that cannot be read."""
         if isinstance(self.processor, PretrainedProcessor) and self.processor.reads_one and len(images) > 1:
             raise InvalidField(images[1].name, f"{images[1].name} is a second image, and {ONE_IMAGE}")
-        return [self._text(image) for image in images]
+        return [self._text(image, number) for number, image in enumerate(images)]
 
     def num_tokens(self, text: str) -> int:
         return text.count(self.token)
 
-    def _text(self, image: ImageInput) -> str:
+    def _text(self, image: ImageInput, number: int) -> str:
         before, behind = self.around
         if isinstance(self.processor, FixedProcessor):
             return before + self.token * self.processor.tokens + behind
@@ -68,7 +68,7 @@ class ChatImages:
             )
         try:
             if isinstance(self.processor, PretrainedProcessor):
-                return self.processor.text_of(to_file(image))
+                return self.processor.text_of(to_file(image), number)
             return before + self.token * self.processor.num_tokens(to_file(image)) + behind
         except InvalidRequest as error:
             raise InvalidField(image.name, str(error)) from None

@@ -43,7 +43,6 @@ class WholeAttention:
         mask = attention_mask(positions, positions, options.window, options.chunk)
         if options.selection is not None:
             self._chosen = chosen_keys(options.selection, options.selection.k, mask.expand(*q.shape[:-3], -1, -1))
-            self._chosen = self._chosen.unsqueeze(-3)
         if options.is_sparse:
             assert self._chosen is not None
             mask = self._chosen
@@ -71,27 +70,28 @@ class PagedAttention:
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
         if options.selection is not None:
-            self._chosen = self._choose(layer, options.selection)
+            index_layer = layer if options.index_layer is None else options.index_layer
+            self._chosen = self._choose(index_layer, options.selection)
         attend = attend_uniform if inputs.query_len else attend_ragged
         values = None if cache.is_latent else cache.values[layer]
         chosen = self._chosen if options.is_sparse else None
         return attend(q, cache.keys[layer], values, inputs, options, chosen)
 
     def _choose(self, layer: int, selection: Selection) -> list[Tensor]:
-        """What the tokens of the step attend to: one mask [S, Q, C], or [Q, C] of each sequence."""
+        """What the tokens of the step attend to: one mask [S, H, Q, C], or [H, Q, C] of each sequence."""
         cached, inputs = self._cache.index_keys[layer], self._inputs
         store(cached, inputs.slots_T, selection.k.unsqueeze(-2))
-        q_TIK, _, weights_TI, count = selection
+        q_TIK, weights_TI = selection.q, selection.weights
         if length := inputs.query_len:
-            q_SQIK, weights_SQI = (torch.unflatten(x, 0, (-1, length)) for x in (q_TIK, weights_TI))
-            own = Selection(q_SQIK, selection.k, weights_SQI, count)
+            weights_SQI = None if weights_TI is None else torch.unflatten(weights_TI, 0, (-1, length))
+            own = selection._replace(q=torch.unflatten(q_TIK, 0, (-1, length)), weights=weights_SQI)
             k_SCK = load(cached, inputs.block_tables_SB, q_TIK.dtype).flatten(1, 3)
             places_C = torch.arange(k_SCK.shape[1], device=cached.device)
             return [chosen_keys(own, k_SCK, attention_mask(inputs.positions_T.view(-1, length), places_C, None))]
         starts, found = inputs.query_starts.tolist(), []
         for i, context in enumerate(inputs.context_lens_S.tolist()):
             tokens = slice(starts[i], starts[i + 1])
-            own = Selection(q_TIK[tokens], selection.k, weights_TI[tokens], count)
+            own = selection._replace(q=q_TIK[tokens], weights=None if weights_TI is None else weights_TI[tokens])
             blocks = inputs.block_tables_SB[i, : -(-context // cached.shape[1])]
             k_CK = load(cached, blocks, q_TIK.dtype).flatten(0, 2)[:context]
             places_C = torch.arange(context, device=cached.device)
@@ -113,14 +113,17 @@ def attend_uniform(
     k_SGCD = load(keys, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2)
     places_C = torch.arange(k_SGCD.shape[2], device=keys.device)
     positions_SQ = inputs.positions_T.view(-1, length)
-    mask_SQC = attention_mask(positions_SQ, places_C, options.window, options.chunk) if chosen is None else chosen[0]
+    if chosen is None:
+        mask_SHQC = attention_mask(positions_SQ, places_C, options.window, options.chunk).unsqueeze(1)
+    else:
+        mask_SHQC = chosen[0]
     # Old contents of a block may be NaN, which a weight of 0 does not remove.
     is_old = (places_C > positions_SQ.amax(1, keepdim=True))[:, None, :, None]
     k_SGCD = k_SGCD.masked_fill_(is_old, 0)
     v_SGCD = k_SGCD
     if values is not None:
         v_SGCD = load(values, inputs.block_tables_SB, q_THD.dtype).flatten(1, 2).transpose(1, 2).masked_fill_(is_old, 0)
-    y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SQC.unsqueeze(1), options)
+    y_SHQD = attend_to(q_SHQD, k_SGCD, v_SGCD, mask_SHQC, options)
     return y_SHQD.transpose(1, 2).flatten(0, 1)
 
 
@@ -143,7 +146,7 @@ def attend_ragged(
         if values is not None:
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
-        seen_T = None if inputs.images is None else inputs.images.last_seen_T
+        seen_T = None if inputs.images is None or options.looks_back else inputs.images.last_seen_T
         last_seen = None if seen_T is None else seen_T[tokens]
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
         if chosen is not None:

@@ -1,6 +1,7 @@
 """Which cached tokens the tokens of a step attend to, by the scores of an indexer; in plain PyTorch.
 
-Shapes: … any leading dimensions (sequences) · Q tokens of a step · C cached tokens · I heads · K size of a head
+Shapes: … any leading dimensions (sequences) · Q tokens of a step · C cached tokens · B blocks of them · I heads of an
+indexer · K size of a head · H heads of attention, or 1 for all
 """
 
 from __future__ import annotations
@@ -9,31 +10,63 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.indexer import Selection
+from flambeau.llm.models.indexer import BlockChoice, Selection
 from flambeau.llm.models.moe import needs_static_shapes
 
 NUMBERS_AT_ONCE = 1 << 26  # scores of single heads: a quarter of a gigabyte
 
 
 def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
-    """Which keys […, Q, C] are attended to, of those where the mask […, Q, C] is true.
+    """Which keys […, H, Q, C] are attended to, of those where the mask […, Q, C] is true.
 
     `selection` has queries […, Q, I, K] and weights […, Q, I], and the cache keys […, C, K].
     """
-    count, num_cached = selection.num_chosen, mask_QC.shape[-1]
+    num_cached, blocks = mask_QC.shape[-1], selection.blocks
+    count = selection.num_chosen if blocks is None else selection.num_chosen * blocks.size
     is_static = needs_static_shapes(k_CK)
     if not is_static and num_cached <= count:
-        return mask_QC
+        return mask_QC.unsqueeze(-3)
     tokens_at_once = max(1, NUMBERS_AT_ONCE // (selection.q.shape[-2] * num_cached))
     if is_static or selection.q.shape[-3] <= tokens_at_once:
-        return mask_QC & best(scores(selection.q, selection.weights, k_CK), mask_QC, count)
-    parts = zip(
-        torch.split(selection.q, tokens_at_once, dim=-3),
-        torch.split(selection.weights, tokens_at_once, dim=-2),
-        torch.split(mask_QC, tokens_at_once, dim=-2),
-        strict=True,
-    )
-    return torch.cat([mask & best(scores(q, weights, k_CK), mask, count) for q, weights, mask in parts], dim=-2)
+        return chosen_at_once(selection, k_CK, mask_QC)
+    queries = torch.split(selection.q, tokens_at_once, dim=-3)
+    masks = torch.split(mask_QC, tokens_at_once, dim=-2)
+    weights = selection.weights
+    own = [None] * len(masks) if weights is None else torch.split(weights, tokens_at_once, dim=-2)
+    parts = [
+        chosen_at_once(selection._replace(q=q, weights=weight), k_CK, mask)
+        for q, weight, mask in zip(queries, own, masks, strict=True)
+    ]
+    return torch.cat(parts, dim=-2)
+
+
+def chosen_at_once(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
+    """The same for few enough tokens that all scores are held at a time."""
+    if selection.blocks is not None:
+        return in_chosen_blocks(selection.q, k_CK, mask_QC, selection.num_chosen, selection.blocks)
+    assert selection.weights is not None
+    found = best(scores(selection.q, selection.weights, k_CK), mask_QC, selection.num_chosen)
+    return (mask_QC & found).unsqueeze(-3)
+
+
+def in_chosen_blocks(q: Tensor, k_CK: Tensor, mask_QC: Tensor, count: int, blocks: BlockChoice) -> Tensor:
+    """The keys […, H, Q, C] in the best blocks of each head, by their best key, and in the last ones."""
+    scores_IQC = q.float().transpose(-3, -2) @ k_CK.float().transpose(-1, -2).unsqueeze(-3)
+    allowed = scores_IQC.masked_fill(~mask_QC.unsqueeze(-3), -torch.inf)
+    num_cached = mask_QC.shape[-1]
+    num_blocks = -(-num_cached // blocks.size)
+    allowed = F.pad(allowed, (0, num_blocks * blocks.size - num_cached), value=-torch.inf)
+    scores_IQB = torch.unflatten(allowed, -1, (num_blocks, blocks.size)).amax(dim=-1)
+    if blocks.num_local:
+        last_Q1 = (mask_QC.sum(dim=-1, keepdim=True) - 1) // blocks.size  # the block of the token itself
+        behind_QB = last_Q1 - torch.arange(num_blocks, device=q.device)
+        is_local = (behind_QB >= 0) & (behind_QB < blocks.num_local)
+        scores_IQB = scores_IQB.masked_fill(is_local.unsqueeze(-3), torch.inf)
+    found_IQB = best(scores_IQB, scores_IQB > -torch.inf, count)
+    found_IQC = found_IQB.repeat_interleave(blocks.size, dim=-1)[..., :num_cached] & mask_QC.unsqueeze(-3)
+    shared = blocks.num_heads // q.shape[-2]
+    first = blocks.first_head
+    return found_IQC.repeat_interleave(shared, dim=-3)[..., first : first + blocks.num_own_heads, :, :]
 
 
 def scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:

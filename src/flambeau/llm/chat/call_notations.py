@@ -223,6 +223,11 @@ NOTATIONS: Mapping[str, CallNotation] = {
         close=marked_calls.InternLmParser.close,
         between="",
     ),
+    "longcat": replace(
+        _HERMES,
+        body=named_object("arguments", "\n", "\n", marked_calls.LongcatParser.close),
+        trigger=marked_calls.LongcatParser.open,
+    ),
     "lfm2": replace(_PYTHON, trigger=marked_calls.LfmParser.open, close=marked_calls.LfmParser.close, bare=""),
     "olmo3": CallNotation(
         pythonic,

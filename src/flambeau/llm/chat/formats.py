@@ -136,6 +136,7 @@ _TOOL_ROWS = (
     ToolFormat(name="command_r", parser=marked_calls.ActionParser, signs=(marked_calls.ACTION, '"tool_name"')),
     _between("nemotron", marked_calls.MarkedCallParser),
     _between("tool_calls", marked_calls.ToolCallsParser),
+    _between("longcat", marked_calls.LongcatParser),
     _between("lfm2", marked_calls.LfmParser),
     _between("olmo3", marked_calls.OlmoParser),
     _between("apertus", marked_calls.ApertusParser),
@@ -187,6 +188,11 @@ _REASONING_ROWS = (
             open="Here are my reasoning steps:", close="[BEGIN FINAL RESPONSE]", wrappers=("[END FINAL RESPONSE]",)
         ),
         signs=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ),
+    ReasoningFormat(
+        name="longcat",
+        markers=ThoughtMarkers(open="<longcat_think>", close="</longcat_think>"),
+        signs=("<longcat_think>",),
     ),
     ReasoningFormat(
         name="answer",

@@ -33,6 +33,13 @@ class ToolCallsParser(MarkedCallParser):
     markers = (open,)
 
 
+class LongcatParser(MarkedCallParser):
+    """LongCat: an object for each pair of markers."""
+
+    open, close = "<longcat_tool_call>", "</longcat_tool_call>"
+    markers = (open,)
+
+
 class CommandParser(MarkedCallParser):
     """Command R7B and A: objects with `tool_name` and `parameters`."""
 

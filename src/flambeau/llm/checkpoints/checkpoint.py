@@ -49,12 +49,13 @@ from flambeau.llm.mapped_files import release_weight_files
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.config_keys import DUAL_CHUNKS
 from flambeau.llm.models.embeddings import NarrowEmbedding, like_embeddings
+from flambeau.llm.models.families.renames import Renames
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config, read_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.models.mistral_params import from_mistral, is_mistral
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.presets import from_meta, preset
-from flambeau.llm.models.tensor_names import Renames, canonical_name
+from flambeau.llm.models.tensor_names import canonical_name
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.quantizer import ExpertStack
@@ -131,7 +132,10 @@ def load_model(
         unused = [stored.name for file in files for stored in file if re.search(arch.unused, stored.name)]
         if unused:
             logger.warning(
-                "%s: %d tensors are left out, for example of pictures: %s", path, len(unused), listed(unused)
+                "%s: %d tensors are left out, as those of pictures or of further tokens: %s",
+                path,
+                len(unused),
+                listed(unused),
             )
     with on_meta_device(dtype or embedding(given, arch.renames).dtype):
         model = build(arch).eval().requires_grad_(False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flambeau.llm.checkpoints.gguf_encoders import find_encoder, with_encoder
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
-from flambeau.llm.checkpoints.gguf_parts import has_tensor, scalar
+from flambeau.llm.checkpoints.gguf_parts import has_tensor, num_layers, scalar
 from flambeau.llm.checkpoints.gguf_rope import check_rope_keys, frequency_factors, rope_parameters
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader, RecordedHeader
@@ -47,6 +48,7 @@ OTHER_KINDS = {
     **dict.fromkeys(("bert", "modern-bert", "neo-bert", "eurobert", "nomic-bert", "nomic-bert-moe"), ENCODER),
     **dict.fromkeys(("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed", "t5encoder"), ENCODER),
 }
+LISTED = ("deci", "gemma3n", "gemma4")  # whose layers may have different sizes
 WITHOUT_EFFECT = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 DTYPES = {0: "float32", 1: "float16"}  # by general.file_type; others are quantized or bfloat16
 ARRANGED: dict[str, Any] = {  # GGUF files hold what config.json's own files have in another arrangement
@@ -74,6 +76,9 @@ def gguf_architecture(header: GgufHeader) -> Architecture:
         )
     config = {**common(header), **ARCHITECTURES[name](header)}
     config |= sizes(header, config)
+    encoder = find_encoder(header)
+    if encoder is not None:
+        config = with_encoder(header, encoder, config)
     check_rope_keys(header)
     unread = {f"{name}.{key}": value for key, value in header.unread.items() if key not in WITHOUT_EFFECT}
     arch = from_hugging_face({**config, **{key: value for key, value in unread.items() if ".rope." not in key}})
@@ -102,11 +107,13 @@ def arranged_recurrence(arch: Architecture) -> Recurrence | None:
 
 def common(header: GgufHeader) -> dict[str, Any]:
     """The part of config.json that all architectures have."""
-    given = {ours: scalar(header, key) for key, ours in KEYS.items()}
+    read = largest if header.architecture in LISTED else scalar
+    given = {ours: read(header, key) for key, ours in KEYS.items()}
     config = {key: value for key, value in given.items() if value is not None and (value or key not in COUNTS)}
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{header.path} has no token_embd.weight; is it a language model, and its first file?")
     return config | {
+        "num_hidden_layers": num_layers(header),
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
@@ -114,6 +121,12 @@ def common(header: GgufHeader) -> dict[str, Any]:
         "torch_dtype": DTYPES.get(header.values.get("general.file_type", -1), "bfloat16"),
         "rope_parameters": rope_parameters(header),
     }
+
+
+def largest(header: GgufHeader, key: str) -> Any:
+    """A value that may be given for each layer, where the family reads the differences itself."""
+    value = header.get(key)
+    return max(value) if isinstance(value, list) else value
 
 
 def sizes(header: GgufHeader, config: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +139,8 @@ def sizes(header: GgufHeader, config: dict[str, Any]) -> dict[str, Any]:
     if not family.has_kv_heads:
         found["num_key_value_heads"] = None
     rotated, value = header.get("rope.dimension_count"), header.get("attention.value_length")
+    if "global_head_dim" in config:
+        return found  # checked with the heads of each layer
     if "kv_lora_rank" in config or "rotary_pct" in config or "num_attention_heads" not in config:
         return found  # with other names of the same, or without attention
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -185,6 +185,26 @@ def iq4_xs_scales(blocks: Tensor) -> Tensor:
     return (((lower | upper << 4).float() - 32) * first_half(blocks).unsqueeze(2)).flatten(1)
 
 
+def tq2_0_levels(blocks: Tensor) -> Tensor:
+    """Numbers from -1 to 1 around the middle of 4 bits."""
+    return (shifted(in_parts(blocks[:, :, :64], 2), 0, 2, 4, 6, mask=3) + 7).flatten(1)
+
+
+def base_3_digits(octets: Tensor, count: int) -> Tensor:
+    """The first digits of bytes [R, B, Y], one after the other [R, B, count * Y]; a byte is a fraction of 256."""
+    return torch.cat([(octets.int() * 3**place % 256 * 3) >> 8 for place in range(count)], dim=-1)
+
+
+def tq1_0_levels(blocks: Tensor) -> Tensor:
+    parts = ((blocks[:, :, :32], 5), (blocks[:, :, 32:48], 5), (blocks[:, :, 48:52], 4))
+    return (torch.cat([base_3_digits(*part) for part in parts], dim=-1) + 7).to(torch.uint8).flatten(1)
+
+
+def last_half(blocks: Tensor) -> Tensor:
+    """One scale of a block for all eight groups of 32."""
+    return halves(blocks[:, :, -2:]).repeat_interleave(8, dim=1)
+
+
 IQ4_TABLE = tuple(map(float, NONLINEAR))
 FORMATS = {
     "Q4_0": BlockFormat(18, GroupLayout(4, 32), lambda blocks: nibbles(blocks[:, :, 2:]).flatten(1), first_half),
@@ -199,6 +219,8 @@ FORMATS = {
     "Q4_K": BlockFormat(144, GroupLayout(4, 32, True), q4_k_levels, K_SCALES, K_MINIMUMS),
     "Q5_K": BlockFormat(176, GroupLayout(5, 32, True), q5_k_levels, K_SCALES, K_MINIMUMS),
     "Q6_K": BlockFormat(210, GroupLayout(6, 16), q6_k_levels, Q6_K_SCALES),
+    "TQ1_0": BlockFormat(54, GroupLayout(4, 32), tq1_0_levels, last_half),
+    "TQ2_0": BlockFormat(66, GroupLayout(4, 32), tq2_0_levels, last_half),
     "IQ4_NL": BlockFormat(
         18,
         GroupLayout(8, 32),

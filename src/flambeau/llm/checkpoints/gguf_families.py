@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from flambeau.llm.checkpoints.gguf_experts import SPARSE
+from flambeau.llm.checkpoints.gguf_gemma import GEMMAS
 from flambeau.llm.checkpoints.gguf_hybrids import HYBRIDS
 from flambeau.llm.checkpoints.gguf_parts import (
     ToConfig,
-    experts,
     family,
     has_tensor,
     ignore,
     latent_sizes,
+    listed,
     moe,
-    num_dense_layers,
-    query_scale,
     reject,
     scalar,
     window,
@@ -27,7 +27,6 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader
 
 LLAMA_4_MAVERICK = 128  # experts; it does not normalize queries and keys
-SIGMOID = 2  # a gating function
 
 
 def llama(header: GgufHeader) -> dict[str, Any]:
@@ -49,27 +48,6 @@ def llama_4(header: GgufHeader) -> dict[str, Any]:
         "interleave_moe_layer_step": header.get("interleave_moe_layer_step", 1),
         "attention_chunk_size": header.get("attention.chunk_size", 8192),
         "use_qk_norm": count != LLAMA_4_MAVERICK,
-    }
-
-
-def gemma(header: GgufHeader) -> dict[str, Any]:
-    return {"architectures": ["GemmaForCausalLM"]}
-
-
-def gemma_2(header: GgufHeader) -> dict[str, Any]:
-    return {"architectures": ["Gemma2ForCausalLM"], **window(header), **query_scale(header)}
-
-
-def gemma_3(header: GgufHeader) -> dict[str, Any]:
-    local = header.get("rope.freq_base_swa", 10000.0)
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        **window(header),
-        **query_scale(header),
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", **rope_parameters(header)},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
     }
 
 
@@ -128,85 +106,8 @@ def granite_moe(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def gpt_oss(header: GgufHeader) -> dict[str, Any]:
-    positions = rope_parameters(header)
-    return {
-        "architectures": ["GptOssForCausalLM"],
-        "num_local_experts": header.get("expert_count"),
-        "intermediate_size": header.get("expert_feed_forward_length"),
-        **window(header),
-        "attention_bias": True,
-        "rope_parameters": {**positions, "truncate": False} if "rope_type" in positions else positions,
-    }
-
-
-def deepseek_2(header: GgufHeader) -> dict[str, Any]:
-    """DeepSeek V2 and V3, known by how they choose experts; others that have their attention are converted to it."""
-    found = experts(header)
-    is_third = header.get("expert_gating_func") == SIGMOID or has_tensor(header, ".exp_probs_b.")
-    positions = rope_parameters(header)
-    if multiplier := header.get(SCALING + "yarn_log_multiplier"):
-        positions |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
-    if not found.get("num_experts"):
-        sizes = {**latent_sizes(header), "moe_intermediate_size": None}
-        return {"architectures": ["YoutuForCausalLM"], **sizes, "rope_parameters": positions}
-    if not is_third:
-        method = "group_limited_greedy" if found.get("n_group", 1) > 1 else "greedy"
-        found = {**found, "topk_method": method}
-    return {
-        "architectures": ["DeepseekV3ForCausalLM" if is_third else "DeepseekV2ForCausalLM"],
-        **({"n_group": 1, "topk_group": 1} if is_third else {}),
-        **found,
-        **latent_sizes(header),
-        "rope_parameters": positions,
-    }
-
-
 def minicpm_3(header: GgufHeader) -> dict[str, Any]:
     return {"architectures": ["MiniCPM3ForCausalLM"], **latent_sizes(header)}
-
-
-def glm_4_moe(header: GgufHeader) -> dict[str, Any]:
-    ignore(header, "expert_gating_func")
-    has_norms = has_tensor(header, ".attn_q_norm.")
-    return {"architectures": ["Glm4MoeForCausalLM"], **experts(header), "use_qk_norm": has_norms}
-
-
-def dots_1(header: GgufHeader) -> dict[str, Any]:
-    ignore(header, "expert_gating_func")
-    found = {key: value for key, value in experts(header).items() if key != "num_nextn_predict_layers"}
-    return {"architectures": ["Dots1ForCausalLM"], **found, "sliding_window": None}
-
-
-def ernie_moe(header: GgufHeader) -> dict[str, Any]:
-    return {
-        "architectures": ["Ernie4_5_MoeForCausalLM"],
-        "shared_expert_intermediate_size": None,  # it follows from the number of experts
-        "num_experts": header.get("expert_count"),
-        "moe_num_shared_experts": header.get("expert_shared_count", 0),
-        "moe_layer_start_index": num_dense_layers(header),
-        "moe_layer_interval": header.get("interleave_moe_layer_step", 1),
-    }
-
-
-def hunyuan_moe(header: GgufHeader) -> dict[str, Any]:
-    size = header.get("expert_feed_forward_length") or header.get("feed_forward_length")
-    shared, number = header.get("expert_shared_feed_forward_length"), header.get("expert_shared_count", 0)
-    return {
-        "architectures": ["HunYuanMoEV1ForCausalLM"],
-        "num_experts": header.get("expert_count"),
-        "moe_topk": header.get("expert_used_count"),
-        "intermediate_size": size,
-        "moe_intermediate_size": size,
-        "shared_expert_intermediate_size": None,
-        "num_experts_per_tok": None,
-        "num_shared_expert": shared // size if shared else number,
-    }
-
-
-def minimax_m2(header: GgufHeader) -> dict[str, Any]:
-    ignore(header, "expert_gating_func")
-    return {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": header.get("expert_count")}
 
 
 def cohere(header: GgufHeader) -> dict[str, Any]:
@@ -265,20 +166,6 @@ def mpt(header: GgufHeader) -> dict[str, Any]:
     return {"architectures": ["MptForCausalLM"], "attn_config": {"clip_qkv": header.get("attention.clamp_kqv") or None}}
 
 
-def phi_moe(header: GgufHeader) -> dict[str, Any]:
-    positions = rope_parameters(header)
-    if factor := positions.pop("attention_factor", None):
-        positions |= {"short_mscale": factor, "long_mscale": factor}
-    return {
-        "architectures": ["PhimoeForCausalLM"],
-        **window(header),
-        "num_local_experts": header.get("expert_count"),
-        "lm_head_bias": "output.bias" in header.tensors,
-        "rope_parameters": positions,
-        "original_max_position_embeddings": header.get(SCALING + "original_context_length"),
-    }
-
-
 def mistral_3(header: GgufHeader) -> dict[str, Any]:
     """Mistral Small 3, or Ministral 3 if its queries grow with their position."""
     beta, positions = header.get("attention.temperature_scale"), rope_parameters(header)
@@ -321,6 +208,37 @@ def text_of(to_config: ToConfig) -> ToConfig:
     return without_images
 
 
+def apertus(header: GgufHeader) -> dict[str, Any]:
+    """The parameters of its activation are in the header (ActivationValues)."""
+    return {"architectures": ["ApertusForCausalLM"], "hidden_act": "xielu"}
+
+
+def deci(header: GgufHeader) -> dict[str, Any]:
+    """Llama-Nemotron and DeciLM: each layer has sizes of its own, 0 for a part that it does not have."""
+    heads, kv_heads = listed(header, "attention.head_count"), listed(header, "attention.head_count_kv")
+    number, sizes = max(heads), listed(header, "feed_forward_length")
+    if {*heads} - {0, number}:
+        raise CheckpointError(f"{header.path} has attention.head_count that differs between layers: not supported")
+    blocks = []
+    for layer, (own, shared, size) in enumerate(zip(heads, kv_heads, sizes, strict=True)):
+        if own and not shared:
+            raise CheckpointError(f"layer {layer} of {header.path} has a linear layer for attention: not supported")
+        attention = {"n_heads_in_group": own // shared} if own else {"no_op": True}
+        blocks.append({"attention": attention, "ffn": {"intermediate_size": size} if size else {"no_op": True}})
+    return {
+        "architectures": ["DeciLMForCausalLM"],
+        "num_attention_heads": number,
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "block_configs": blocks,
+    }
+
+
+def bitnet(header: GgufHeader) -> dict[str, Any]:
+    """BitNets of this architecture have SiLU, unless a file says otherwise; later ones have another activation."""
+    return {"architectures": ["BitNetForCausalLM"], "hidden_act": header.get("hidden_activation", "silu")}
+
+
 MPT_ALIBI = 8.0
 STATE_SPACE = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 ARCHITECTURES: dict[str, ToConfig] = {
@@ -331,18 +249,16 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "qwen2moe": moe("Qwen2MoeForCausalLM", norm_topk_prob=False),
     "qwen3": family("Qwen3ForCausalLM"),
     "qwen3moe": moe("Qwen3MoeForCausalLM", norm_topk_prob=True),
-    "gemma": gemma,
-    "gemma2": gemma_2,
-    "gemma3": gemma_3,
-    "gpt-oss": gpt_oss,
-    "deepseek2": deepseek_2,
     "minicpm3": minicpm_3,
     "glm4": family("Glm4ForCausalLM"),
-    "glm4moe": glm_4_moe,
     "phi2": phi_2,
     "phi3": phi_3,
     "granite": granite,
     "granitemoe": granite_moe,
+    "apertus": apertus,
+    "deci": deci,
+    "bitnet": bitnet,
+    "jais2": family("Jais2ForCausalLM"),
     "smollm3": family("SmolLM3ForCausalLM"),
     "olmo": olmo,
     "olmo2": olmo_2,
@@ -354,12 +270,8 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "nemotron": family("NemotronForCausalLM"),
     "exaone4": exaone_4,
     "ernie4_5": family("Ernie4_5ForCausalLM"),
-    "ernie4_5-moe": ernie_moe,
     "hunyuan-dense": family("HunYuanDenseV1ForCausalLM"),
-    "hunyuan-moe": hunyuan_moe,
     "seed_oss": family("SeedOssForCausalLM"),
-    "dots1": dots_1,
-    "minimax-m2": minimax_m2,
     "internlm2": family("LlamaForCausalLM"),
     "gpt2": family("GPT2LMHeadModel"),
     "gptneox": gpt_neox,
@@ -368,7 +280,6 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "mpt": mpt,
     "starcoder": family("GPTBigCodeForCausalLM"),
     "chatglm": family("GlmForCausalLM"),
-    "phimoe": phi_moe,
     "mistral3": mistral_3,
     "baichuan": baichuan,
     "minicpm": minicpm,
@@ -377,5 +288,7 @@ ARCHITECTURES: dict[str, ToConfig] = {
     "qwen2vl": text_of(family("Qwen2ForCausalLM")),
     "qwen3vl": text_of(family("Qwen3ForCausalLM")),
     "qwen3vlmoe": text_of(moe("Qwen3MoeForCausalLM", norm_topk_prob=True)),
+    **GEMMAS,
+    **SPARSE,
     **HYBRIDS,
 }

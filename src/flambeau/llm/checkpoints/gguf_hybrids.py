@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau.llm.checkpoints.gguf_parts import (
+    SIGMOID,
     ToConfig,
+    check_gates,
+    experts,
     has_tensor,
     ignore,
+    latent_sizes,
     num_dense_layers,
     num_layers,
-    reject,
     required,
     scalar,
 )
@@ -194,7 +197,6 @@ def falcon_h1(header: GgufHeader) -> dict[str, Any]:
 def nemotron_h(header: GgufHeader) -> dict[str, Any]:
     """Each layer has one part: a recurrence, attention, a feed-forward layer or experts."""
     ignore(header, "rope.dimension_count", "expert_shared_count", "expert_gating_func", "feed_forward_length")
-    reject(header, "moe_latent_size")
     recurrent = recurrent_layers(header)
     kinds = {".ffn_gate_inp.weight": "moe", ".ffn_up.weight": "mlp", ".attn_output.weight": "attention"}
     types = []
@@ -209,7 +211,8 @@ def nemotron_h(header: GgufHeader) -> dict[str, Any]:
         "layers_block_type": types,
         "intermediate_size": scalar(header, "feed_forward_length") or None,
     }
-    experts = {
+    sparse = {
+        "moe_latent_size": header.get("moe_latent_size") or None,
         "n_routed_experts": header.get("expert_count"),
         "moe_shared_expert_intermediate_size": header.get("expert_shared_feed_forward_length"),
         "shared_expert_intermediate_size": None,
@@ -218,7 +221,7 @@ def nemotron_h(header: GgufHeader) -> dict[str, Any]:
         "norm_topk_prob": bool(header.get("expert_weights_norm", True)),
         "routed_scaling_factor": header.get("expert_weights_scale", 1.0),
     }
-    return found | (experts if "moe" in types else {"shared_expert_intermediate_size": None})
+    return found | (sparse if "moe" in types else {"shared_expert_intermediate_size": None})
 
 
 def delta_net(name: str) -> ToConfig:
@@ -240,6 +243,29 @@ def delta_net(name: str) -> ToConfig:
     return to_config
 
 
+def kimi_linear(header: GgufHeader) -> dict[str, Any]:
+    """Delta attention, and latent attention without positions."""
+    check_gates(header, SIGMOID)
+    layers, size = recurrent_layers(header), required(header, "kda.head_dim")
+    first = f"blk.{min(layers, default=0)}.ssm_f_b.weight"
+    if first not in header.tensors:
+        raise CheckpointError(f"{header.path} has no {first}; download it again")
+    found = {key: value for key, value in experts(header).items() if key != "num_nextn_predict_layers"}
+    return {
+        "architectures": ["KimiLinearForCausalLM"],
+        "n_group": 1,
+        "topk_group": 1,
+        **found,
+        **latent_sizes(header),
+        "norm_topk_prob": True,  # which files leave out
+        "rope_parameters": None,
+        "layer_types": layer_types(header, "linear_attention"),
+        "linear_head_dim": size,
+        "linear_num_heads": header.tensors[first].shape[0] // size,
+        "linear_conv_kernel_dim": header.get("ssm.conv_kernel"),
+    }
+
+
 HYBRIDS: dict[str, ToConfig] = {
     "mamba": mamba,
     "mamba2": mamba_2,
@@ -250,6 +276,7 @@ HYBRIDS: dict[str, ToConfig] = {
     "falcon-h1": falcon_h1,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
+    "kimi-linear": kimi_linear,
     "qwen3next": delta_net("Qwen3NextForCausalLM"),
     "qwen35": delta_net("Qwen3_5ForCausalLM"),
     "qwen35moe": delta_net("Qwen3_5MoeForCausalLM"),

@@ -9,6 +9,7 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader
 
 ToConfig = Callable[[GgufHeader], dict[str, Any]]
+SOFTMAX, SIGMOID = 1, 2  # gating functions
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale queries by another size
 
 
@@ -29,6 +30,15 @@ def required(header: GgufHeader, key: str) -> int:
     if not isinstance(value, int):
         raise CheckpointError(f"{header.path} has {value!r} for {header.architecture}.{key}, which must be a number")
     return value
+
+
+def listed(header: GgufHeader, key: str) -> list[int]:
+    """A number for each layer."""
+    given, count = header.get(key), required(header, "block_count")
+    found = given if isinstance(given, list) else [given] * count
+    if len(found) != count or not all(isinstance(number, int) for number in found):
+        raise CheckpointError(f"{header.path} has {key} {given!r}, which must be a number for each of {count} layers")
+    return found
 
 
 def reject(header: GgufHeader, key: str) -> None:
@@ -87,6 +97,12 @@ def experts(header: GgufHeader) -> dict[str, Any]:
         "num_nextn_predict_layers": further,
     }
     return {key: value for key, value in given.items() if value is not None}
+
+
+def check_gates(header: GgufHeader, supported: int) -> None:
+    given = header.get("expert_gating_func")
+    if given not in (None, 0, supported):
+        raise CheckpointError(f"{header.path} has expert_gating_func {given}; supported is {supported}")
 
 
 def num_layers(header: GgufHeader) -> int:

@@ -39,6 +39,19 @@ MODULES = {
     "shortconv.out_proj": "mixer.out_proj",
 }
 DELTA_NET_MODULES = {"attn_qkv": "mixer.in_proj_qkv", "attn_gate": "mixer.in_proj_z"}
+KIMI_MODULES = {  # of layers with delta attention
+    "attn_q": "mixer.in_proj_q",
+    "attn_k": "mixer.in_proj_k",
+    "attn_v": "mixer.in_proj_v",
+    "attn_output": "mixer.out_proj",
+    "ssm_conv1d_q": "mixer.q_conv1d",
+    "ssm_conv1d_k": "mixer.k_conv1d",
+    "ssm_conv1d_v": "mixer.v_conv1d",
+    "ssm_f_a": "mixer.f_a_proj",
+    "ssm_f_b": "mixer.f_b_proj",
+    "ssm_g_a": "mixer.g_a_proj",
+    "ssm_g_b": "mixer.g_b_proj",
+}
 DECAY, SKIP, TIME_STEP_BIAS = "mixer.A_log", "mixer.D", "mixer.dt_bias"
 WHOLE = {"ssm_a": DECAY, "ssm_d": SKIP}
 JOINT = {  # projections in one tensor, whose rows are grouped by key head: the second in older files of Qwen3-Next
@@ -54,7 +67,7 @@ TILED_ROWS = (
     "ssm_a",
     "ssm_dt.bias",
 )
-RECURRENT_LAYER = re.compile(r"blk\.(\d+)\.(?:ssm_out|shortconv\.out_proj)\.weight$")
+RECURRENT_LAYER = re.compile(r"blk\.(\d+)\.(?:ssm_out|ssm_f_a|shortconv\.out_proj)\.weight$")
 HAVE_STEP_PROJECTIONS = ("mamba", "jamba")  # Mamba 1
 
 
@@ -65,8 +78,9 @@ def recurrent_layers(header: GgufHeader) -> frozenset[int]:
 
 def is_recurrent(name: str, header: GgufHeader) -> bool:
     """Whether a tensor belongs to a recurrent layer of a delta net, where names of attention have another meaning."""
+    marker = "ssm_f_a.weight" if header.architecture == "kimi-linear" else "ssm_out.weight"
     layer = name.split(".", 2)[:2]
-    return header.architecture in DELTA_NETS and ".".join((*layer, "ssm_out.weight")) in header.tensors
+    return header.architecture in (*DELTA_NETS, "kimi-linear") and ".".join((*layer, marker)) in header.tensors
 
 
 def recurrent_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
@@ -76,6 +90,8 @@ def recurrent_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
         return tensor.num_rows, *shape[1:]
     if name.endswith(".mixer.conv1d.weight") and len(shape) == 2:
         return shape[0], 1, shape[1]
+    if name.endswith("_conv1d.weight"):
+        return prod(shape[:-1]), 1, shape[-1]
     is_column = name.endswith((SKIP, ".mixer.norm.weight")) or (name.endswith(DECAY) and shape[-1] == 1)
     return (prod(shape),) if is_column else shape
 

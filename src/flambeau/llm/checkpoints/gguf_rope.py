@@ -57,7 +57,7 @@ def numbers(header: GgufHeader, name: str) -> list[float]:
 
 def frequency_factors(header: GgufHeader, length: int) -> RopeScaling | None:
     """Llama 3's scaling: the file has a divisor for each frequency."""
-    if "rope_freqs.weight" not in header.tensors:
+    if "rope_freqs.weight" not in header.tensors or header.architecture == "gemma4":  # which has a part of each head
         return None
     factors = tuple(numbers(header, "rope_freqs.weight"))
     return RopeScaling(

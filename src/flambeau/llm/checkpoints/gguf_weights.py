@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,23 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, BlockFormat, CodedForm, Decode, FactoredScales
+from flambeau.llm.checkpoints.gguf_names import (
+    LATENT_KEYS,
+    LATENT_VALUES,
+    factored_name,
+    is_unused,
+    latent_name,
+    own_name,
+)
 from flambeau.llm.checkpoints.gguf_recurrent import (
-    DELTA_NET_MODULES,
-    HAVE_STEP_PROJECTIONS,
-    MODULES,
-    TIME_STEP_BIAS,
-    WHOLE,
     column_order,
-    is_recurrent,
     parts_of,
     recurrent_rows,
     recurrent_shape,
     recurrent_values,
 )
 from flambeau.llm.checkpoints.packed_weights import (
-    EMBEDDINGS,
+    ROW_TABLES,
     LazyTensor,
     PackedLayer,
     UnpackedFile,
@@ -66,84 +69,34 @@ ROTATED_BY_PAIRS = (
     "internlm2",
     "baichuan",
     "xverse",
+    "deci",
+    "bailingmoe",
+    "deepseek",
 )  # rows of queries and keys are arranged otherwise than elsewhere
+STACKS = ("altup_proj.weight", "altup_unembd_proj.weight")  # of layers that we have one by one
 ROTATED_PARTS = ("attn_q", "attn_k", "attn_qkv")
-TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "token_embd_norm": "model.embed_norm",
-    "position_embd": "model.embed_positions",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "post_ffw_norm": "post_feedforward_layernorm",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **MODULES,
-}
-WHOLE_NAMES = {  # of tensors that are no weight or bias of a module
-    "attn_sinks.weight": "self_attn.sinks",
-    "exp_probs_b.bias": "mlp.score_bias",
-    "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
-    "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
-    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
-    "ffn_norm": "post_attention_layernorm.weight",  # Falcon H1
-    **WHOLE,
-}
-LAST_NORM = {"token_embd_norm": "model.norm"}
-OTHER_NAMES: dict[str, Mapping[str, str]] = {  # of single architectures
-    "glm4": {"ffn_norm": "pre_feedforward_layernorm", "ffn_up": "mlp.gate_up_proj"},
-    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
-    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
-    "lfm2": LAST_NORM,
-    "lfm2moe": LAST_NORM,
-}
-FALCON_NORMS = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}  # of its larger models
-LATENT_KEYS, LATENT_VALUES, LATENT = "attn_k_b.weight", "attn_v_b.weight", "self_attn.kv_b_proj.weight"
-CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read with the header
 
 
 class GgufFile:
-    """A GGUF file; `header` is that of the first one if there are several."""
+    """A GGUF file; `header` is that of the first one if there are several.
 
-    def __init__(self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None) -> None:
+    Layers that predict further tokens are left out unless `has_further`.
+    """
+
+    def __init__(
+        self, path: Path, header: GgufHeader, places: Mapping[str, Path] | None = None, *, has_further: bool = False
+    ) -> None:
         self.path, self._header, self._places = path, header, places or {}
         tensors = read_header(path).tensors.values()
-        used = [one for one in tensors if one.name not in CONSTANTS and not is_further(one.name, header)]
+        self._factors = {weights: name for name in header.tensors if (weights := factored_name(name, header))}
+        factors = {*self._factors.values()}
+        used = [one for one in tensors if one.name not in factors and not is_unused(one.name, header, has_further)]
         self._latents = {latent_name(one.name): one for one in used if one.name.endswith(LATENT_KEYS)}
         self._tensors = {
             own_name(part.name, header): part
             for one in used
             if not one.name.endswith((LATENT_KEYS, LATENT_VALUES))
-            for part in parts_of(one, header)
+            for part in (slices_of(one, path) if one.name in STACKS else parts_of(one, header))
         }
 
     def __iter__(self) -> Iterator[StoredTensor]:
@@ -167,22 +120,35 @@ class GgufFile:
     def _read_latent(self, keys: GgufTensor) -> Tensor:
         """Keys and values of each head, one after the other."""
         path, values = self._latent_values(keys)
-        keys_HRK, values_HVR = read_tensor(self.path, keys).float(), read_tensor(path, values).float()
+        keys_HRK, values_HVR = self._widened(self.path, keys).float(), self._widened(path, values).float()
         return torch.cat((keys_HRK.transpose(1, 2), values_HVR), dim=1).flatten(0, 1)
+
+    def _widened(self, path: Path, tensor: GgufTensor) -> Tensor:
+        """The numbers of a tensor, multiplied with its factors if it has any."""
+        value, name = read_tensor(path, tensor), self._factors.get(tensor.name)
+        if name is None:
+            return value
+        place = self._places.get(name, self.path)
+        factors = read_tensor(place, read_header(place).tensors[name]).flatten()
+        if len(factors) not in (1, *value.shape[:1]):
+            raise CheckpointError(
+                f"{self.path} has {len(factors)} factors of {tensor.name} in {name}; download it again"
+            )
+        return value * factors.view(-1, *(1 for _ in value.shape[1:]))
 
     def read(self, name: str) -> Tensor:
         """A tensor, dequantized if it is quantized, with rows in the usual order."""
         if name in self._latents:
             return self._read_latent(self._latents[name])
         tensor = self._tensors[name]
-        value = read_tensor(self.path, tensor)
+        value = self._widened(self.path, tensor)
         order = row_order(tensor, self._header)
         value = value if order is None else value[order]
         return recurrent_values(tensor, value, self._header).view(shape_of(name, tensor))
 
-    def arranges_columns(self, tensor: GgufTensor) -> bool:
-        """Whether the columns of a tensor are in another order than ours."""
-        return column_order(tensor, self._header) is not None
+    def has_own_form(self, tensor: GgufTensor) -> bool:
+        """Whether a tensor has its columns in another order than ours, or further factors."""
+        return column_order(tensor, self._header) is not None or tensor.name in self._factors
 
     def packed_layers(self, *, narrow: bool = False) -> Iterator[tuple[str, PackedLayer]]:
         """The quantized linear layers, embeddings and stacks of experts; `narrow`: as the GPU kernels read them."""
@@ -191,14 +157,41 @@ class GgufFile:
                 yield name, packed_layer(self, name, tensor, row_order(tensor, self._header), narrow=narrow)
 
 
-def open_gguf(path: Path) -> list[WeightFile]:
-    """The GGUF files of a path: one, or the parts of one model."""
+class ActivationValues:
+    """What the header of Apertus says of the activation of each layer, as the tensors that others have for it."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.path = header.path
+        self._values: dict[str, Tensor] = {}
+        for leaf in ("alpha_p", "alpha_n", "beta", "eps"):
+            key, count = f"xielu.{leaf}", header.get("block_count")
+            given = header.values.get(key)
+            numbers = given if isinstance(given, list) else [given] * count
+            if len(numbers) != count or not all(isinstance(number, float) for number in numbers):
+                raise CheckpointError(
+                    f"{self.path} has {key} {given!r}, which must be a number for each of {count} layers"
+                )
+            for layer, number in enumerate(numbers):
+                value = torch.tensor([number] if leaf.startswith("alpha") else number)
+                self._values[f"model.layers.{layer}.mlp.{leaf}"] = value
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        for name, value in self._values.items():
+            yield StoredTensor(self, name, value.shape, value.dtype)
+
+    def read(self, name: str) -> Tensor:
+        return self._values[name]
+
+
+def open_gguf(path: Path, *, has_further: bool = False) -> list[WeightFile]:
+    """The GGUF files of a path: one, or the parts of one model; with layers that predict further tokens, or not."""
     first = gguf_path(path)
     if first is None:
         raise CheckpointError(f"{path} is no GGUF file")
     header, parts = read_model_header(first), gguf_parts(first)
     places = {name: part for part in parts for name in read_header(part).tensors} if len(parts) > 1 else {}
-    return [GgufFile(part, header, places) for part in parts]
+    files: list[WeightFile] = [GgufFile(part, header, places, has_further=has_further) for part in parts]
+    return [*files, ActivationValues(header)] if header.architecture == "apertus" else files
 
 
 def unpack_gguf(
@@ -221,7 +214,7 @@ def unpack_gguf(
     layers = {
         name.removesuffix(".weight"): layer
         for name, layer in found.items()
-        if len(layer.weight.shape) == 2 and name != f"{EMBEDDINGS}.weight"
+        if len(layer.weight.shape) == 2 and name.removesuffix(".weight") not in ROW_TABLES
     }
     settings, kept = choose_layout(arch, layers)
     replaced: dict[str, Mapping[str, LazyTensor]] = {
@@ -234,39 +227,7 @@ def unpack_gguf(
     return UnpackedFiles(opened, settings, message, is_smaller=len(kept) == len(layers) and not num_stacks)
 
 
-# ---- names and rows ----
-
-
-def own_name(name: str, header: GgufHeader) -> str:
-    """The usual name of a tensor; unknown ones are kept."""
-    start, rest, architecture = "", name, header.architecture
-    if name.startswith("blk.") and name.count(".") > 1:
-        _, layer, rest = name.split(".", 2)
-        start = f"model.layers.{layer}."
-    if start and rest == "ssm_dt.bias" and architecture not in HAVE_STEP_PROJECTIONS:
-        return start + TIME_STEP_BIAS
-    if start and rest in WHOLE_NAMES:
-        return start + WHOLE_NAMES[rest]
-    module, _, leaf = rest.rpartition(".")
-    names = {**(LAYER_NAMES if start else TOP_NAMES), **OTHER_NAMES.get(architecture, {})}
-    if is_recurrent(name, header):
-        names |= DELTA_NET_MODULES
-    if architecture == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
-        names |= FALCON_NORMS
-    if module not in names:
-        return name
-    return start + names[module] if module.endswith("_exps") else f"{start}{names[module]}.{leaf}"
-
-
-def latent_name(name: str) -> str:
-    return f"model.layers.{name.split('.')[1]}.{LATENT}"
-
-
-def is_further(name: str, header: GgufHeader) -> bool:
-    """Whether a tensor belongs to a layer that predicts further tokens; they come last."""
-    further = header.get("nextn_predict_layers") or 0
-    layer = name.split(".")[1] if name.startswith("blk.") else ""
-    return bool(further) and layer.isdigit() and int(layer) >= header.get("block_count") - further
+# ---- rows ----
 
 
 def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
@@ -274,13 +235,32 @@ def shape_of(name: str, tensor: GgufTensor) -> torch.Size:
     return torch.Size((1, *tensor.shape) if is_gate else recurrent_shape(name, tensor))
 
 
+def slices_of(tensor: GgufTensor, path: Path) -> tuple[GgufTensor, ...]:
+    """The layers of a stack, by names that files do not have."""
+    start, size = tensor.name.removesuffix("weight"), num_bytes(tensor, path) // tensor.shape[0]
+    return tuple(
+        replace(tensor, name=f"{start}{i}.weight", shape=tensor.shape[1:], offset=tensor.offset + i * size)
+        for i in range(tensor.shape[0])
+    )
+
+
+def num_bytes(tensor: GgufTensor, path: Path) -> int:
+    if tensor.kind in FLOATS:
+        return prod(tensor.shape) * FLOATS[tensor.kind][0].itemsize
+    from gguf import GGML_QUANT_SIZES
+
+    block, size = GGML_QUANT_SIZES[quantization_type(tensor, path)]
+    return prod(tensor.shape) // block * size
+
+
 def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     """Where the rows of a tensor are in the file, which may have others too; None: in their order."""
     part = next((part for part in ROTATED_PARTS if f".{part}." in tensor.name), None)
     if part is None or header.architecture not in ROTATED_BY_PAIRS:
         return recurrent_rows(tensor, header)
-    heads = num_heads(header, "attention.head_count")
-    kv_heads = num_heads(header, "attention.head_count_kv") or heads
+    layer = int(tensor.name.split(".")[1])
+    heads = num_heads(header, "attention.head_count", layer)
+    kv_heads = num_heads(header, "attention.head_count_kv", layer) or heads
     counts = {"attn_q": (heads,), "attn_k": (kv_heads,), "attn_qkv": (heads, kv_heads, kv_heads)}[part]
     if not sum(counts) or tensor.shape[0] % (2 * sum(counts)):
         raise CheckpointError(f"{tensor.name} in {header.path} has {tensor.shape[0]} rows for {sum(counts)} heads")
@@ -289,10 +269,10 @@ def row_order(tensor: GgufTensor, header: GgufHeader) -> Tensor | None:
     return torch.cat((torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1).flatten(), values.flatten()))
 
 
-def num_heads(header: GgufHeader, key: str) -> int:
+def num_heads(header: GgufHeader, key: str, layer: int) -> int:
     """A number of heads, which may be given for each layer: 0 for those without attention."""
     count = header.get(key) or 0
-    return max(count) if isinstance(count, list) else count
+    return int(count[layer]) if isinstance(count, list) else int(count)
 
 
 # ---- numbers ----
@@ -352,7 +332,7 @@ def packed_layer(
     shape = shape_of(name, tensor)
     whole = LazyTensor(shape, torch.float32, partial(file.read, name))
     form = FORMATS.get(quantization_type(tensor, file.path).name)
-    if form is None or file.arranges_columns(tensor):
+    if form is None or file.has_own_form(tensor):
         return PackedLayer(weight=whole)
     layout = form.layout
     grouped = torch.Size((*shape[:-1], shape[-1] // layout.size))

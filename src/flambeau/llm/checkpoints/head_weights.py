@@ -11,21 +11,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import Arrived, fill, open_files, progress_of
+from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.parameter_map import map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, has_packed_layers, is_packed, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.draft_heads import DraftHead, HeadSettings, make_head
+from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
+from flambeau.llm.models.families.renames import Renames
+from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face, read_config
 from flambeau.llm.models.meta_device import on_meta_device
-from flambeau.llm.models.tensor_names import Renames
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import empty_layer, replace_layers
 from flambeau.llm.quantize.settings import read_quantization
@@ -47,6 +49,10 @@ HEAD_KEYS = frozenset(
         "aux_hidden_state_layer_ids",
         "norm_before_residual",
         "norm_before_fc",
+        "fc_norm",
+        "reuse_target_lm_head",
+        "additional_fc",
+        "num_aux_hidden_states",
         "norm_output",
         "transformer_layer_config",
         "speculators_config",
@@ -56,7 +62,16 @@ HEAD_KEYS = frozenset(
         "bias",
     }
 )
-UNSUPPORTED = ("fc_norm", "use_moe")  # parts that some heads have and this one has not
+UNSUPPORTED = ("use_moe", "parallel_drafting")  # parts that some heads have and this one has not
+UNKNOWN_KINDS = {  # by what their architectures are called; their tensors may look like those of others
+    "peagle": "P-EAGLE, which proposes all tokens at once",
+    "dspark": "DSpark",
+    "domino": "Domino",
+    "dflash": "DFlash in another form than z-lab's",
+    "medusa": "Medusa",
+    "mlpspeculator": "an MLP speculator",
+}
+UNKNOWN_PARTS = {".experts.": "experts", ".kv_a_proj_with_mqa.": "latent attention"}  # by the names of tensors
 LAYER_IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
@@ -79,12 +94,19 @@ class SelectedTensors:
 
 
 def is_eagle(path: Path) -> bool:
-    """Whether a folder holds an EAGLE head instead of a model."""
+    """Whether a folder holds an EAGLE head instead of a model; raises LLMError for heads of other kinds."""
     folder = path.parent if path.is_file() else path
     if gguf_path(path) is not None or not (folder / "config.json").is_file():
         return False
     config = read_config(folder)
-    names = " ".join(map(str, config.get("architectures") or ())) + str(config.get("speculators_model_type") or "")
+    given = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
+    names = " ".join(str(name) for name in given if name)
+    plain = names.lower().replace("_", "") + (" medusa" if "medusa_num_heads" in config else "")
+    if kind := next((words for name, words in UNKNOWN_KINDS.items() if name in plain), None):
+        raise LLMError(
+            f"the head {path} is {kind}, which is not supported; use an EAGLE head, a draft model, or n-grams of the "
+            "text (speculative: true, or --speculative lookup)"
+        )
     return "eagle" in names.lower() or "draft_vocab_size" in config or "fc.weight" in eagle_tensors(path)
 
 
@@ -105,6 +127,9 @@ def read_eagle(path: Path, target: Architecture) -> HeadSettings:
     for key in UNSUPPORTED:
         if config.get(key):
             raise CheckpointError(f"{key} of the EAGLE head {path} is not supported; use a head without it")
+    for name, part in UNKNOWN_PARTS.items():
+        if any(name in each for each in tensors):
+            raise CheckpointError(f"the EAGLE head {path} has {part}, which is not supported; use a head without")
     if "fc.weight" not in tensors:
         raise CheckpointError(f"{path} has the configuration of an EAGLE head, but no tensor fc.weight")
     arch = eagle_architecture(config, target)
@@ -120,6 +145,7 @@ def read_eagle(path: Path, target: Architecture) -> HeadSettings:
         has_bias="fc.bias" in tensors,
         norm_before_residual=bool(config.get("norm_before_residual", "transformer_layer_config" in config)),
         norm_before_projection=bool(config.get("norm_before_fc")),
+        norms_each="fc_norm.0.weight" in tensors,
         norms_output=bool(config.get("norm_output")),
     )
     check_fit(path, settings, target, tensors)
@@ -209,16 +235,18 @@ class MtpNaming:
     hidden_first: bool = False
     shares_norm: bool = False
     num_depths: int = 1
+    num_layers: int = 1  # of each depth, one after another
+    family_first: bool = False  # the family's own names are replaced before
 
 
 def deepseek_naming(num_layers: int, num_depths: int) -> MtpNaming:
-    """That of DeepSeek and GLM, whose layers follow those of the network."""
+    """That of DeepSeek, GLM and Ling, whose layers follow those of the network."""
     layers = [rf"^model\.layers\.{num_layers + depth}\." for depth in range(num_depths)]
     renames: list[tuple[str, str]] = []
     for depth, layer in enumerate(layers):
         own = f"further.{depth - 1}." if depth else ""
         renames += [
-            (rf"{layer}shared_head\.norm\.", f"{own or 'model.'}norm."),
+            (rf"{layer}(?:shared_head\.norm|final_layernorm)\.", f"{own or 'model.'}norm."),
             (rf"{layer}(enorm|hnorm|eh_proj)\.", rf"{own}\1."),
             (layer, f"model.layers.{depth}."),
         ]
@@ -227,11 +255,27 @@ def deepseek_naming(num_layers: int, num_depths: int) -> MtpNaming:
         projection=f"model.layers.{num_layers}.eh_proj.",
         renames=tuple(renames),
         num_depths=num_depths,
+        family_first=True,  # recurrent layers have names that depend on their numbers
+    )
+
+
+def nemotron_naming(names: list[str]) -> MtpNaming:
+    """That of Nemotron 3, of which each layer is attention or feed-forward only."""
+    layer = r"^mtp\.layers\."
+    return MtpNaming(
+        selects=layer,
+        projection="mtp.layers.0.eh_proj.",
+        renames=(
+            (rf"{layer}0\.(enorm|hnorm|eh_proj)\.", r"\1."),
+            (rf"{layer}\d+\.final_layernorm\.", "model.norm."),
+            (layer, "model.layers."),
+        ),
+        num_layers=1 + max(int(found[1]) for name in names if (found := re.match(rf"{layer}(\d+)\.", name))),
     )
 
 
 def namings(num_layers: int) -> tuple[MtpNaming, ...]:
-    """DeepSeek's, MiMo's, Ernie's and Qwen's."""
+    """DeepSeek's, MiMo's, Ernie's, and that of Qwen and K-EXAONE."""
     mimo, qwen = r"^model\.mtp_layers\.0\.", r"^mtp\."
     return (
         deepseek_naming(num_layers, 1),
@@ -272,52 +316,60 @@ def namings(num_layers: int) -> tuple[MtpNaming, ...]:
     )
 
 
-SHARED = re.compile(r"\.(embed_tokens|shared_head\.head)\.weight$")  # copies of the target's own
+SHARED = re.compile(r"\.(embed_tokens|word_embeddings|shared_head\.head)\.weight$")  # copies of the target's own
 ROUTED = re.compile(r"\.mlp\.(gate|experts)\.")
 DECLARED = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")  # in config.json
 
 
 def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
     """How a layer that predicts further tokens is named in these files; None: there is none that is known."""
+    if arch.shapes:  # it has sizes of its own, which no file says
+        return None
     names = [stored.name for file in files for stored in file]
-    if (
-        arch.recurrence is not None
-    ):  # of such networks only Qwen's layers are known; Ling's have the names of DeepSeek's
-        names = [name for name in names if name.startswith("mtp.")]
     depths = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
     num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
     if num_depths > 1:
         return deepseek_naming(arch.num_layers, num_depths)
+    if any(name.startswith("mtp.layers.0.eh_proj.") for name in names):
+        return nemotron_naming(names)
     for naming in namings(arch.num_layers):
         if any(name.startswith(naming.projection) for name in names):
             return naming
     return None
 
 
+def mtp_files(path: Path) -> list[WeightFile]:
+    """The files of a checkpoint with layers that predict further tokens."""
+    return open_files(path) if gguf_path(path) is None else open_gguf(path, has_further=True)
+
+
 def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
     """The shape of the layer that predicts further tokens; raises LLMError if there is none that is known."""
-    files = [] if gguf_path(path) is not None else open_files(path)
+    files = mtp_files(path)
     naming = find_mtp(files, arch)
     if naming is None:
         raise LLMError(
             f"speculative: mtp needs a layer of multi-token prediction, and {path} has none that is known (of DeepSeek "
-            f"V3, GLM, MiMo, Ernie 4.5 or Qwen){why_unknown(files, arch)}; use a draft model, an EAGLE head, or "
-            "n-grams of the text (speculative: true, or --speculative lookup)"
+            f"V3, GLM, Ling, MiMo, Ernie 4.5, Qwen, K-EXAONE or Nemotron 3){why_unknown(files, arch)}; use a draft "
+            "model, an EAGLE head, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
     own = [stored.name for file in files for stored in file if re.search(naming.selects, stored.name)]
-    is_sparse = any(map(ROUTED.search, own))  # Ernie's has no experts, though the layers before it have
+    num_layers = naming.num_depths * naming.num_layers
+    window, is_rotated = mtp_positions(arch)
+    kinds = layer_kinds(path, naming, own)
     layer = replace(
         arch,
-        num_layers=naming.num_depths,
-        dense_layers=frozenset(range(0 if is_sparse else naming.num_depths)),
+        num_layers=num_layers,
+        dense_layers=kinds.dense,
+        feed_forward_layers=kinds.feeding,
         recurrence=None,  # where the others are recurrent, it attends
-        windows=(),
+        windows=(window,) * num_layers if window else (),
         chunks=(),
-        unrotated_layers=frozenset(),
+        unrotated_layers=frozenset() if is_rotated else frozenset(range(num_layers)),
         indexer=None if arch.indexer is None else replace(arch.indexer, reusing_layers=frozenset()),
         num_unused_layers=0,
         unused="",
-        renames=(*naming.renames, *arch.renames),
+        renames=(*arch.renames, *naming.renames) if naming.family_first else (*naming.renames, *arch.renames),
     )
     settings = HeadSettings(
         kind="mtp",
@@ -331,14 +383,53 @@ def read_mtp(path: Path, arch: Architecture) -> tuple[HeadSettings, MtpNaming]:
     return settings, naming
 
 
+class LayerKinds(NamedTuple):
+    """Which layers of a head have no experts, and which have no attention."""
+
+    dense: frozenset[int]
+    feeding: frozenset[int]
+
+
+def layer_kinds(path: Path, naming: MtpNaming, names: list[str]) -> LayerKinds:
+    """What the layers are, by their tensors: Ernie's has no experts, though the layers before it have."""
+    if naming.num_layers == 1:
+        is_sparse = any(map(ROUTED.search, names))
+        return LayerKinds(frozenset(range(0 if is_sparse else naming.num_depths)), frozenset())
+    own = [" ".join(name for name in names if name.startswith(f"mtp.layers.{i}.")) for i in range(naming.num_layers)]
+    if any(".A_log" in each for each in own):
+        raise LLMError(
+            f"the layer of multi-token prediction of {path} has a recurrence, which is not supported; use a draft "
+            "model, or n-grams of the text (speculative: true, or --speculative lookup)"
+        )
+    return LayerKinds(
+        frozenset(i for i, each in enumerate(own) if ".mixer.experts." not in each),
+        frozenset(i for i, each in enumerate(own) if ".mixer.q_proj." not in each),
+    )
+
+
+def mtp_positions(arch: Architecture) -> tuple[int | None, bool]:
+    """The window of the layer, and whether it has positions, as the model's own layers of that kind."""
+    kinds, sizes = arch.source.get("mtp_layer_types"), arch.source.get("mtp_sliding_windows")
+    window: int | None = None
+    if kinds and kinds[0] == "sliding_attention":
+        window = int(sizes[0] if sizes else arch.source["sliding_window"])
+    alike = [i for i in arch.attending_layers if (arch.window(i) is None) == (window is None)]
+    return window, not alike or not arch.unrotated_layers.issuperset(alike)
+
+
 def why_unknown(files: list[WeightFile], arch: Architecture) -> str:
     """What config.json and the files say of such layers."""
-    names = [stored.name for file in files for stored in file]
-    if found := next((name for name in names if "mtp" in name or ".eh_proj." in name), None):
+    if found := other_layers(files):
         return f", but others, such as {found}"
     if declared := next((key for key in DECLARED if arch.source.get(key)), None):
         return f": config.json has {declared}, but the weights of such layers are not among the files"
     return ""
+
+
+def other_layers(files: list[WeightFile]) -> str | None:
+    """The name of a tensor of such layers, whatever form they have."""
+    names = (stored.name for file in files for stored in file)
+    return next((name for name in names if "mtp" in name or ".eh_proj." in name), None)
 
 
 # ---- loading ----
@@ -374,7 +465,7 @@ def load_mtp(
     def keeps(name: str) -> bool:
         return bool(re.search(naming.selects, name)) and not SHARED.search(name)
 
-    files: list[WeightFile] = [SelectedTensors(file, keeps) for file in open_files(path)]
+    files: list[WeightFile] = [SelectedTensors(file, keeps) for file in mtp_files(path)]
     head = load_files(path, files, settings, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps_blocks)
     head.share(target)
     return head
@@ -392,7 +483,7 @@ def load_files(
 ) -> DraftHead:
     arch = settings.arch
     if is_packed(arch):
-        if has_packed_layers(files, arch):
+        if gguf_path(path) is None and has_packed_layers(files, arch):  # GGUF files are read dequantized
             unpacked = unpack_weights(files, arch, keeps_blocks=keeps_blocks)
             files, arch = unpacked.files, as_unpacked(arch, unpacked.settings)
         else:

@@ -30,6 +30,8 @@ from flambeau.llm.quantize.settings import PartLayout, QuantizationSettings
 from flambeau.llm.quantize.settings import Parts as GroupParts
 
 EMBEDDINGS = "model.embed_tokens"
+OWN_EMBEDDINGS = "model.layer_inputs.embed_tokens"  # of layers
+ROW_TABLES = (EMBEDDINGS, OWN_EMBEDDINGS)
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 Layout = tuple[Quantization, int] | CodeLayout  # a kind and the size of its groups, 0 if it has none; or codes
 
@@ -303,7 +305,7 @@ class GroupChoice:
         if layer.groups is None:
             return {"weight": layer.weight}
         has_pairs = isinstance(layer.groups, GroupLayout) and layer.groups.has_pairs
-        return layer.own if has_pairs and module != EMBEDDINGS else layer.levels
+        return layer.own if has_pairs and module not in ROW_TABLES else layer.levels
 
     @property
     def kept(self) -> frozenset[str]:
@@ -343,7 +345,7 @@ def choose_groups(
             stored = [canonical[name] for name in names]
             parts = tuple(layers[name].groups if name in layers else None for name in stored)
             starts = {name: theirs.removesuffix(".weight") for name, theirs in zip(stored, names, strict=True)}
-            if module == EMBEDDINGS:
+            if module in ROW_TABLES:
                 starts = dict.fromkeys(stored, f"{module}.rows")
             if len({*parts}) > 1:
                 starts = {name: f"{module}.parts.{i}" for i, name in enumerate(stored)}
@@ -385,6 +387,8 @@ def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:
     with on_meta_device():
         model = Transformer(arch)
     yield EMBEDDINGS, [[f"{EMBEDDINGS}.weight"]]
+    if arch.layer_input_size:
+        yield OWN_EMBEDDINGS, [[f"{OWN_EMBEDDINGS}.weight"]]
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and every.applies_to(name, module):
             yield name, [list(layout) for layout in layouts(arch, f"{name}.weight", module.weight)]

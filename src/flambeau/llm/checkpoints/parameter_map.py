@@ -44,6 +44,7 @@ Cut = Callable[[Tensor], Tensor]
 KEYS = re.compile(r"\.self_attn\.(k|v)_(proj|norm)\.")
 TIME_MIX = re.compile(r"\.time_mix_(key|value|receptance)$")  # [1, 1, E] in files of RWKV
 STACK = re.compile(r"\.experts\.(gate_up|down)_proj$")
+ONE_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 MAX_NAMES = 5  # tensors of each kind in an error message
 
 
@@ -135,7 +136,7 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
     is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
     is_vision = arch.vision is not None and vision_name(name) is not None
-    is_unused = is_unused or has_shared_keys(arch, name)
+    is_unused = is_unused or has_shared_keys(arch, name) or is_of_zero_expert(arch, name)
     return bool(IGNORED.search(name) or is_unused or is_vision) or (
         model.lm_head is None and canonical_name(name, model.arch.renames) == "lm_head.weight"
     )
@@ -145,6 +146,12 @@ def has_shared_keys(arch: Architecture, name: str) -> bool:
     """Whether a tensor makes keys or values in a layer that reads those of another."""
     found, layer = KEYS.search(name), layer_number(name)
     return found is not None and layer is not None and layer < arch.num_layers and arch.key_layer(layer) != layer
+
+
+def is_of_zero_expert(arch: Architecture, name: str) -> bool:
+    """Whether a tensor belongs to an expert that gives its input; transformers writes weights that it does not use."""
+    found = ONE_EXPERT.search(name) if arch.num_zero_experts else None
+    return found is not None and int(found[1]) >= arch.num_experts
 
 
 def is_turned(arch: Architecture, name: str, shape: torch.Size) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flambeau.llm.checkpoints.bitsandbytes import bitsandbytes_format
 from flambeau.llm.checkpoints.compressed_tensors import compressed_tensors_format
+from flambeau.llm.checkpoints.expert_stacks import in_single_experts
 from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
 from flambeau.llm.checkpoints.gguf_weights import unpack_gguf
 from flambeau.llm.checkpoints.gptq import auto_round_format, awq_format, gptq_format
@@ -52,6 +53,7 @@ def unpack_weights(
     make = METHODS.get(declared.get("quant_method", ""))
     if make is None:
         return UnpackedFiles(files)
+    files = in_single_experts(files)
     keeps = {"keeps_codes": keeps_codes, "keeps_groups": keeps_groups or narrow_groups}
     return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, **keeps)
 

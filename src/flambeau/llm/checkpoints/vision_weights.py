@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
+from flambeau.llm.checkpoints.gguf_encoders import encoder_files
 from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, listed, mismatch
+from flambeau.llm.checkpoints.weight_files import WeightFile
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.gguf_header import gguf_path, read_header
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.grid_vision import GridEncoder
 from flambeau.llm.models.meta_device import on_meta_device
@@ -35,9 +38,15 @@ def make_encoder(arch: VisionArchitecture) -> VisionNetwork:
     return SiglipEncoder(arch)
 
 
+def vision_files(path: Path) -> list[WeightFile]:
+    """The files with the encoder: those of the model, or a GGUF file of its own beside it."""
+    gguf = gguf_path(path)
+    return open_files(path) if gguf is None else encoder_files(read_header(gguf))
+
+
 def has_vision(path: Path, arch: Architecture) -> bool:
     """Whether a checkpoint holds any weights of an encoder; those of models that were trained on text may not."""
-    names = (stored.name for file in open_files(path) for stored in file)
+    names = (stored.name for file in vision_files(path) for stored in file)
     if isinstance(arch.vision, PretrainedVision):
         return any(re.search(arch.unused, name) for name in names)
     return any(vision_name(name) is not None for name in names)
@@ -63,7 +72,7 @@ def load_vision(
     path: Path, arch: VisionArchitecture, *, device: torch.device | str, dtype: torch.dtype
 ) -> VisionNetwork:
     """The encoder, ready to run; raises CheckpointError if the files do not fit it."""
-    files = open_files(path)
+    files = vision_files(path)
     with on_meta_device(dtype):
         encoder = make_encoder(arch).eval().requires_grad_(False)
     targets = encoder.state_dict(keep_vars=True)

@@ -55,12 +55,18 @@ class KVCache:
         own = [arch.of_layer(layer) for layer in range(arch.num_layers)]
         shapes = [
             # Recurrent layers have no keys and values; others read those of another layer.
-            (num_blocks if number in arch.caching_layers else 0, block_size, one.num_kv_heads, head_room(one, dtype))
+            (num_blocks if number in arch.caching_layers else 0, block_size, one.num_kv_heads)
             for number, one in enumerate(own)
         ]
-        self.keys = [zeros(shape, device, dtype) for shape in shapes]
+        self.keys = [
+            zeros((*shape, key_room(one, dtype)), device, dtype) for shape, one in zip(shapes, own, strict=True)
+        ]
         self.is_latent = arch.latent_size > 0
-        self.values = [] if self.is_latent else [zeros(shape, device, dtype) for shape in shapes]
+        self.values = [
+            zeros((*shape, size_in(dtype, one.output_size)), device, dtype)
+            for shape, one in zip(shapes, own, strict=True)
+            if not self.is_latent
+        ]
         sizes = {layer: arch.index_size(layer) for layer in range(arch.num_layers)}
         self.index_keys = {  # of indexers, which choose what is attended to
             layer: zeros((num_blocks, block_size, 1, size_in(dtype, size)), device, dtype)
@@ -108,9 +114,14 @@ SCALE_BYTES = 4
 INT8_MAX = 127
 
 
-def head_room(arch: Architecture, dtype: torch.dtype) -> int:
-    """How many numbers of the cache's type a head takes."""
+def key_room(arch: Architecture, dtype: torch.dtype) -> int:
+    """How many numbers of the cache's type the key of a head takes."""
     return size_in(dtype, arch.head_size)
+
+
+def head_room(arch: Architecture, dtype: torch.dtype) -> int:
+    """How many numbers of the cache's type the key and the value of a head take; latents have no values."""
+    return key_room(arch, dtype) + (0 if arch.latent_size else size_in(dtype, arch.output_size))
 
 
 def size_in(dtype: torch.dtype, size: int) -> int:
@@ -143,7 +154,7 @@ def zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype
 def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """The size of one block in all layers."""
     own = [arch.of_layer(layer) for layer in arch.caching_layers]
-    num_numbers = (1 if arch.latent_size else 2) * sum(one.num_kv_heads * head_room(one, dtype) for one in own)
+    num_numbers = sum(one.num_kv_heads * head_room(one, dtype) for one in own)
     num_numbers += sum(size_in(dtype, size) for size in map(arch.index_size, range(arch.num_layers)) if size)
     return num_numbers * block_size * dtype.itemsize
 

@@ -44,6 +44,7 @@ from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.feed_forward import MixedMLP
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.lightning_attention import LightningAttention
+from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.tensor_names import apart_name, of_its_layer
 from flambeau.llm.models.transformer import Transformer
 
@@ -127,6 +128,8 @@ class Shard:
         if self.arch.recurrence is not None and ".mixer." in name and leaf not in MIXER_COLUMNS:
             own = name.rpartition(".mixer.")[2].partition(".")[0]
             return mixer_rows(self.arch.recurrence, own, tensor, self.rank, self.size)
+        if leaf == "position_scale":
+            return tensor if ".indexer." in name else tensor.chunk(self.size, dim=0)[self.rank]
         is_head_norm = leaf in ("q_norm", "k_norm") and (tensor.dim() == 2 or self.arch.wide_qk_norm)
         if leaf in _ROWS or kind == "sinks" or (is_head_norm and leaf == "q_norm"):
             return tensor.chunk(self.size, dim=0)[self.rank]
@@ -191,6 +194,11 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
         elif mlp is not None:
             share_inner_norm(mlp, shard.rank, shard.size)
             layer.add_module("mlp", AllReduced(mlp))
+        if "shortcut" in parts:
+            sparse = parts["shortcut"]
+            assert isinstance(sparse, SparseMLP)
+            sparse.adds_inputs = sparse.adds_inputs and shard.rank == 0
+            layer.add_module("shortcut", AllReduced(sparse))
 
 
 def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
@@ -201,6 +209,10 @@ def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None
     if attention.is_wide and attention.q_norm is not None:
         share_norms(attention, shard.rank, shard.size)
     share_inner_norm(attention, shard.rank, shard.size)
+    if attention.indexer is not None:
+        first, heads = shard.rank * attention.num_heads, shard.arch.num_heads
+        own = attention.indexer.choice._replace(num_heads=heads, first_head=first, num_own_heads=attention.num_heads)
+        attention.indexer.choice = own
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.assistant import AssistantProposer
+from flambeau.llm.executor.block_proposer import BlockProposer
 from flambeau.llm.executor.draft import DraftModel, DraftProposer
 from flambeau.llm.executor.head import HeadModel, HeadProposer
 from flambeau.llm.executor.inputs import InputBuilder
@@ -38,6 +40,10 @@ def make_proposer(
     draft: DraftModel | HeadModel, inputs: InputBuilder, sampler: Sampler, config: EngineConfig
 ) -> Proposer:
     if isinstance(draft, HeadModel):
+        if draft.head.settings.kind == "assistant":
+            return AssistantProposer(draft, inputs, sampler)
+        if draft.head.settings.kind == "dflash":
+            return BlockProposer(draft, inputs, sampler)
         return HeadProposer(draft, inputs, sampler)
     return DraftProposer(draft, inputs, sampler, max_step_tokens=config.max_step_tokens)
 
@@ -46,8 +52,10 @@ def num_recomputed_blocks(config: EngineConfig, draft: DraftModel | HeadModel | 
     """Blocks at the end of a cached prefix that a sequence computes itself.
 
     A head reads the token after each of its own, so what it keeps at the end of a prefix may belong to another text;
-    and it lacks what was generated in the last step.
+    and it lacks what was generated in the last step. Assistants keep nothing, and DFlash heads nothing of that kind.
     """
     if not isinstance(draft, HeadModel) or config.speculate_k < 1:
+        return 0
+    if draft.head.settings.kind in ("assistant", "dflash"):
         return 0
     return -(-(config.speculate_k + draft.head.settings.num_depths) // config.block_size)

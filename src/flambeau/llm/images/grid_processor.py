@@ -106,11 +106,13 @@ class GridProcessor:
         return torch.from_numpy(frames.reshape(-1, 3 * self.frames * patch * patch))
 
 
-def read_grid_processor(folder: Path, arch: GridArchitecture) -> GridProcessor:
+def read_grid_processor(
+    folder: Path, arch: GridArchitecture, settings: Mapping[str, Any] | None = None
+) -> GridProcessor:
     """The processor of a checkpoint; raises CheckpointError for settings that it does not know."""
-    given = checked_settings(folder, DEFAULTS, SUPPORTED, ("size", *ALIASES))
-    own = {"patch_size": arch.patch_size, "temporal_patch_size": arch.frames, "merge_size": arch.merge_size}
-    for key, value in own.items():
+    defaults = DEFAULTS if settings is None else {**DEFAULTS, **sides_of(arch)}
+    given = checked_settings(folder, defaults, SUPPORTED, ("size", *ALIASES), settings)
+    for key, value in sides_of(arch).items():
         if given[key] != value:
             raise CheckpointError(f"{SETTINGS} has {key} {given[key]!r}, and the network {value}")
     limits = read_limits(given)
@@ -123,6 +125,10 @@ def read_grid_processor(folder: Path, arch: GridArchitecture) -> GridProcessor:
         resample=resample_of(given["resample"]),
         colors=Colors.of(given),
     )
+
+
+def sides_of(arch: GridArchitecture) -> dict[str, int]:
+    return {"patch_size": arch.patch_size, "temporal_patch_size": arch.frames, "merge_size": arch.merge_size}
 
 
 def read_limits(given: Mapping[str, Any]) -> dict[str, int]:

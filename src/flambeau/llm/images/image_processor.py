@@ -131,9 +131,11 @@ class FixedProcessor:
         return self.tokens
 
 
-def read_fixed_processor(folder: Path, arch: SiglipArchitecture) -> FixedProcessor:
+def read_fixed_processor(
+    folder: Path, arch: SiglipArchitecture, settings: Mapping[str, Any] | None = None
+) -> FixedProcessor:
     """The processor of a checkpoint; raises CheckpointError for settings that it does not know."""
-    given = checked_settings(folder, DEFAULTS, SUPPORTED, CHECKED)
+    given = checked_settings(folder, DEFAULTS, SUPPORTED, CHECKED, settings)
     size = {"height": arch.image_size, "width": arch.image_size}
     if given.get("size", size) != size:
         raise CheckpointError(
@@ -153,14 +155,22 @@ def read_fixed_processor(folder: Path, arch: SiglipArchitecture) -> FixedProcess
 
 
 def checked_settings(
-    folder: Path, defaults: Mapping[str, Any], supported: Mapping[str, Any], others: tuple[str, ...]
+    folder: Path,
+    defaults: Mapping[str, Any],
+    supported: Mapping[str, Any],
+    others: tuple[str, ...],
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings with defaults; `others` are further keys that are known. Raises CheckpointError for all else."""
+    """The settings of a folder, or those that are given, with defaults; `others` are further keys that are known.
+
+    Raises CheckpointError for all else.
+    """
     try:
         import PIL  # noqa: F401
     except ImportError:
         raise CheckpointError("a model that reads images needs Pillow: pip install pillow") from None
-    own = {key: value for key, value in read_settings(folder).items() if value is not None}
+    read = read_settings(folder) if settings is None else settings
+    own = {key: value for key, value in read.items() if value is not None}
     known = (*defaults, *others, *WITHOUT_EFFECT)
     if unknown := [key for key in own if key not in known]:
         raise CheckpointError(

@@ -44,10 +44,14 @@ class PixtralProcessor:
         return_tensors: str = "pt",
         return_text_replacement_offsets: bool = False,
         return_mm_token_type_ids: bool = False,
+        add_special_tokens: bool = True,
     ) -> dict[str, Any]:
         found = self.image_processor(images, patch_size=self._side, return_tensors=return_tensors)
         if not return_text_replacement_offsets:
             return dict(found)
-        rows, columns = (int(length) // self._side for length in found["image_sizes"][0])
-        row = self.image_token * columns
-        return {**found, "text_replacement_offsets": [[{"replacement": self._break.join([row] * rows) + self._end}]]}
+        texts = [{"replacement": self._text(size)} for size in found["image_sizes"]]
+        return {**found, "text_replacement_offsets": [texts]}
+
+    def _text(self, size: Any) -> str:
+        rows, columns = (int(length) // self._side for length in size)
+        return self._break.join([self.image_token * columns] * rows) + self._end

@@ -21,11 +21,19 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.images.pretrained_processor import import_images
 from flambeau.llm.models.config_keys import HARMLESS
 from flambeau.llm.models.hugging_face import read_config
-from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.models.vision_architecture import TOKEN_IDS, PretrainedVision
 from flambeau.llm.models.vision_config import UNUSED
 from flambeau.llm.transformers_package import check_present, first_lines, quiet, some_of
 
 logger = logging.getLogger(__name__)
+
+NOT_ENCODERS = (
+    "language_model",
+    "text_model",
+    "lm_head",
+    "audio_tower",
+    "embed_audio",
+)  # parts of a model that read no images
 
 
 class PretrainedImageEncoder:
@@ -38,10 +46,29 @@ class PretrainedImageEncoder:
     def encode(self, pixels: Tensor, grid: tuple[int, int] | None, more: Mapping[str, Any]) -> Tensor:
         """One image to [N, X]."""
         moved = {name: value.to(pixels.device) if isinstance(value, Tensor) else value for name, value in more.items()}
+        token_ids = moved.pop(TOKEN_IDS, None)
         found = self._model.get_image_features(pixel_values=pixels, **moved)
+        if self.arch.reader.names_layers:
+            return by_layers(found.deepstack_features)
         projects = self.arch.reader.projects
         features = self._model.multi_modal_projector(found.last_hidden_state) if projects else found.pooler_output
-        return joined(features) * self.arch.scale
+        embedded = joined(features) * self.arch.scale
+        return embedded if token_ids is None else self._with_others(token_ids, embedded, found)
+
+    def _with_others(self, token_ids: Tensor, embedded: Tensor, found: Any) -> Tensor:
+        """The embeddings of the image, and those of tokens between and behind them."""
+        is_image = token_ids == self.arch.image_id
+        if int(is_image.sum()) != len(embedded):
+            return embedded  # of another length than the text: the encoder's caller reports it
+        others = token_ids[~is_image]
+        rows = embedded.new_empty(len(token_ids), embedded.shape[-1])
+        rows[is_image] = embedded
+        if hasattr(found, "visual_indicator_features"):  # Ovis 2, in the order of its config.json
+            order = torch.tensor(self.arch.more_ids, device=others.device)
+            rows[~is_image] = found.visual_indicator_features[(others[:, None] == order).int().argmax(1)]
+        else:  # Gemma 3n
+            rows[~is_image] = self._model.embed_vision(input_ids=others[None])[0]
+        return rows
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         found: Iterator[nn.Parameter] = self._model.parameters(recurse)
@@ -52,6 +79,12 @@ def joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """Embeddings of the tiles of an image, one after another."""
     tiles = [features] if isinstance(features, Tensor) else features
     return torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in tiles])
+
+
+def by_layers(features: list[tuple[int, Any]]) -> Tensor:
+    """Embeddings, which are zero, and what is added before layers, side by side in their order."""
+    layers = [joined(tiles) for _, tiles in sorted(features, key=lambda one: one[0])]
+    return torch.cat([torch.zeros_like(layers[0]), *layers], dim=-1)
 
 
 def load_pretrained_encoder(
@@ -88,14 +121,16 @@ def load_pretrained_encoder(
 
 
 def without_decoder(cls: Any) -> Any:
-    """The class of a model that has no decoder, whose weights are then not read."""
+    """The class of a model that encodes images only: weights of the other parts are then not read."""
 
     class Encoder(cls):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            for name in ("language_model", "text_model"):
-                if hasattr(self, name):
-                    setattr(self, name, nn.Module())
+            for holder in (self, getattr(self, "model", None)):
+                for name in NOT_ENCODERS:
+                    if hasattr(holder, name):
+                        setattr(holder, name, nn.Module())
+            self.all_tied_weights_keys: dict[str, str] = {}  # those of the head and of embeddings
 
     Encoder.__name__ = cls.__name__  # by which transformers finds the names of its weights
     return Encoder

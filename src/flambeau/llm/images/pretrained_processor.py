@@ -21,7 +21,7 @@ from flambeau.llm.images.image_files import ImageFile, check_side, not_encoded, 
 from flambeau.llm.images.image_processor import ResizedImage
 from flambeau.llm.images.pixtral_processor import PixtralProcessor
 from flambeau.llm.json_files import read_object
-from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.models.vision_architecture import TOKEN_IDS, PretrainedVision
 from flambeau.llm.transformers_package import first_lines, import_transformers, quiet
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ OFFSETS = "text_replacement_offsets"  # what transformers calls the texts in the
 SETTINGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # name the processor's class
 TRIAL_SIZE = (48, 64)  # height and width of the image that is read when a model is loaded
 NUM_SIZES = 1024  # of images whose texts are kept
+ASKING_FOR_VIDEOS = ("MiniCPMV4_6Processor", "MiniCPMOcrProcessor")  # for settings that those of images have, too
 
 
 class MissingPackage(CheckpointError):
@@ -41,48 +42,82 @@ class PretrainedProcessor:
     """Reads images with a processor of transformers."""
 
     def __init__(self, processor: Any, arch: PretrainedVision) -> None:
-        self.marker: str = processor.image_token  # what the chat template writes for an image
+        # What the chat template writes for an image.
+        self.marker: str = getattr(processor, "image_placeholder_token", None) or processor.image_token
         self.reads_one = arch.reader.reads_one
         self._processor, self._reader = processor, arch.reader
+        self._ids, self._has_more = arch.ids, bool(arch.more_ids)
         self._image_token: str = processor.tokenizer.convert_ids_to_tokens(arch.image_id)
+        self.tokens: list[str] = [processor.tokenizer.convert_ids_to_tokens(one) for one in sorted(arch.ids)]
         self._text_of_size = lru_cache(NUM_SIZES)(self._make_text)
 
     def read(self, file: ImageFile) -> ResizedImage:
         with named(file):
-            found = self._run(open_image(file), return_tensors="pt")
+            found = self._run([open_image(file)], return_tensors="pt")
         pixels = found["pixel_values"]
         rows, columns = found["image_grid_thw"][0, 1:].tolist() if self._reader.has_grid else (0, 0)
         return ResizedImage(
             pixels=lambda: pixels,
             grid=(rows, columns) if self._reader.has_grid else None,
             merge_size=self._processor.image_processor.merge_size if self._reader.has_grid else 1,
-            more={name: found[name] for name in self._reader.inputs if name in found},
+            more={name: found[name] for name in self._reader.inputs if name in found} | self._token_ids(file),
             num_tokens=self.num_tokens(file),
         )
 
     def num_tokens(self, file: ImageFile) -> int:
-        return self.text_of(file).count(self._image_token)
+        text = self.text_of(file)
+        return sum(map(text.count, self.tokens))
 
-    def text_of(self, file: ImageFile) -> str:
-        """What stands for the image in a prompt, which depends on its size alone."""
+    def _token_ids(self, file: ImageFile) -> dict[str, torch.Tensor]:
+        """The tokens of its text that the encoder embeds, where these differ."""
+        if not self._has_more:
+            return {}
+        ids = self._processor.tokenizer(self.text_of(file), add_special_tokens=False)["input_ids"]
+        return {TOKEN_IDS: torch.tensor([one for one in ids if one in self._ids])}
+
+    def text_of(self, file: ImageFile, number: int = 0) -> str:
+        """What stands for the image in a prompt, by its size and by how many are before it in the chat."""
         with named(file):
-            return self._text_of_size(size_of(file))
+            return self._numbered(self._text_of_size(size_of(file)), number)
+
+    def _numbered(self, text: str, number: int) -> str:
+        """The text of a first image, for a later one; MiniCPM's say their number."""
+        begin, end = (getattr(self._processor, f"image_id_{name}_token", "") for name in ("start", "end"))
+        first = f"{begin}0{end}"
+        return f"{begin}{number}{end}{text.removeprefix(first)}" if begin and text.startswith(first) else text
 
     def _make_text(self, size: tuple[int, int]) -> str:
         from PIL import Image
 
-        found = self._run(Image.new("RGB", size[::-1]), **{f"return_{OFFSETS}": True})
-        [[replaced]] = found[OFFSETS]
-        return str(replaced["replacement"])
+        return self._texts([Image.new("RGB", size[::-1])])[0]
 
-    def _run(self, image: Image, **options: Any) -> Any:
+    def _texts(self, images: list[Image]) -> list[str]:
+        options: dict[str, Any] = {"images_kwargs": {"return_tensors": "pt"}} if self._reader.counts_in_tensors else {}
+        found = self._run(images, add_special_tokens=False, **{f"return_{OFFSETS}": True}, **options)
+        if OFFSETS in found:
+            [texts] = found[OFFSETS]
+            return [str(replaced["replacement"]) for replaced in texts]
+        [ids] = found["input_ids"]  # by a processor that does not tell
+        text = str(self._processor.tokenizer.decode(ids, skip_special_tokens=False))
+        if self._processor.tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+            raise ValueError(f"the processor writes tokens for an image that no text has, such as {text[:100]}")
+        return [text]
+
+    def _run(self, images: list[Image], **options: Any) -> Any:
+        text = [self.marker * len(images)]
         with torch.inference_mode():
-            return self._processor(images=[image], text=[self.marker], return_mm_token_type_ids=False, **options)
+            return self._processor(images=images, text=text, return_mm_token_type_ids=False, **options)
 
     def try_out(self) -> None:
         """Read a trial image; raises if settings are missing, or are those of another model."""
+        from PIL import Image
+
         if self._image_token not in (text := self._make_text(TRIAL_SIZE)):
             raise ValueError(f"the processor writes no {self._image_token} for an image, but {text[:100]}")
+        if not self.reads_one:
+            two = "".join(self._texts([Image.new("RGB", TRIAL_SIZE[::-1])] * 2))
+            if two != text + self._numbered(text, 1):
+                raise ValueError(f"the processor writes {two[:200]} for two images, and {text[:100]} for one")
 
 
 @contextmanager
@@ -99,8 +134,9 @@ def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> Pretraine
     """Raises MissingPackage where one is needed, and CheckpointError for files that do not describe a processor."""
     transformers = import_images(arch)
     name = class_name(folder, arch)
-    if arch.reader.needs_torchvision and importlib.util.find_spec("torchvision") is None:
-        raise MissingPackage(f"{name} of transformers needs torchvision: pip install torchvision")
+    for package, is_needed in (("torchvision", arch.reader.needs_torchvision), ("timm", arch.reader.needs_timm)):
+        if is_needed and importlib.util.find_spec(package) is None:
+            raise MissingPackage(f"{name} of transformers needs {package}: pip install {package}")
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet():
@@ -146,6 +182,8 @@ def make_processor(folder: Path, name: str, image_processor: Any, tokenizer: Any
         return PixtralProcessor(image_processor, tokenizer, settings)
     cls = without_videos(getattr(importlib.import_module("transformers"), name))
     parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+    if name in ASKING_FOR_VIDEOS:
+        parts["video_processor"] = image_processor
     settings, _ = cls.get_processor_dict(folder, local_files_only=True)
     return cls.from_args_and_dict([parts.get(part) for part in cls.get_attributes()], settings)
 
@@ -155,7 +193,8 @@ def without_videos(cls: Any) -> Any:
 
     class Reader(cls):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
-            return type(None) if value is None else super().check_argument_for_proper_class(name, value)
+            is_left_out = value is None or name == "video_processor"
+            return type(value) if is_left_out else super().check_argument_for_proper_class(name, value)
 
     Reader.__name__ = cls.__name__
     return Reader

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
+from flambeau.llm.models.families.renames import Renames
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
@@ -111,14 +112,20 @@ class Architecture:
     has_norm_weight: bool = True  # of a layer norm (OLMo 1 has none)
     parallel_norms: bool = False  # in parallel layers, the feed-forward layer has a norm of its own (GPT-NeoX)
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
+    latent_scale: float = 1.0  # of a normalized latent (LongCat)
+    latent_epsilon: float = 1e-6  # of the norms of latents
+    position_scales: bool = False  # heads scale their queries by the logarithm of the position (Mistral Large 4)
+    learned_rope: bool = False  # the files have a factor of each rotation (Mistral Large 4)
     latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
     query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
-    value_size: int = 0  # with a latent: of a head of values
+    value_size: int = 0  # of a head of values; 0: the size of a head
+    value_scale: float = 1.0  # values are multiplied with it (MiMo V2)
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
-    indexer: IndexerShape | None = None  # with a latent: attention is to some tokens only
+    indexer: IndexerShape | None = None  # attention is to some tokens only
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
+    sinks_in_windows: bool = False  # only layers with a window have them (MiMo V2)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
     chunks: tuple[int | None, ...] = ()  # tokens of a chunk in each layer, which attend to each other only (Llama 4)
     rotated_qk_norm: bool = False  # queries and keys are normalized after the rotation, without weights (Llama 4)
@@ -133,6 +140,13 @@ class Architecture:
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
+    swiglu_everywhere: bool = False  # also in feed-forward layers and shared experts (MiniMax M3)
+    # Of each layer: limits of activated gates, and of what they are multiplied with (Step).
+    expert_limits: tuple[float | None, ...] = ()  # of the experts that a router chooses
+    mlp_limits: tuple[float | None, ...] = ()  # of feed-forward layers and shared experts
+    num_zero_experts: int = 0  # experts after the others, which give their inputs (LongCat)
+    # Of every two layers, the first also has experts. What they give is added after the second (LongCat).
+    has_shortcuts: bool = False
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
@@ -181,10 +195,11 @@ class Architecture:
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
+    image_layer_id: int | None = None  # whose embeddings those of images have in each layer; None: they have their own
     # Which of three positions (time, row, column) rotates each pair of dimensions (Qwen-VL). Those of a text are equal,
     # so that it is rotated as in a network without.
     position_axes: tuple[int, ...] = ()
-    renames: tuple[tuple[str, str], ...] = ()  # of tensors in the files: patterns and what replaces them
+    renames: Renames = ()  # of tensors in the files: patterns and what replaces them
     interleaved_rope: bool = False  # in the files only: the coordinates of a pair lie side by side
     interleaved_gates: bool = False  # in the files only: rows of gate and up of experts alternate
     grouped_qkv: bool = False  # in the files only: queries, keys and values of a key-value head lie side by side
@@ -291,6 +306,15 @@ class Architecture:
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
+
+    def has_sinks_in(self, layer: int) -> bool:
+        return self.has_sinks and not (self.sinks_in_windows and self.window(layer) is None)
+
+    def expert_limit(self, layer: int) -> float | None:
+        return self.expert_limits[layer] if self.expert_limits else None
+
+    def mlp_limit(self, layer: int) -> float | None:
+        return self.mlp_limits[layer] if self.mlp_limits else None
 
 
 _NAMES = [one.name for one in fields(Architecture)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import AlibiKind, Architecture
-from flambeau.llm.models.indexer import Selection
+from flambeau.llm.models.indexer import BlockIndexer, Selection
 from flambeau.llm.models.norms import HeadNorm, make_norm
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
@@ -26,7 +26,7 @@ class Alibi(NamedTuple):
     first_head: int = 0
 
 
-SharedKeys = dict[int, tuple[Tensor, Tensor]]  # keys and values of a step, by the layers that computed them
+SharedKeys = dict[int, tuple[Tensor, ...]]  # what layers of a step give others: keys and values, or a shortcut
 
 
 class AttentionOptions(NamedTuple):
@@ -40,6 +40,8 @@ class AttentionOptions(NamedTuple):
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
     selection: Selection | None = None  # which tokens they attend to
     reuses_selection: bool = False  # those that the last layer with a selection has chosen
+    index_layer: int | None = None  # where the keys of the selection are cached; None: where all keys are
+    looks_back: bool = False  # tokens of images attend to those before them only, as of texts
 
     @property
     def is_sparse(self) -> bool:
@@ -74,25 +76,30 @@ class Attention(nn.Module):
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         self.softcap = arch.attention_softcap
         self.window = arch.window(layer)
+        vision = arch.vision
+        self.looks_back = vision is not None and vision.both_ways_in_windows and self.window is None
         self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.rotary_size = arch.rotary_size
         self.is_rotated = layer not in arch.unrotated_layers
         self.has_gates = arch.gates_attention
         num_queries = 2 * heads if self.has_gates else heads  # each head's query, then its gate
-        self.qkv_proj = nn.Linear(arch.hidden_size, (num_queries + 2 * kv_heads) * size, bias=arch.qkv_bias)
-        self.o_proj = nn.Linear(heads * size, arch.hidden_size, bias=arch.output_bias)
+        self.value_size, self.value_scale = arch.output_size, arch.value_scale
+        rows = (num_queries + kv_heads) * size + kv_heads * self.value_size
+        self.qkv_proj = nn.Linear(arch.hidden_size, rows, bias=arch.qkv_bias)
+        self.o_proj = nn.Linear(heads * self.value_size, arch.hidden_size, bias=arch.output_bias)
         self.gate = arch.attention_gate
         if self.gate is not None:
-            num_gates = heads if self.gate.endswith("_per_head") else heads * size
+            num_gates = heads if self.gate.endswith("_per_head") else heads * self.value_size
             self.gate_proj = nn.Linear(arch.hidden_size, num_gates, bias=False)
-        self.inner_norm = make_norm(arch, heads * size) if arch.inner_norms else None
+        self.inner_norm = make_norm(arch, heads * self.value_size) if arch.inner_norms else None
         self.clip = arch.clip_qkv
         self.normalizes_rotated, self.epsilon = arch.rotated_qk_norm and self.is_rotated, arch.norm_epsilon
         self.normalizes_values = arch.normalizes_values
         self.is_tempered = self.is_rotated == arch.tempers_rotated
         self.alibi = None if arch.alibi is None else Alibi(arch.alibi, heads)
         self.chunk = arch.chunk(layer)
-        self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
+        self.indexer = BlockIndexer(arch) if arch.index_size(layer) else None
+        self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks_in(layer) else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
         self.is_wide, self.normalizes_late = arch.wide_qk_norm, arch.late_qk_norm
         self.q_norm: nn.Module | None = make_norm(arch, spans[0]) if arch.qk_norm else None
@@ -103,13 +110,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
+        heads, v = self.heads_and_values(self.qkv_proj(x))
         gates: Tensor | None = None
         if self.has_gates:
             pairs, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
             gates = pairs[..., 1::2, :]
             heads = torch.cat((pairs[..., ::2, :], rest), dim=-2)
-        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
+        qk = heads
         if not self.normalizes_late:
             qk = self.normalize(qk)
         if self.clip is not None:
@@ -120,13 +127,19 @@ class Attention(nn.Module):
         if self.normalizes_rotated:
             qk = F.rms_norm(qk.float(), (self.head_size,), eps=self.epsilon).to(qk.dtype)
         if self.normalizes_values:
-            v = F.rms_norm(v.float(), (self.head_size,), eps=self.epsilon).to(v.dtype)
+            v = F.rms_norm(v.float(), (self.value_size,), eps=self.epsilon).to(v.dtype)
         q, k = self.split_qk(qk)
+        if self.value_scale != 1.0:
+            v = v * self.value_scale
         if shared is not None:
             shared[self.layer] = k, v
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk)
+        options = AttentionOptions(
+            self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk, looks_back=self.looks_back
+        )
+        if self.indexer is not None:
+            options = options._replace(selection=self.indexer(x, rotations.ordinary))
         y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
@@ -134,6 +147,15 @@ class Attention(nn.Module):
             y = y * self.own_gates(x)
         y = y.flatten(-2)
         return self.o_proj(y if self.inner_norm is None else self.inner_norm(y))  # type: ignore[no-any-return]
+
+    def heads_and_values(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, with their gates, and keys […, heads, D], and values […, G, D], which may have another size."""
+        if self.value_size == self.head_size:
+            heads = torch.unflatten(qkv, -1, (-1, self.head_size))
+            qk, v = torch.split(heads, [heads.shape[-2] - self.num_kv_heads, self.num_kv_heads], dim=-2)
+            return qk, v
+        qk, v = qkv.tensor_split([qkv.shape[-1] - self.num_kv_heads * self.value_size], dim=-1)
+        return torch.unflatten(qk, -1, (-1, self.head_size)), torch.unflatten(v, -1, (-1, self.value_size))
 
     def own_gates(self, x: Tensor) -> Tensor:
         """Factors […, H, D] of what attention gives, or one for each head […, H, 1]."""
@@ -183,5 +205,7 @@ class SharedKeyAttention(Attention):
         q = self.qkv_proj(x).unflatten(-1, (-1, self.head_size))
         q = self.rotate(q if self.q_norm is None else self.q_norm(q), rotations)
         # They are stored once more, in the same places.
-        y = attend(self.key_layer, q, *shared[self.key_layer], AttentionOptions(self.scale, self.window, self.softcap))
+        options = AttentionOptions(self.scale, self.window, self.softcap, looks_back=self.looks_back)
+        k, v = shared[self.key_layer]
+        y = attend(self.key_layer, q, k, v, options)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInput
 from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.mixers import make_mixer
+from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.receptance import ChannelMix
 from flambeau.llm.models.recurrent import Mixer
@@ -24,9 +25,9 @@ from flambeau.llm.models.shared_blocks import BlockAdapters, SharedBlock
 
 
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
-    if arch.key_layer(layer) != layer:
-        return SharedKeyAttention(arch, layer)
-    return LatentAttention(arch, layer) if arch.latent_size else Attention(arch, layer)
+    if arch.latent_size:
+        return LatentAttention(arch, layer)
+    return SharedKeyAttention(arch, layer) if arch.key_layer(layer) != layer else Attention(arch, layer)
 
 
 class DecoderLayer(nn.Module):
@@ -141,6 +142,49 @@ class AltUpLayer(GemmaLayer):
         return torch.cat((x[..., :1, :], x[..., 1:, :] + added), dim=-2)
 
 
+class SharingLayer(DecoderLayer):
+    """A layer that may read the latents of another (Mistral Large 4)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        shared: SharedKeys | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.add(x, self.self_attn(self.input_layernorm(x), rotations, attend, shared))
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)))
+
+
+class ShortcutLayer(DecoderLayer):
+    """One of two layers; the first one's experts are added after the second (LongCat)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.layer, self.is_first = layer, layer % 2 == 0
+        self.shortcut = SparseMLP(arch, layer) if self.is_first else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        shared: SharedKeys | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]."""
+        assert shared is not None
+        x = x + self.self_attn(self.input_layernorm(x), rotations, attend)
+        y = self.post_attention_layernorm(x)
+        x = x + self.mlp(y)
+        if self.shortcut is not None:
+            shared[self.layer] = (self.shortcut(y),)
+            return x
+        return x + shared[self.layer - 1][0]
+
+
 class SumNormLayer(DecoderLayer):
     """A norm after each addition to the residual stream."""
 
@@ -206,7 +250,8 @@ class RecurrentLayer(DecoderLayer):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        y = mix(self.mixer, self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), rotations, attend)
+        narrow = x.to(self.input_layernorm.weight.dtype)  # type: ignore[arg-type]
+        y = mix(self.mixer, self.input_layernorm(narrow), rotations, attend)
         x = self.add(x.float() if self.is_wide else x, y)
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
@@ -302,6 +347,10 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return AttentionOnlyLayer(arch, layer)
     if arch.is_parallel:
         return ParallelLayer(arch, layer)
+    if arch.has_shortcuts:
+        return ShortcutLayer(arch, layer)
+    if arch.shared_keys and arch.latent_size:
+        return SharingLayer(arch, layer)
     if has_layer_state(arch):
         return AltUpLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
     if arch.expert_norm and arch.has_experts(layer):
@@ -311,5 +360,7 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
 
 
 def has_layer_state(arch: Architecture) -> bool:
-    """Whether layers read more than the hidden states: embeddings of their own, or keys of other layers."""
-    return bool(arch.layer_input_size or arch.shared_keys or arch.scales_layers or arch.experts_beside_mlp)
+    """Whether layers read more than the hidden states: embeddings of their own, or what other layers give them."""
+    return bool(
+        arch.layer_input_size or arch.shared_keys or arch.scales_layers or arch.experts_beside_mlp or arch.has_shortcuts
+    )

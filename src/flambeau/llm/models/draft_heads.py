@@ -23,7 +23,7 @@ from flambeau.llm.models.norms import make_norm
 from flambeau.llm.models.rope import Rotation, Rotations
 from flambeau.llm.models.transformer import Transformer
 
-HeadKind = Literal["eagle3", "eagle", "mtp"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "assistant", "dflash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,16 @@ class HeadSettings:
     has_bias: bool = False  # of the projection of EAGLE
     norm_before_residual: bool = False  # EAGLE-3: hidden states are normalized before they are added to
     norm_before_projection: bool = False  # EAGLE-3: all hidden states of a token together
+    norms_each: bool = False  # EAGLE-3.1: hidden states before the projection, those of each layer for themselves
     norms_output: bool = False  # EAGLE-3: it goes on from normalized hidden states
     hidden_first: bool = False  # MTP: hidden states come before embeddings in the projection's input (MiMo)
     shares_norm: bool = False  # MTP: its last norm is the target's (Ernie)
     num_depths: int = 1  # MTP: layers that propose one token each, one after another
+    num_clusters: int = 0  # assistants: of the vocabulary; 0: all logits are computed
+    block_size: int = 0  # DFlash: the last token and those that are proposed at once
+    mask_id: int = 0  # DFlash: the token that stands for those
+    causal_layers: frozenset[int] = frozenset()  # DFlash: those in which tokens of a block see no later ones
+    num_chosen_clusters: int = 0  # those whose logits are computed
 
 
 class HeadBody(nn.Module):
@@ -160,6 +166,8 @@ class Eagle3Head(DraftHead):
         arch, size = settings.arch, len(settings.layers) * settings.state_size
         self.fc = nn.Linear(size, arch.hidden_size, bias=settings.has_bias)
         self.input_norm = make_norm(arch, size) if settings.norm_before_projection else None
+        sizes = [settings.state_size] * len(settings.layers) if settings.norms_each else []
+        self.fc_norm = nn.ModuleList(make_norm(arch, each) for each in sizes)
 
     def make_layer(self, number: int) -> DecoderLayer:
         if number:
@@ -167,9 +175,14 @@ class Eagle3Head(DraftHead):
         return Eagle3Layer(self.arch)
 
     def combine(self, states_TX: Tensor) -> Tensor:
-        if self.input_norm is not None:
-            states_TX = self.input_norm(states_TX)
-        return self.fc(states_TX)  # type: ignore[no-any-return]
+        return self.fc(self.normalize(states_TX))  # type: ignore[no-any-return]
+
+    def normalize(self, states_TX: Tensor) -> Tensor:
+        """Hidden states of all layers as the projection reads them."""
+        if self.fc_norm:
+            parts = torch.split(states_TX, self.settings.state_size, dim=-1)
+            states_TX = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return states_TX if self.input_norm is None else self.input_norm(states_TX)
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.model.layers[0]
@@ -197,7 +210,7 @@ class EagleHead(DraftHead):
     def make_layer(self, number: int) -> DecoderLayer:
         layer = super().make_layer(number)
         if number == 0:
-            layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+            layer.input_layernorm = nn.Identity()
         return layer
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -246,10 +259,3 @@ class FurtherDepth(nn.Module):
         super().__init__()
         self.enorm, self.hnorm, self.norm = (make_norm(arch) for _ in range(3))
         self.eh_proj = nn.Linear(2 * arch.hidden_size, arch.hidden_size, bias=False)
-
-
-HEADS: dict[HeadKind, type[DraftHead]] = {"eagle3": Eagle3Head, "eagle": EagleHead, "mtp": MtpHead}
-
-
-def make_head(settings: HeadSettings) -> DraftHead:
-    return HEADS[settings.kind](settings)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.altup import above_threshold, threshold_of
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.moe import SparseMLP, limited, swiglu
 from flambeau.llm.models.norms import make_norm
 
 
@@ -107,6 +107,32 @@ class MixedMLP(MLP):
         return self.dense_norm(super().forward(x)) + self.sparse_norm(sparse)  # type: ignore[no-any-return]
 
 
+class SwigluMLP(MLP):
+    """A gated feed-forward layer with the activation of gpt-oss's experts (MiniMax M3)."""
+
+    def __init__(self, arch: Architecture, limit: float) -> None:
+        super().__init__(arch)
+        self.limit, self.alpha = limit, arch.swiglu_alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
+
+
+class LimitedMLP(MLP):
+    """A gated feed-forward layer whose numbers do not go beyond a limit (Step)."""
+
+    def __init__(self, arch: Architecture, limit: float) -> None:
+        super().__init__(arch)
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(limited(self.activate(gate), up, self.limit))  # type: ignore[no-any-return]
+
+
 class ScaledMLP(MLP):
     """A gated feed-forward layer with a factor of the gate and one of the output."""
 
@@ -125,7 +151,11 @@ def make_mlp(arch: Architecture, layer: int) -> nn.Module:
     if arch.experts_beside_mlp:
         return MixedMLP(arch)
     if arch.has_experts(layer):
-        return SparseMLP(arch)
+        return SparseMLP(arch, layer)
+    if arch.swiglu_everywhere and arch.swiglu_limit is not None:
+        return SwigluMLP(arch, arch.swiglu_limit)
+    if (limit := arch.mlp_limit(layer)) is not None:
+        return LimitedMLP(arch, limit)
     if arch.mlp_scales != (1.0, 1.0):
         return ScaledMLP(arch)
     if arch.sparsity and arch.sparsity[layer]:

@@ -11,7 +11,7 @@ from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
 from flambeau.llm.models.config_keys import DUAL_CHUNKS, HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
-from flambeau.llm.models.families.config_parts import partial_rotation
+from flambeau.llm.models.families.config_parts import TEXT_NAMES, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
 from flambeau.llm.models.grid_vision_config import grid_decoder_config, read_grid_vision
@@ -116,7 +116,10 @@ def from_hugging_face(config: Config) -> Architecture:
         )
     scaling = rope_scaling(config, family)
     has_bias = bool(config.get("attention_bias"))
-    parts = {**family.parts, **(family.derive(config) if family.derive is not None else {})}
+    derived = family.derive(config) if family.derive is not None else {}
+    parts = {**family.parts, **derived}
+    if family.text_section and "renames" in derived:  # names of a decoder, beside those of a whole model
+        parts["renames"] = (*TEXT_NAMES, *derived["renames"])
     arch = Architecture(
         vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden,

@@ -1,4 +1,4 @@
-"""Indexer: which cached tokens a token attends to (sparse attention of DeepSeek V3.2 and GLM-5).
+"""Indexer: which cached tokens a token attends to (sparse attention of DeepSeek V3.2, GLM-5 and MiniMax M3).
 
 A few small heads score every token against those before it, by keys of their own, which are cached beside the latents.
 Attention is to the tokens with the best scores only. Up to so many tokens, that is all of them.
@@ -18,10 +18,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.norms import CenteredNorm
-from flambeau.llm.models.rope import Angles, rotate, unpaired
+from flambeau.llm.models.norms import CenteredNorm, PositionScale, make_norm
+from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
 KEY_EPSILON = 1e-6
+
+
+class BlockChoice(NamedTuple):
+    """How heads choose blocks of tokens, each for some heads of attention."""
+
+    size: int  # tokens of a block
+    num_local: int  # the last blocks, which are always chosen
+    num_heads: int  # of attention, of all ranks
+    first_head: int = 0  # of this rank
+    num_own_heads: int = 0
 
 
 class Selection(NamedTuple):
@@ -29,8 +39,9 @@ class Selection(NamedTuple):
 
     q: Tensor  # […, I, K]
     k: Tensor  # […, K], to be cached
-    weights: Tensor  # […, I] of the heads, in float32
+    weights: Tensor | None  # […, I] of the heads, in float32; None: each chooses for itself
     num_chosen: int
+    blocks: BlockChoice | None = None
 
 
 class HeadWeights(nn.Module):
@@ -54,21 +65,57 @@ class Indexer(nn.Module):
         assert arch.rotary_size is not None
         shape = self.shape = arch.indexer
         self.rotary_size = arch.rotary_size
-        self.wq_b = nn.Linear(arch.query_latent_size, shape.num_heads * shape.head_size, bias=False)
+        size = arch.hidden_size if shape.reads_inputs else arch.query_latent_size
+        self.q_input_norm = CenteredNorm(size, KEY_EPSILON, bias=True) if shape.reads_inputs else None
+        self.position_scale = PositionScale(shape.num_heads) if arch.position_scales else None
+        self.wq_b = nn.Linear(size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
         self.k_norm = CenteredNorm(shape.head_size, KEY_EPSILON, bias=True)
         self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
         self.scale = (shape.num_heads * shape.head_size) ** -0.5
 
-    def forward(self, x: Tensor, query_latent: Tensor, angles: Angles) -> Selection:
-        """From inputs […, E] of a layer and latents […, L] of its queries."""
-        q = torch.unflatten(self.wq_b(query_latent), -1, (self.shape.num_heads, -1))
+    def forward(self, x: Tensor, query_latent: Tensor | None, rotations: Rotations) -> Selection:
+        """From inputs […, E] of a layer, and latents […, L] of its queries if there are any."""
+        given = query_latent if self.q_input_norm is None else self.q_input_norm(x)
+        q = torch.unflatten(self.wq_b(given), -1, (self.shape.num_heads, -1))
+        if self.position_scale is not None:
+            assert rotations.log_positions is not None
+            q = self.position_scale(q, rotations.log_positions)
         k = self.k_norm(self.wk(x)).unsqueeze(-2)
-        q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
+        if self.rotary_size:
+            q, k = self.rotated(q, rotations.ordinary), self.rotated(k, rotations.ordinary)
+        k = k.squeeze(-2)
         return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:
         """[…, heads, K] with the first coordinates rotated."""
         first, rest = x.tensor_split([self.rotary_size], dim=-1)
         first = unpaired(first) if self.shape.paired_rope else first
+        return torch.cat((rotate(first, *angles), rest), dim=-1)
+
+
+class BlockIndexer(nn.Module):
+    """Heads that choose blocks of tokens; a key-value head attends to those that one of them chooses (MiniMax M3)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        assert arch.indexer is not None
+        shape = self.shape = arch.indexer
+        self.rotary_size = arch.rotary_size or arch.head_size
+        self.wq_b = nn.Linear(arch.hidden_size, shape.num_heads * shape.head_size, bias=False)
+        self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
+        self.q_norm, self.k_norm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
+        heads = arch.num_heads
+        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, heads, num_own_heads=heads)
+
+    def forward(self, x: Tensor, angles: Angles) -> Selection:
+        """From inputs […, E] of a layer."""
+        q = self.q_norm(torch.unflatten(self.wq_b(x), -1, (self.shape.num_heads, -1)))
+        k = self.k_norm(self.wk(x)).unsqueeze(-2)
+        q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
+        return Selection(q, k, None, self.shape.num_chosen, self.choice)
+
+    def rotated(self, x: Tensor, angles: Angles) -> Tensor:
+        """[…, heads, K] with the first coordinates rotated."""
+        first, rest = x.tensor_split([self.rotary_size], dim=-1)
         return torch.cat((rotate(first, *angles), rest), dim=-1)

@@ -10,16 +10,16 @@ of a head
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.attention import Attend, AttentionOptions
+from flambeau.llm.models.attention import Attend, AttentionOptions, SharedKeys
 from flambeau.llm.models.indexer import Indexer
-from flambeau.llm.models.norms import RMSNorm
+from flambeau.llm.models.norms import PositionScale, RMSNorm
 from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
-
-LATENT_EPSILON = 1e-6  # of the norms of latents, whatever config.json says of the others
 
 
 class LatentUp(nn.Module):
@@ -45,51 +45,74 @@ class LatentAttention(nn.Module):
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
         assert arch.rotary_size is not None
-        hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
-        self.layer, self.num_heads, self.latent_size = layer, heads, arch.latent_size
-        self.rotary_size, self.unrotated_size = arch.rotary_size, arch.unrotated_size
-        self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
-        self.is_rotated = layer not in arch.unrotated_layers
         size = arch.unrotated_size + arch.rotary_size
+        arch = arch.of_layer(layer)
+        rotary_size = arch.rotary_size or 0  # a layer may rotate nothing
+        arch = replace(arch, unrotated_size=size - rotary_size)
+        hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
+        self.layer, self.key_layer = layer, arch.key_layer(layer)
+        self.num_heads, self.latent_size = heads, arch.latent_size
+        self.rotary_size, self.unrotated_size = rotary_size, arch.unrotated_size
+        self.latent_scale = arch.latent_scale
+        self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
+        self.is_rotated = layer not in arch.unrotated_layers and rotary_size > 0
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
             self.q_a_proj = nn.Linear(hidden, rank, bias=arch.qkv_bias)
-            self.q_a_layernorm = RMSNorm(rank, LATENT_EPSILON)
+            self.q_a_layernorm = RMSNorm(rank, arch.latent_epsilon)
             self.q_b_proj = nn.Linear(rank, heads * size, bias=False)
         else:
             self.q_proj = nn.Linear(hidden, heads * size, bias=False)
         self.has_query_latent = rank > 0
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + arch.rotary_size, bias=arch.qkv_bias)
-        self.kv_a_layernorm = RMSNorm(arch.latent_size, LATENT_EPSILON)
+        self.has_own_keys = self.key_layer == layer
+        if self.has_own_keys:
+            self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + rotary_size, bias=arch.qkv_bias)
+            self.kv_a_layernorm = RMSNorm(arch.latent_size, arch.latent_epsilon)
+        self.position_scale = PositionScale(heads) if arch.position_scales else None
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
         self.gate_proj = nn.Linear(hidden, heads, bias=False) if arch.gates_heads else None
         self.indexer = Indexer(arch) if arch.index_size(layer) else None
         self.reuses_selection = arch.indexer is not None and self.indexer is None
 
-    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
         rotation = rotations.ordinary
-        latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
-        k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
-        k = torch.cat((self.kv_a_layernorm(latent).unsqueeze(-2), k_rotated), dim=-1)
+        k = self.keys(x, rotation, shared)
         queries, query_latent = self.queries(x)
         q = torch.unflatten(queries, -1, (self.num_heads, -1))
         q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
         q = torch.cat((q_latent, self.rotated(q_rotated, rotation)), dim=-1)
+        if self.position_scale is not None:
+            assert rotations.log_positions is not None
+            q = self.position_scale(q, rotations.log_positions)
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection)
+        options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection, index_layer=self.layer)
         if self.indexer is not None:
-            assert query_latent is not None
-            options = options._replace(selection=self.indexer(x, query_latent, rotation))
-        y = attend(self.layer, q, k, k, options)
+            options = options._replace(selection=self.indexer(x, query_latent, rotations))
+        y = attend(self.key_layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
         if self.gate_proj is not None:
             y = y * torch.sigmoid(self.gate_proj(x).float()).to(y.dtype).unsqueeze(-1)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def keys(self, x: Tensor, rotation: Angles, shared: SharedKeys | None) -> Tensor:
+        """The latent and the rotated key of each token […, 1, R + P], which may be those of another layer."""
+        if not self.has_own_keys:
+            assert shared is not None
+            return shared[self.key_layer][0]
+        latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
+        k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
+        latent = self.kv_a_layernorm(latent)
+        if self.latent_scale != 1.0:
+            latent = latent * self.latent_scale
+        k = torch.cat((latent.unsqueeze(-2), k_rotated), dim=-1)
+        if shared is not None:
+            shared[self.layer] = (k,)
+        return k
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """[…, E] to […, H × (N + P)], and the latent that these come from."""

@@ -5,6 +5,8 @@ Shapes: … any leading dimensions · E hidden · L layers · P the size of a la
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -20,16 +22,17 @@ class LayerInputs(nn.Module):
         super().__init__()
         size = arch.layer_input_size
         self.size, self.embedding_scale, self.projection_scale = size, size**0.5, arch.hidden_size**-0.5
-        self.embed_tokens = nn.Embedding(arch.layer_input_vocab, arch.num_layers * size)
+        self.embed_tokens: Any = nn.Embedding(arch.layer_input_vocab, arch.num_layers * size)  # or a RowEmbedding
         self.projection = nn.Linear(arch.hidden_size, arch.num_layers * size, bias=False)
         self.norm = make_norm(arch, size)
+        self.num_own = arch.layer_input_vocab
         self.has_fewer = arch.layer_input_vocab < arch.vocab_size
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """Tokens […] and their embeddings […, E] to […, L, P]."""
         computed = (self.projection(x) * self.projection_scale).unflatten(-1, (-1, self.size))
         if self.has_fewer:  # tokens of pictures and sounds have none of their own
-            ids = torch.where(ids < self.embed_tokens.num_embeddings, ids, 0)
+            ids = torch.where(ids < self.num_own, ids, 0)
         own = self.embed_tokens(ids)
         own = own * torch.tensor(self.embedding_scale, dtype=own.dtype)  # rounded as the network's numbers are
         return (self.norm(computed) + own.unflatten(-1, (-1, self.size))) * 2.0**-0.5  # type: ignore[no-any-return]

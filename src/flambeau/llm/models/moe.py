@@ -31,7 +31,7 @@ class ExpertLayers(nn.Module):
 class Experts(nn.Module):
     """The weights of all experts, stacked."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
         count, size, hidden = arch.num_experts, arch.expert_size, arch.expert_latent_size or arch.hidden_size
         rows = 2 * size if arch.has_gate else size
@@ -40,6 +40,8 @@ class Experts(nn.Module):
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, rows)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
+        self.late_limit = arch.expert_limit(layer)
+        self.num_experts, self.num_zero_experts = count, arch.num_zero_experts
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
         self.kind: Activation = arch.activation
@@ -61,6 +63,8 @@ class Experts(nn.Module):
         """One expert after another, each with its own tokens."""
         y_TE = torch.zeros_like(x_TE)
         for expert in torch.unique(chosen_TA).tolist():
+            if expert >= self.num_experts:  # gives its input, see SparseMLP
+                break
             tokens, places = (chosen_TA == expert).nonzero(as_tuple=True)
             up_bias, down_bias = self.biases(expert)
             before, after = self.scales(weights_TA[tokens, places, None])
@@ -76,6 +80,9 @@ class Experts(nn.Module):
 
     def compute_gathered(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """With the weights of each token's own experts."""
+        if self.num_zero_experts:
+            is_zero = chosen_TA >= self.num_experts
+            chosen_TA, weights_TA = chosen_TA.masked_fill(is_zero, 0), weights_TA.masked_fill(is_zero, 0.0)
         up_bias, down_bias = self.biases(chosen_TA)
         before, after = self.scales(weights_TA.unsqueeze(-1))
         x_TAE = scaled(x_TE.unsqueeze(1).expand(-1, chosen_TA.shape[1], -1), before).to(x_TE.dtype)
@@ -87,7 +94,8 @@ class Experts(nn.Module):
 
     def compute_all(self, x_TE: Tensor, chosen_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """All experts for all tokens; experts that a token did not choose have weight 0."""
-        weights_TN = weights_TA.new_zeros(len(x_TE), len(self.down_proj)).scatter(1, chosen_TA, weights_TA)
+        count = self.num_experts + self.num_zero_experts
+        weights_TN = weights_TA.new_zeros(len(x_TE), count).scatter(1, chosen_TA, weights_TA)[:, : self.num_experts]
         up_bias, down_bias = self.biases((slice(None), None))
         before, after = self.scales(weights_TN.t().unsqueeze(-1))
         gate_up = scaled(x_TE, before).to(x_TE.dtype) @ self.gate_up_proj.transpose(1, 2)
@@ -112,9 +120,8 @@ class Experts(nn.Module):
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if self.limit is None:
-            return self.activation(gate) * up
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+            return limited(self.activation(gate), up, self.late_limit)
+        return swiglu(gate, up, self.limit, self.alpha)
 
 
 def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -123,6 +130,17 @@ def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tenso
         return F.linear(x, weights[expert], bias)
     y = weights.multiply(expert, x)
     return y if bias is None else y + bias
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """The activation of gpt-oss."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def limited(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    """An activated gate times its input, neither beyond a limit."""
+    return gate * up if limit is None else gate.clamp(max=limit) * up.clamp(-limit, limit)
 
 
 def scaled(x: Tensor, weights: Tensor | None) -> Tensor:
@@ -138,8 +156,11 @@ def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
+        self.late_limit = arch.mlp_limit(layer)
+        self.limit = arch.swiglu_limit if arch.swiglu_everywhere else None
+        self.alpha = arch.swiglu_alpha
         rows = 2 * arch.shared_expert_size if arch.has_gate else arch.shared_expert_size
         self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
@@ -150,16 +171,24 @@ class SharedExpert(nn.Module):
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.activation(gate) * up)  # type: ignore[no-any-return]
+        if self.limit is not None:
+            return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
+        return self.down_proj(limited(self.activation(gate), up, self.late_limit))  # type: ignore[no-any-return]
 
 
 class SparseMLP(nn.Module):
-    """A router and its experts; there may be one more for all tokens, with a gate or without."""
+    """A router and its experts; there may be one more for all tokens, with a gate or without.
 
-    def __init__(self, arch: Architecture) -> None:
+    The router may know experts that have no weights and give their inputs. Of several ranks one adds these.
+    """
+
+    def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
-        self.gate = nn.Linear(arch.hidden_size, arch.num_experts, bias=arch.expert_bias)
-        self.experts = Experts(arch)
+        num_scores = arch.num_experts + arch.num_zero_experts
+        self.gate = nn.Linear(arch.hidden_size, num_scores, bias=arch.expert_bias)
+        self.experts = Experts(arch, layer)
+        self.num_experts = arch.num_experts
+        self.adds_inputs = arch.num_zero_experts > 0
         self.experts.reset_parameters()
         latent = arch.expert_latent_size
         self.fc1_latent_proj = nn.Linear(arch.hidden_size, latent, bias=False) if latent else None
@@ -169,9 +198,9 @@ class SparseMLP(nn.Module):
         self.routed_scale = arch.routed_scale
         self.expert_scales = nn.Parameter(torch.ones(arch.num_experts)) if arch.experts_beside_mlp else None
         # float32 whatever the type of the network: it decides between scores that are close.
-        bias = torch.zeros(arch.num_experts, dtype=torch.float32) if arch.router in BIASED else None
+        bias = torch.zeros(num_scores, dtype=torch.float32) if arch.router in BIASED else None
         self.score_bias = None if bias is None else nn.Parameter(bias)
-        self.shared_expert = SharedExpert(arch) if arch.shared_expert_size else None
+        self.shared_expert = SharedExpert(arch, layer) if arch.shared_expert_size else None
         self.shared_expert_gate = nn.Linear(arch.hidden_size, 1, bias=False) if arch.gates_shared_expert else None
 
     def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
@@ -180,6 +209,9 @@ class SparseMLP(nn.Module):
         weights_TA, chosen_TA = self.choose(x_TE if scored is None else scored.flatten(0, -2))
         if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
             y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+            if self.adds_inputs:
+                given_T = weights_TA.masked_fill(chosen_TA < self.num_experts, 0.0).sum(dim=-1)
+                y = y + (x_TE * given_T.unsqueeze(-1)).to(x.dtype).view_as(x)
         else:
             latent = self.experts(self.fc1_latent_proj(x_TE), chosen_TA, weights_TA)
             y = self.fc2_latent_proj(latent).view_as(x)

@@ -101,6 +101,19 @@ class HeadNorm(nn.Module):
         return (y * self.weight.float()).to(x.dtype)
 
 
+class PositionScale(nn.Module):
+    """Factors of the queries of each head, which grow with the logarithm of the position (Mistral Large 4)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(num_heads)), nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, q: Tensor, log_positions: Tensor) -> Tensor:
+        """[…, H, D] to […, H, D], by logarithms […, 1]."""
+        scales = log_positions * self.weight.float() + self.bias.float()
+        return (q * scales.unsqueeze(-1)).to(q.dtype)
+
+
 def make_norm(arch: Architecture, size: int | None = None) -> RMSNorm | PlainRMSNorm | CenteredNorm:
     """A norm over the hidden state, or over so many numbers."""
     size = size or arch.hidden_size

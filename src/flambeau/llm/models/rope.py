@@ -26,6 +26,7 @@ class Rotations(NamedTuple):
     ordinary: Angles
     local: Angles  # of layers with a local theta
     query_scale: Tensor | None = None  # […, 1, 1]: what queries are multiplied with, of some layers
+    log_positions: Tensor | None = None  # […, 1]
 
 
 class Rotation(nn.Module):
@@ -51,6 +52,9 @@ class Rotation(nn.Module):
         if theta:
             arch = replace(given.of_layer(local), rope_theta=theta, rope_scaling=None, local_rope_theta=None, shapes=())
         self.local = Rotation(arch) if theta else None
+        # Rotations are multiplied with the exponentials of these.
+        size = (self.arch.rotary_size or self.arch.head_size) // 2
+        self.alpha = nn.Parameter(torch.zeros(size, dtype=torch.float32)) if self.arch.learned_rope else None
         self.make_tables(torch.get_default_device())
 
     def forward(self, positions: Tensor, rotary_3T: Tensor | None = None) -> Rotations:
@@ -61,7 +65,8 @@ class Rotation(nn.Module):
             return Rotations(angles, angles, query_scale(self.arch, positions))
         angles = self.angles(positions)
         local = self.local.angles(positions) if self.local is not None else angles
-        return Rotations(angles, local, query_scale(self.arch, positions))
+        logs = torch.log(positions.float() + 1.0).unsqueeze(-1) if self.arch.position_scales else None
+        return Rotations(angles, local, query_scale(self.arch, positions), logs)
 
     def angles(self, positions: Tensor) -> Angles:
         if self.has_tables:
@@ -102,8 +107,12 @@ class Rotation(nn.Module):
         is_empty = device.type == "meta" or not self.has_tables  # a network on the meta device has none yet
         length = 0 if is_empty else self.arch.max_length
         inverse, self.factor = inverse_wavelengths(self.arch)
+        factors = None
+        if self.alpha is not None and not self.alpha.is_meta:
+            factors = self.alpha.detach().cpu().float().exp()
+            inverse = inverse * factors
         self.register_buffer("inverse", inverse.to(device), persistent=False)
-        tables = [table.to(device) for table in rotation_tables(self.arch, length)]
+        tables = [table.to(device) for table in rotation_tables(self.arch, length, factors=factors)]
         if self.switch_length is not None:
             self._long = [table[: self.switch_length].clone() for table in tables]
             self._short = [table.to(device) for table in rotation_tables(self.arch, len(self._long[0]), is_long=False)]
@@ -123,7 +132,7 @@ class Rotation(nn.Module):
 def layers_of_each_rotation(arch: Architecture) -> tuple[int, int]:
     """A layer without a window, and one with it."""
     layers = range(arch.num_layers)
-    wide = next((layer for layer in layers if arch.window(layer) is None), 0)
+    wide = next((layer for layer in layers if arch.window(layer) is None and arch.of_layer(layer).rotary_size != 0), 0)
     return wide, next((layer for layer in layers if arch.window(layer) is not None), wide)
 
 
@@ -141,12 +150,15 @@ def query_scale(arch: Architecture, positions: Tensor) -> Tensor | None:
     return (torch.log1p(passed) * arch.temperature_scale + 1.0)[..., None, None]
 
 
-def rotation_tables(arch: Architecture, length: int, *, is_long: bool = True) -> tuple[Tensor, Tensor]:
+def rotation_tables(
+    arch: Architecture, length: int, *, is_long: bool = True, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine [length, D/2] of every position, computed on the CPU so that all devices have the same.
 
-    `is_long` chooses the factors of longrope.
+    `is_long` chooses the factors of longrope; `factors` are of each rotation.
     """
     inverse, factor = inverse_wavelengths(arch, is_long=is_long)
+    inverse = inverse if factors is None else inverse * factors
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inverse)
     return angles.cos() * factor, angles.sin() * (-factor if arch.reversed_rope else factor)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.renames import Renames
 
 RENAMES = (
     (r"^(layers|norm|embed_tokens)\.", r"model.\1."),
@@ -51,7 +52,6 @@ JOINED_PARTS = {
 STACKED = re.compile(r"\.experts\.(gate_proj|up_proj)(?:[._](\w+))?$")
 
 Region = tuple[slice | int, ...]
-Renames = tuple[tuple[str, str], ...]  # patterns and what replaces them
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def of_its_layer(arch: Architecture, name: str) -> Architecture:
 def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     """The projections in a fused parameter and their rows; empty if it is not fused."""
     arch = of_its_layer(arch, name)
-    q_rows, kv_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    q_rows, k_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
     q_rows = 2 * q_rows if arch.gates_attention else q_rows
-    if ".qkv_proj." in name and num_rows == q_rows + 2 * kv_rows:
-        ends = {"q_proj": q_rows, "k_proj": q_rows + kv_rows, "v_proj": num_rows}
+    if ".qkv_proj." in name and num_rows == q_rows + k_rows + arch.num_kv_heads * arch.output_size:
+        ends = {"q_proj": q_rows, "k_proj": q_rows + k_rows, "v_proj": num_rows}
     elif ".qkv_proj." in name and num_rows == q_rows and arch.shared_keys:
         ends = {"q_proj": q_rows}
     elif ".gate_up_proj" in name and not arch.has_gate:  # of experts, which have no other name without gates

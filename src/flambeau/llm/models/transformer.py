@@ -102,14 +102,20 @@ class Transformer(nn.Module):
             replaced, *added = torch.split(images.features_ME.to(x.dtype), x.shape[-1], dim=-1)
             x = x.index_copy(0, images.rows_M, replaced)
         rotations = self.rotation(positions, None if images is None else images.rotary_3T)
+        layers_of_features = () if self.arch.vision is None else self.arch.vision.layers_of_features
+        added_at = dict(zip(layers_of_features or range(1, len(added) + 1), added, strict=True)) if added else {}
         inputs = {}
         has_state = has_layer_state(self.arch)
         shared: SharedKeys = {}
+        if images is not None and self.arch.image_layer_id is not None:
+            ids = ids.index_fill(0, images.rows_M, self.arch.image_layer_id)
         own = None if self.model.layer_inputs is None else self.model.layer_inputs(ids, x)
         streams, blocks, embedded = self.model.streams, self.model.blocks, x
         if streams is not None:
             x = streams.spread(x)
         for number, layer in enumerate(self.model.layers):
+            if images is not None and number in added_at:
+                x = x.index_add(0, images.rows_M, added_at[number])
             if number in layers:
                 inputs[number] = x
             if blocks is not None and number in self.arch.block_layers:
@@ -118,8 +124,8 @@ class Transformer(nn.Module):
                 x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
             else:
                 x = layer(x, rotations, attend)
-            if images is not None and number < len(added):
-                x = x.index_add(0, images.rows_M, added[number])
+        if images is not None and self.arch.num_layers in added_at:
+            x = x.index_add(0, images.rows_M, added_at[self.arch.num_layers])
         if streams is not None:
             assert not layers, "heads read one stream"
             x = streams.merge(x)

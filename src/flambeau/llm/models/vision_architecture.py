@@ -9,6 +9,7 @@ from flambeau.llm.models.families.image_readers import ImageReader
 
 VisionActivation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu"]
 
+TOKEN_IDS = "token_ids"  # given to an encoder of transformers that embeds several tokens
 ONE_IMAGE = (
     "this model encodes several images of a chat otherwise than a single one, which is not supported; send one image"
 )
@@ -18,13 +19,21 @@ ONE_IMAGE = (
 class VisionArchitecture:
     """What the engine has to know of every encoder."""
 
-    # Whether the decoder's tokens of an image attend to each other in both directions.
-    attends_both_ways: ClassVar[bool] = False
     # Whether other tokens may be between those of one image, such as the ends of its rows.
     is_divided: ClassVar[bool] = False
 
+    attends_both_ways: bool = False  # the decoder's tokens of an image attend to each other in both directions …
+    both_ways_in_windows: bool = False  # … in layers with a window only (Gemma 4)
     text_size: int  # the decoder's hidden size
+    # The layers before which the second and later features are added; empty: one layer after another, from the second.
+    layers_of_features: tuple[int, ...] = ()
     image_id: int  # the token in the places of an image
+    more_ids: tuple[int, ...] = ()  # tokens of its text that are embedded by the encoder, too
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """The tokens whose embeddings the encoder gives."""
+        return frozenset((self.image_id, *self.more_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +65,7 @@ class PatchArchitecture(VisionArchitecture):
 class SiglipArchitecture(PatchArchitecture):
     """An encoder (SigLIP) of images of one size, whose patches are pooled to the tokens of an image (Gemma 3)."""
 
-    attends_both_ways: ClassVar[bool] = True
-
+    attends_both_ways: bool = True
     image_size: int  # pixels of a side
     num_tokens: int  # that an image takes in a prompt
 

@@ -31,6 +31,7 @@ ENCODER_DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
+SPATIAL_LAYERS = [12, 15, 18, 21]  # of Granite 4 Vision, which config.json may leave out
 UNUSED = ("vision_use_head", "projection_dim", "projector_hidden_act")  # of a head that is not read
 ALIASES = {
     "image_token_id": "image_token_index",
@@ -91,8 +92,38 @@ def read_pretrained_vision(
 ) -> PretrainedVision:
     """An encoder of transformers, which reads its settings itself."""
     named = next((key for key in ("image_token_id", "image_token_index") if config.get(key) is not None), None)
-    image_id = reader.image_id if named is None else whole_number(named, config[named])
-    return PretrainedVision(text_size=text_size, image_id=image_id, reader=reader, scale=scale)
+    both_ways = section(config, "text_config").get("use_bidirectional_attention") == "vision"
+    return PretrainedVision(
+        text_size=text_size,
+        image_id=reader.image_id if named is None else whole_number(named, config[named]),
+        reader=reader,
+        scale=scale,
+        more_ids=further_ids(reader, config),
+        layers_of_features=layers_of_features(config) if reader.names_layers else (),
+        attends_both_ways=both_ways,
+        both_ways_in_windows=both_ways,  # Gemma 4
+    )
+
+
+def further_ids(reader: ImageReader, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that the encoder embeds, beside that of the image."""
+    if not reader.more_ids:
+        return ()
+    given = config.get(reader.more_ids)
+    found = reader.more_default if given is None else given if isinstance(given, list) else [given]
+    return tuple(whole_number(reader.more_ids, one) for one in found)
+
+
+def layers_of_features(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layers that get features of images (Granite 4 Vision)."""
+    deep, spatial = config.get("deepstack_layer_map") or [], config.get("spatial_target_layers") or SPATIAL_LAYERS
+    found = sorted([*(layer for _, layer in deep), *spatial])
+    if not found or len({*found}) < len(found) or not all(isinstance(layer, int) and layer >= 0 for layer in found):
+        raise CheckpointError(
+            "config.json needs deepstack_layer_map and spatial_target_layers with different layers of the decoder, not "
+            f"{deep!r} and {spatial!r}"
+        )
+    return tuple(found)
 
 
 def check_sizes(sizes: Mapping[str, int], num_tokens: int) -> None:

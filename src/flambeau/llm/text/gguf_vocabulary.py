@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flambeau.llm.errors import TokenizerError
@@ -30,6 +30,8 @@ def gguf_vocabulary(header: GgufHeader) -> Vocabulary:
         return sentencepiece_vocabulary(header)
     if kind == "gpt2":
         return byte_level_vocabulary(header)
+    if kind == "gemma4":
+        return tokenizers_vocabulary(header, lambda: character_tokenizer(header), begins=True)
     raise TokenizerError(f"{header.path} has a tokenizer of the kind {kind!r}, which is not supported; {REMEDY}")
 
 
@@ -70,35 +72,63 @@ def byte_level_vocabulary(header: GgufHeader) -> TokenizersVocabulary:
             f"{header.path} splits text by the rules {name!r}, which are not known; known are {', '.join(SPLITS)}. "
             f"To use it, {REMEDY}"
         )
+    rule = SPLITS[name]
+    return tokenizers_vocabulary(header, lambda: byte_level_tokenizer(header, rule), begins=rule.begins)
+
+
+def tokenizers_vocabulary(header: GgufHeader, build: Callable[[], Any], *, begins: bool) -> TokenizersVocabulary:
+    """A vocabulary of merges; texts begin with BOS if the file says so, or by default."""
     try:
-        tokenizer = byte_level_tokenizer(header, SPLITS[name])
+        tokenizer = build()
     except ImportError as error:
         raise TokenizerError(f"{header.path} needs tokenizers: pip install flambeau[llm]") from error
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"the tokenizer in {header.path} cannot be used: {error}; {REMEDY}") from error
-    add_begin(tokenizer, header, default=SPLITS[name].begins)
+    add_begin(tokenizer, header, default=begins)
     return TokenizersVocabulary(tokenizer, named_tokens(header))
 
 
 def byte_level_tokenizer(header: GgufHeader, rule: SplitRule) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    tokens = tokens_of(header)
-    merges = [tuple(merge.split(" ", 1)) for merge in value(header, "merges", [])]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.takes_words))
+    tokenizer = Tokenizer(models.BPE(**pairs_of(header), ignore_merges=rule.takes_words))
     if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Split(Regex(step), "isolated") for step in rule.steps]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
+    add_names(tokenizer, header)
+    return tokenizer
+
+
+def pairs_of(header: GgufHeader) -> dict[str, Any]:
+    """The tokens by their ids, and which of them are merged."""
+    merges = [tuple(merge.split(" ", 1)) for merge in value(header, "merges", [])]
+    return {"vocab": {token: i for i, token in enumerate(tokens_of(header))}, "merges": merges}
+
+
+def add_names(tokenizer: Any, header: GgufHeader) -> None:
+    """Let tokens with a name be found in a text before all merges."""
+    from tokenizers import AddedToken
+
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, types_of(header), strict=True)
+        for token, kind in zip(tokens_of(header), types_of(header), strict=True)
         if kind in NAMED
     ]
     tokenizer.add_tokens(added)
+
+
+def character_tokenizer(header: GgufHeader) -> Any:
+    """Pairs of characters across whole lines, with bytes for characters that are no token (Gemma 4)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    unknown = named_tokens(header).get("unk_token", "<unk>")
+    tokenizer = Tokenizer(models.BPE(**pairs_of(header), fuse_unk=True, unk_token=unknown, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    add_names(tokenizer, header)
     return tokenizer
 
 

@@ -60,6 +60,7 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm, Ulm.<|end|><|start|>assistant"
 HARMONY = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
 
 LINES = 'weather(city="Ulm")\ntime()'
+LONGCAT = HERMES.replace("tool_call>", "longcat_tool_call>")
 CALL = '{"name": "weather", "arguments": {"city": "Ulm"}}'
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Ulm"}'
@@ -170,6 +171,7 @@ CASES = [
     ("nemotron", f"So.\n<TOOLCALL>[{CALL}, {CALL}]</TOOLCALL>\n", "", "So.", [ULM, ULM]),
     ("nemotron", f"<TOOLCALL>{CALL}", "", "", [ULM]),
     ("tool_calls", f"<think>Hm.</think><tool_calls>[{CALL}]</tool_calls>", "Hm.", "", [ULM]),
+    ("longcat", f"So.\n{LONGCAT}\n{LONGCAT}\n", "", "So.", [ULM, ULM]),
     ("granite", f"<|tool_call|>[{CALL}]", "", "", [ULM]),
     ("phi4_mini", f"functools[{CALL}, {CALL}]", "", "", [ULM, ULM]),
     ("internlm", f"So.<|action_start|><|plugin|>{LLAMA}<|action_end|>\n", "", "So.", [ULM]),
@@ -458,6 +460,7 @@ TEMPLATES = {
     "command": "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[",
     "nemotron": "<AVAILABLE_TOOLS>[ <TOOLCALL>[",
     "tool_calls": "<tool_calls>[",
+    "longcat": "<longcat_tool_call>{",
     "lfm2": "<|im_start|><|tool_call_start|>[",
     "olmo3": "<|im_start|><function_calls>",
     "apertus": "<|assistant_start|><|tools_prefix|>",

@@ -147,6 +147,7 @@ WRITTEN = {
     "command_r": 'Action: ```json\n[{"tool_name": "note", "parameters": {"text": "a<b", "day": 3}}]\n```',
     "command": '<|START_ACTION|>[{"tool_name": "note", "parameters": {"text": "a<b", "day": 3}}]<|END_ACTION|>',
     "nemotron": '<TOOLCALL>[{"name": "note", "arguments": {"text": "a<b", "day": 3}}]</TOOLCALL>',
+    "longcat": '<longcat_tool_call>\n{"name": "note", "arguments": {"text": "a<b", "day": 3}}\n</longcat_tool_call>',
     "tool_calls": '<tool_calls>[{"name": "note", "arguments": {"text": "a<b", "day": 3}}]</tool_calls>',
     "granite": '<|tool_call|>[{"name": "note", "arguments": {"text": "a<b", "day": 3}}]',
     "phi4_mini": 'functools[{"name": "note", "arguments": {"text": "a<b", "day": 3}}]',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +15,12 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.gguf_weights import read_tensor
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.cpu_weights import can_keep_groups, packer
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
+from flambeau.llm.gguf_header import read_header
 from flambeau.llm.loader import load_engine, load_network
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
@@ -136,7 +139,7 @@ def test_factors_of_longrope_are_in_the_file(tmp_path):
 
 
 FLOAT_TYPES = ("F16", "BF16")
-PAIR_TYPES = ("Q4_0", "Q4_1", "Q4_K")
+PAIR_TYPES = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
 TYPES = [*FLOAT_TYPES, *PAIR_TYPES, "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 
 
@@ -154,6 +157,47 @@ def test_numbers_of_all_types_are_read(tmp_path, kind, keeps_groups):
         assert torch.equal(layer.dequantize(torch.float32), plain.weight)  # exactly
     assert torch.equal(found.model.embed_tokens.weight, expected.model.embed_tokens.weight)
     assert isinstance(found.model.embed_tokens, RowEmbedding) == (keeps_groups and kind not in FLOAT_TYPES)
+
+
+def test_types_without_a_form_of_their_own_are_dequantized(tmp_path):
+    """Also factors of whole tensors, which files with NVFP4 have beside them."""
+    kinds = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"]
+    model = reference("llama-2", hidden_size=256, intermediate_size=256)
+    tensors = tensors_of(model, "llama")
+    matrices = [name for name in tensors if name.endswith("_proj.weight")]
+    factors = {name.replace(".weight", ".scale"): torch.tensor([0.5 + i / 20]) for i, name in enumerate(matrices)}
+    factors = {f"blk.{name.split('.')[2]}.{NAMES[name.split('.')[4]]}.scale": one for name, one in factors.items()}
+    inputs = {name.replace(".scale", ".input_scale"): torch.ones(1) for name in factors}
+    packed, plain = tmp_path / "packed" / "model.gguf", tmp_path / "plain" / "model.gguf"
+    values = values_of(model.config)
+    chosen = {name: kinds[i % len(kinds)] for i, name in enumerate(matrices)}
+    stored = write_gguf(packed, "llama", tensors | factors | inputs, values, lambda name: chosen.get(name, "F32"))
+    scaled = {name: stored[name] * factor for name, factor in zip(matrices, factors.values(), strict=True)}
+    write_gguf(plain, "llama", {name: scaled.get(name, stored[name]) for name in tensors}, values)
+    found, expected = (load_model(path, dtype=torch.float32, keeps_groups=True) for path in (packed, plain))
+    torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
+    assert isinstance(found.model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+def test_types_that_the_package_cannot_widen_are_refused_by_name(tmp_path):
+    model = reference("llama-2", hidden_size=128, intermediate_size=128)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", tensors_of(model, "llama"), values_of(model.config), "Q8_0")
+    header = read_header(path).tensors
+    name = "blk.0.attn_v.weight"
+    for kind, message in (
+        (41, rf"{name} in .* has the type Q1_0, which is not supported"),
+        (36, "type 36, which is not"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read_tensor(path, replace(header[name], kind=kind))
+
+
+NAMES = {
+    **{f"{part}_proj": f"attn_{part}" for part in "qkv"},
+    "o_proj": "attn_output",
+    **{f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 
 
 def mixed(name):

@@ -5,6 +5,7 @@ The values of the headers are those that llama.cpp's converter writes for these 
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_families import ARCHITECTURES
+from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
 from flambeau.llm.quantize.groups import GroupedLinear
@@ -64,6 +67,25 @@ GLM_EXPERTS = {
 }
 SCALES = {"attention.scale": 0.2, "embedding_scale": 6.0, "residual_scale": 1.0, "logit_scale": 1.0}
 WINDOWS = {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False]}
+EIGHT_EXPERTS = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_shared_count": 2,
+    "expert_feed_forward_length": 32,
+}
+GEMMA_WINDOWS = {
+    "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [True, False, True, False],
+    "rope.freq_base_swa": 5000.0,
+}
+GEMMA_4_HEADS = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+}
 HALF = {"rope.dimension_count": 4}
 LONG_ROPE = {
     "rope.scaling.attn_factor": 1.3228756,
@@ -245,7 +267,131 @@ KINDS = {
             "expert_feed_forward_length": 24,
         },
     ),
+    # with experts
+    "afmoe": (
+        "afmoe",
+        {
+            **EIGHT_EXPERTS,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.7,
+            "attention.sliding_window": 9,
+            "rope.dimension_count": 16,
+        },
+    ),
+    "exaone-moe": (
+        "exaone-moe",
+        {
+            **EIGHT_EXPERTS,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 1,
+            "nextn_predict_layers": 1,
+            "rope.scaling.type": "none",
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, False, True],
+        },
+    ),
+    "solar-open": (
+        "glm4moe",
+        {
+            **EIGHT_EXPERTS,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.7,
+            "rope.dimension_count": 16,
+        },
+    ),
+    "mistral-4": (
+        "mistral4",
+        {
+            **{key: value for key, value in DEEPSEEK.items() if "group" not in key},
+            "attention.temperature_scale": 0.2,
+            "attention.temperature_length": 9,
+            "rope.scaling.original_context_length": 9,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "expert_weights_norm": True,
+        },
+    ),
+    "glm-5": (
+        "glm-dsa",
+        {
+            **{key: value for key, value in DEEPSEEK.items() if key not in YARN},
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_weights_norm": True,
+            "nextn_predict_layers": 1,
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 12,
+            "attention.indexer.top_k": 9,
+        },
+    ),
+    # of Gemma, and others whose layers differ
+    "gemma-3n": (
+        "gemma3n",
+        {
+            **GEMMA_WINDOWS,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 4.0,
+            "final_logit_softcapping": 5.0,
+            "altup.active_idx": 1,
+            "altup.num_inputs": 3,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 8,
+            "activation_sparsity_scale": [0.5244005, -math.inf, 0.5244005, -math.inf],
+        },
+    ),
+    "gemma-4": (
+        "gemma4",
+        {
+            **GEMMA_WINDOWS,
+            **GEMMA_4_HEADS,
+            "final_logit_softcapping": 5.0,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 8,
+            "feed_forward_length": [56, 56, 112, 112],
+        },
+    ),
+    "gemma-4-moe": (
+        "gemma4",
+        {
+            **GEMMA_WINDOWS,
+            **GEMMA_4_HEADS,
+            "attention.sliding_window_pattern": [True, False, False],
+            "attention.shared_kv_layers": 0,
+            "attention.head_count_kv": [4, 2, 2],
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+        },
+    ),
+    "apertus": ("apertus", {"rope.dimension_count": 16}),
+    "jais-2": ("jais2", {"rope.dimension_count": 8}),
+    "bitnet": ("bitnet", {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}),
     # with recurrent layers
+    "kimi-linear": (
+        "kimi-linear",
+        {
+            **{key: value for key, value in LATENT.items() if "q_lora" not in key},
+            "attention.head_count_kv": [0, 1, 0],
+            "ssm.conv_kernel": 4,
+            "kda.head_dim": 12,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_weights_scale": 0.8,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+    ),
     "mamba": ("mamba", {**MAMBA, "ssm.time_step_rank": 2, "ssm.dt_b_c_rms": False}),
     "falcon-mamba": ("mamba", {**MAMBA, "ssm.time_step_rank": 2, "ssm.dt_b_c_rms": True}),
     "mamba-2": ("mamba2", {**MAMBA, **MAMBA_2}),
@@ -306,6 +452,22 @@ KINDS = {
     "falcon-h1": ("falcon-h1", {**MAMBA_2, "ssm.group_count": 2}),
     "falcon-h1-norm": ("falcon-h1", {**MAMBA_2, "ssm.group_count": 2}),
     "nemotron-h": ("nemotron_h", {**NEMOTRON_H, "feed_forward_length": [0, 56, 0, 56, 0]}),
+    "nemotron-h-latent": (
+        "nemotron_h_moe",
+        {
+            **NEMOTRON_H,
+            "moe_latent_size": 64,
+            "feed_forward_length": [0, 24, 0],
+            "attention.head_count_kv": [0, 0, 2],
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 40,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+        },
+    ),
     "nemotron-h-moe": (
         "nemotron_h_moe",
         {
@@ -373,6 +535,15 @@ OPTIONS = {  # of the network, where GGUF files cannot say otherwise
     "bamba": ONE_GROUP,
     "falcon-h1": {"attention_bias": False},
     "falcon-h1-norm": {"mamba_d_ssm": 64},
+    "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 4},
+    "exaone-moe": {"first_k_dense_replace": 1},
+    "gemma-3n": {"intermediate_size": 56},
+    "gemma-4-moe": {"attention_bias": False},
+    "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
+    "mistral-4": {"rope_interleave": True},
+    "glm-5": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "kimi-linear": {"num_key_value_heads": 4, "intermediate_size": 64, "moe_intermediate_size": 32},
+    "nemotron-h-latent": {"time_step_min": 0.001, "use_bias": False, "moe_intermediate_size": 32},
     "nemotron-h": {"time_step_min": 0.001},
     "nemotron-h-moe": {"time_step_min": 0.001, "use_bias": False},
     "qwen-3-next": {"mlp_only_layers": []},
@@ -402,6 +573,8 @@ DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 
 def values_of(config, **more):
     """The header's values of a model of transformers."""
+    if config.model_type == "gemma4_text":
+        config.allow_global_per_layer_attribute_access = True
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     rms = getattr(config, "rms_norm_eps", None)
@@ -434,6 +607,7 @@ def values_of(config, **more):
 
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 HEAD_NORM = re.compile(r"^(.*_layernorm)\.norms\.(\d+)\.weight$")
+STREAM = re.compile(r"^(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight$")
 EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(\w+)\.weight$")
 
 
@@ -443,7 +617,7 @@ def tensors_of(model, folder, architecture):
     config, stored, stacks = model.config, load_file(folder / "model.safetensors"), {}
     found = {}
     for name, tensor in stored.items():
-        if one := HEAD_NORM.match(name):
+        if (one := HEAD_NORM.match(name)) or (one := STREAM.match(name)):
             stacks.setdefault(f"{one[1]}.weight", {})[int(one[2])] = tensor
         elif one := EXPERT.match(name):
             stacks.setdefault(stack_name(one), {})[int(one[2])] = tensor
@@ -463,6 +637,16 @@ def stack_name(one):
 def arranged(name, tensor, config, architecture):
     """One tensor as the files of an architecture have it."""
     heads, start = getattr(config, "num_attention_heads", 0), name.rpartition(".")[0]
+    if architecture == "kimi-linear" and (found := kimi_layer(name, tensor)) is not None:
+        return found
+    if architecture == "gemma3n":
+        name = f"{name}.weight" if name.endswith("_scale") else name
+    if architecture == "mistral4" and re.search(r"\.experts\.(gate_up|down)_proj$", name):
+        return {f"{name}.weight": tensor}
+    if name.endswith("_sub_norm.weight"):  # which the package does not know by this name
+        return {f"blk.{name.split('.')[2]}.{name.split('.')[4]}.weight": tensor}
+    if architecture == "gemma4" and (found := gemma_4_layer(name, tensor)) is not None:
+        return found
     if (found := recurrent(name, tensor, config, architecture)) is not None:
         return found
     if ".q_proj." in name and architecture in BY_PAIRS:
@@ -471,7 +655,7 @@ def arranged(name, tensor, config, architecture):
         return {name: by_pairs(tensor, config.num_key_value_heads)}
     if architecture == "nemotron" and "norm" in name and name.endswith("weight"):
         return {name: tensor + 1}
-    if ".kv_b_proj." in name and architecture == "deepseek2":
+    if ".kv_b_proj." in name and architecture in ("deepseek2", "mistral4", "glm-dsa", "kimi-linear"):
         keys, values = tensor.view(heads, -1, tensor.shape[1]).split([12, 10], dim=1)
         start = start.removesuffix("kv_b_proj")
         return {f"{start}k_b_proj.weight": keys.transpose(1, 2), f"{start}v_b_proj.weight": values}
@@ -524,6 +708,28 @@ def recurrent(name, tensor, config, architecture):
     return {
         name.replace("model.layers.", "backbone.layers.") if architecture.startswith("nemotron_h") else name: tensor
     }
+
+
+def kimi_layer(name, tensor):
+    """A tensor of a layer with delta attention."""
+    if name.endswith("_conv1d.weight"):
+        return {name: tensor.reshape(1, -1, 1, tensor.shape[-1])}
+    if name.endswith(".A_log"):
+        return {name: -tensor.exp()}
+    if name.endswith(".dt_bias"):
+        return {name.replace(".dt_bias", ".dt_proj.bias"): tensor}
+    return None
+
+
+def gemma_4_layer(name, tensor):
+    """Factors of experts, of what chooses them and of a whole layer."""
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    if name.endswith("router.scale"):
+        return {f"blk.{layer[1]}.ffn_gate_inp.scale": tensor}
+    if name.endswith("per_expert_scale"):
+        return {f"blk.{layer[1]}.ffn_down_exps.scale": tensor}
+    ends = (".layer_scalar", ".experts.gate_up_proj", ".experts.down_proj")
+    return {f"{name}.weight": tensor} if name.endswith(ends) else None
 
 
 def falcon_h1_factor(name, config):
@@ -607,10 +813,59 @@ def write(tmp_path, kind, quantized="F32", **changes):
     if "n_groups" in changes:
         values = values | {"ssm.group_count": changes["n_groups"]}
     tensors = tensors_of(model, tmp_path / "folder", architecture)
+    tensors |= positions_of(model, architecture)
     if "rope.scaling.attn_factor" in values:
         tensors |= {f"rope_factors_{name}.weight": factors(model, name) for name in ("long", "short")}
+    path, extra = tmp_path / "gguf" / "model.gguf", {}
+    if architecture == "apertus":
+        tensors, extra = without_activations(tensors)
+    header = values_of(model.config, **values)
+    return model, path, write_gguf(path, architecture, tensors, header, quantized, plain=extra)
+
+
+def positions_of(model, architecture):
+    """Divisors of frequencies: of Llama 3, or of the parts of Gemma 4's heads that are not rotated."""
+    if architecture == "gemma4":
+        return {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}
+    if architecture == "apertus":
+        plain = 10000.0 ** -(torch.arange(0, 16, 2) / 16)
+        return {"rope_freqs.weight": plain / model.model.rotary_emb.inv_freq}
+    return {}
+
+
+def without_activations(tensors):
+    """The tensors of Apertus without those of its activation, which are in the header."""
+    values = {}
+    for name, value in tensors.items():
+        if ".act_fn." in name:
+            values.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(value.float().item())
+    return {name: value for name, value in tensors.items() if ".act_fn." not in name}, values
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("glm-4.5", 2), ("qwen-3.5-moe", 1)])
+def test_layers_that_predict_further_tokens_are_read(tmp_path, kind, layer):
+    """Here they are a copy of another layer."""
+    architecture, values = KINDS[kind]
+    model = reference(BASES.get(kind, kind), **options_of(kind))
+    tensors, generator = tensors_of(model, tmp_path / "folder", architecture), torch.Generator().manual_seed(4)
+    number = model.config.get_text_config().num_hidden_layers
+    old, start = f"model.layers.{layer}.", f"blk.{number}."
+    own = {name.replace(old, f"model.layers.{number}."): x.clone() for name, x in tensors.items() if old in name}
+    own |= {f"{start}nextn.{name}.weight": torch.ones(32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    own[f"{start}nextn.eh_proj.weight"] = torch.randn(32, 64, generator=generator)
     path = tmp_path / "gguf" / "model.gguf"
-    return model, path, write_gguf(path, architecture, tensors, values_of(model.config, **values), quantized)
+    write_gguf(path, architecture, tensors | own, values_of(model.config, **values), "F32")
+    target = load_model(path, dtype=torch.float32)
+    settings, naming = read_mtp(path, read_architecture(path))
+    head = load_mtp(path, settings, naming, target, device=torch.device("cpu"), dtype=torch.float32)
+    ids, hidden, places = torch.arange(3, 14), torch.randn(11, 32, generator=generator), torch.arange(11)
+    with torch.inference_mode():
+        both = [F.rms_norm(x, (32,), eps=target.arch.norm_epsilon) for x in (target.model.embed_tokens(ids), hidden)]
+        x = torch.cat(both, dim=-1) @ own[f"{start}nextn.eh_proj.weight"].T
+        x = target.model.layers[layer](x, target.rotation(places), WholeAttention())
+        found = head(ids, hidden, places, WholeAttention())
+    expected = F.rms_norm(x, (32,), eps=target.arch.norm_epsilon)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
 def factors(model, name):
@@ -633,7 +888,7 @@ def test_network_is_that_of_transformers(tmp_path, kind):
 
 SHARED = (  # among ranks: what depends on all of them
     *("bloom", "olmo-3", "olmoe", "minimax-m2", "mamba", "falcon-mamba", "mamba-2", "lfm-2", "qwen-3-next", "qwen-3.5"),
-    *("qwen-3.5-moe", "nemotron-h", "granite-4-hybrid", "falcon-h1", "jamba"),
+    *("qwen-3.5-moe", "nemotron-h", "granite-4-hybrid", "falcon-h1", "jamba", "apertus", "gemma-4-moe", "kimi-linear"),
 )
 
 

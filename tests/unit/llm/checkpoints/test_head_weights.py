@@ -11,18 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import flambeau.examples
-from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle, read_mtp
+from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.head import HeadModel
 from flambeau.llm.loader import load_engine, load_network
-from flambeau.llm.models.draft_heads import HeadSettings, make_head
+from flambeau.llm.models.draft_heads import HeadSettings
+from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face
-from flambeau.llm.proposers import check_head, tell_of_mtp
+from flambeau.llm.proposers import check_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import published_eagle, published_mtp, tiny_head
-from support.tiny_models import tiny_hybrid, tiny_model
+from support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 STORYTELLER = Path(flambeau.examples.__file__).parent / "storyteller"
@@ -101,15 +102,18 @@ def check_texts(engine, target):
     assert sum(each.counts.num_drafted for each in found) > 0
 
 
-@pytest.mark.parametrize("form", ["published", "with a prefix", "speculators", "own embeddings"])
+@pytest.mark.parametrize("form", ["published", "with a prefix", "speculators", "own embeddings", "EAGLE 3.1"])
 def test_an_eagle_3_head_is_recognized_and_loaded(form, target, model, tmp_path):
-    more = {"has_embeddings": True} if form == "own embeddings" else {}
+    forms = {"own embeddings": {"has_embeddings": True}, "EAGLE 3.1": {"norms_each": True, "norms_output": True}}
+    more = forms.get(form, {})
     head = tiny_head("eagle3", model, draft_vocab_size=24, norm_before_residual=form == "speculators", **more)
     tensors, config = published_eagle(head), HEAD
     if form == "with a prefix":  # and the configuration of a Llama, as the first heads have it
         tensors = {f"model.{name}".replace("midlayer", "layers.0"): value for name, value in tensors.items()}
         config = {key: value for key, value in HEAD.items() if key != "draft_vocab_size"} | LLAMA
         config["num_hidden_layers"] = 1
+    if form == "EAGLE 3.1":
+        config = HEAD | {"fc_norm": True, "norm_output": True}
     if form == "speculators":
         layer = {key: value for key, value in LLAMA.items() if key != "architectures"} | {"num_hidden_layers": 1}
         config = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 24}
@@ -162,7 +166,10 @@ def test_the_layers_that_a_head_reads(config, expected):
     [
         ({"vocab_size": 99}, "has 99 tokens and the model 97; use the head that was trained"),
         ({"hidden_size": 96, "head_dim": 24}, "has hidden states of 96 numbers and the model of 48"),
-        ({"fc_norm": True}, "fc_norm of the EAGLE head .* is not supported"),
+        ({"use_moe": True}, "use_moe of the EAGLE head .* is not supported"),
+        ({"architectures": ["PEagleDraftModel"]}, "is P-EAGLE, which proposes all tokens at once.*use an EAGLE head"),
+        ({"speculators_model_type": "mlp_speculator"}, "is an MLP speculator, which is not supported"),
+        ({"medusa_num_heads": 5}, "is Medusa, which is not supported"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1]}, "reads 144 numbers of a token, and 2 hidden states"),
     ],
 )
@@ -187,6 +194,8 @@ def test_broken_heads_are_refused(target, model, tmp_path):
         "does not name 24 tokens": tensors | {"d2t": tensors["d2t"] + 1000},
         "missing: model.norm.weight": {name: value for name, value in tensors.items() if name != "norm.weight"},
         "not known: midlayer.self_attn.q_norm.weight": tensors | {"midlayer.self_attn.q_norm.weight": torch.ones(12)},
+        "has experts, which is not supported": tensors | {"midlayer.mlp.experts.0.up_proj.weight": torch.ones(2)},
+        "has latent attention": tensors | {"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(2)},
         "no tensor fc.weight": {name: value for name, value in tensors.items() if name != "fc.weight"},
     }
     for message, given in broken.items():
@@ -217,21 +226,6 @@ def test_several_streams_are_refused_before_anything_is_read(target, model, tmp_
             check_head(config, arch)
     for config in (EngineConfig(), EngineConfig(draft=str(target)), EngineConfig(draft=str(folder), speculate_k=0)):
         check_head(config, arch)
-
-
-def test_layers_of_ling_are_not_recommended(tmp_path, caplog):
-    """They have the names of DeepSeek's."""
-    tensors = {"model.layers.3.eh_proj.weight": torch.ones(1)}
-    folder = write(tmp_path / "model", MTP["DeepseekV3"], tensors)
-    arch = from_hugging_face(MTP["DeepseekV3"])
-    hybrid = replace(arch, recurrence=tiny_hybrid("lightning").arch.recurrence)
-    caplog.set_level("INFO")
-    tell_of_mtp(folder, hybrid)
-    assert "speculative: mtp" not in caplog.text
-    with pytest.raises(LLMError, match=r"none that is known .*, but others, such as model\.layers\.3\.eh_proj\.weight"):
-        read_mtp(folder, hybrid)
-    tell_of_mtp(folder, arch)
-    assert "speculative: mtp uses it" in caplog.text
 
 
 def mtp_checkpoint(folder, config):

@@ -119,6 +119,78 @@ def test_a_layer_computes_what_that_of_transformers_does(kind, tmp_path):
     torch.testing.assert_close(head.draft_logits(found), logits, atol=2e-3, rtol=1e-4)
 
 
+LING = {"enorm": "{}", "hnorm": "{}", "eh_proj": "{}", "norm": "final_layernorm"}
+# Networks of which transformers has no such layer. It is a copy of layers of their own: which ones, their new names,
+# and those of what is around them.
+COPIES = {
+    "ling-3": ([1], "model.layers.3.", LING, {}),
+    "hy-3": ([1], "model.layers.3.", LING, {}),
+    "exaone-moe": (
+        [0],
+        "mtp.layers.0.",
+        {name: f"mtp.{new}" for name, new in {**QWEN, "norm": "norm"}.items() if name != "mtp_block"},
+        {"mtp_layer_types": ["sliding_attention"], "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "nemotron-h-moe": ([2, 3], "mtp.layers.{}.", {"norm": "mtp.layers.1.final_layernorm"}, {}),
+}
+
+
+def write_copies(folder: Path, kind: str):
+    """A checkpoint with copies of layers, and their numbers."""
+    layers, prefix, names, changes = COPIES[kind]
+    kept = {key: value for key, value in changes.items() if not key.startswith("mtp")}
+    reference(kind, **kept).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes | {"num_nextn_predict_layers": 1}))
+    whole, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(4)
+    size = config["hidden_size"]
+    tensors = {
+        name.replace(own, prefix.format(number)): value.clone()
+        for number, layer in enumerate(layers)
+        for name, value in whole.items()
+        if (own := next((o for o in (f"model.layers.{layer}.", f"backbone.layers.{layer}.") if name.startswith(o)), ""))
+    }
+    assert len(tensors) > 8
+    for name in ("enorm", "hnorm", "eh_proj", "norm"):
+        shape = (size, 2 * size) if name == "eh_proj" else (size,)
+        new = names.get(name, "{}").format(name)
+        new = new if new.startswith("mtp.") else prefix.format(0) + new
+        tensors[f"{new}.weight"] = torch.randn(shape, generator=generator) * 0.3 + float(len(shape) == 1)
+    assert not whole.keys() & tensors.keys()
+    save_file(whole | tensors, folder / "model.safetensors")
+    return layers, {name.rpartition(".")[0].rpartition(".")[2]: value for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_of_layers_computes_what_they_do(kind, tmp_path):
+    layers, tensors = write_copies(tmp_path, kind)
+    names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
+    weights = {name: tensors.get(name, tensors.get(new)) for name, new in names.items()}
+    arch = read_architecture(tmp_path)
+    target = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    settings, naming = read_mtp(tmp_path, arch)
+    head = load_mtp(tmp_path, settings, naming, target, device=CPU, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCAB_SIZE, (23,), generator=generator)
+    hidden = torch.randn(23, arch.hidden_size, generator=generator)
+
+    def norm(x, weight):
+        return torch.nn.functional.rms_norm(x, (arch.hidden_size,), weight, arch.norm_epsilon)
+
+    given = torch.randn(23, arch.hidden_size, generator=generator)
+    both = norm(target.model.embed_tokens(ids), weights["enorm"]), norm(given, weights["hnorm"])
+    x = torch.cat(both, dim=-1) @ weights["eh_proj"].T
+    for layer in layers:
+        x = target.model.layers[layer](x, target.rotation(torch.arange(23)), WholeAttention())
+    wanted = norm(x, tensors.get("final_layernorm", tensors.get("norm")))
+    found = head(ids, given, torch.arange(23), WholeAttention())
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(head.combine(hidden), target.model.norm(hidden))
+    (expected, _), (texts, num_drafted) = (generate(tmp_path, each, compile=True) for each in (None, "mtp"))
+    assert texts == expected
+    assert num_drafted > 0
+
+
 @pytest.mark.parametrize("compiles", [False, True], ids=["plain PyTorch", "kernels"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_texts_are_those_without_it(kind, compiles, tmp_path, monkeypatch):
@@ -134,29 +206,32 @@ def test_a_layer_in_bfloat16_reads_hidden_states_that_the_kernels_write_in_float
     check_texts(kind, tmp_path, monkeypatch, dtype="bfloat16", quantization=quantization)
 
 
+def generate(folder, speculation, **options):
+    """Greedy texts, and how many tokens were proposed."""
+    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
+    config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3, **options)
+    loaded = load_network(folder, replace(config, speculation=speculation), CPU, None)
+    loaded.backend.wait_until_compiled(timeout_s=250)
+    engine = Engine(
+        *(loaded.arch, loaded.backend),
+        num_blocks=loaded.num_blocks,
+        state_cache=loaded.state_cache,
+        config=loaded.config,
+        draft=loaded.draft,
+    )
+    assert engine.info.speculation == speculation
+    found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
+    engine.close()
+    return [each.token_ids for each in found], sum(each.counts.num_drafted for each in found)
+
+
 def check_texts(kind, folder, monkeypatch, **options):
     """With proposals and without."""
     monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
     write(folder, kind)
-    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
-    config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3, **options)
-    texts = []
-    for speculation in (None, "mtp"):
-        loaded = load_network(folder, replace(config, speculation=speculation), CPU, None)
-        loaded.backend.wait_until_compiled(timeout_s=250)
-        engine = Engine(
-            *(loaded.arch, loaded.backend),
-            num_blocks=loaded.num_blocks,
-            state_cache=loaded.state_cache,
-            config=loaded.config,
-            draft=loaded.draft,
-        )
-        assert engine.info.speculation == speculation
-        found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
-        texts.append([each.token_ids for each in found])
-        engine.close()
-    assert texts[0] == texts[1]
-    assert sum(each.counts.num_drafted for each in found) > 20
+    (expected, _), (found, num_drafted) = (generate(folder, each, **options) for each in (None, "mtp"))
+    assert found == expected
+    assert num_drafted > 20
 
 
 def write_several(folder: Path, kind: str, number: int):
@@ -244,6 +319,10 @@ def test_layers_that_are_declared_and_not_published_are_refused(tmp_path):
 def test_layers_with_other_names_are_refused(tmp_path):
     reference("nemotron-h-moe").save_pretrained(tmp_path)
     whole = load_file(tmp_path / "model.safetensors")
-    save_file(whole | {"mtp.layers.0.eh_proj.weight": torch.zeros(32, 64)}, tmp_path / "model.safetensors")
-    with pytest.raises(LLMError, match=r"but others, such as mtp.layers.0.eh_proj.weight; use a draft model"):
+    save_file(whole | {"mtp.blocks.0.eh_proj.weight": torch.zeros(32, 64)}, tmp_path / "model.safetensors")
+    with pytest.raises(LLMError, match=r"but others, such as mtp.blocks.0.eh_proj.weight; use a draft model"):
+        read_mtp(tmp_path, read_architecture(tmp_path))
+    recurrent = {f"mtp.layers.{name}": torch.zeros(32, 64) for name in ("0.eh_proj.weight", "1.mixer.A_log")}
+    save_file(whole | recurrent, tmp_path / "model.safetensors")
+    with pytest.raises(LLMError, match=r"has a recurrence, which is not supported; use a draft model"):
         read_mtp(tmp_path, read_architecture(tmp_path))

@@ -29,7 +29,7 @@ from support.tiny_heads import tiny_head, twin_proposals
 from support.tiny_models import ARCH, tiny_engine, tiny_hybrid, tiny_model
 
 KINDS = {
-    "eagle3": {"draft_vocab_size": 24},
+    "eagle3": {"draft_vocab_size": 24, "norms_each": True},
     "eagle3 with all tokens": {"norm_before_residual": True, "norm_before_projection": True, "norms_output": True},
     "eagle": {"has_bias": True},
     "mtp": {},

@@ -57,6 +57,36 @@ def test_an_eagle_head_proposes_beside_two_ranks(kind, compile, tmp_path):
     assert found.num_drafted > 0
 
 
+def write_block_head(folder: Path, target: Path) -> Path:
+    """A random DFlash head for a network of this folder."""
+    given = json.loads((target / "config.json").read_text())
+    size, generator, tensors = given["hidden_size"], torch.Generator().manual_seed(1), {}
+    wide, narrow = 64, 32
+    shapes: dict[str, tuple[int, ...]] = {"fc": (size, 2 * size), "hidden_norm": (size,), "norm": (size,)}
+    shapes |= {"layers.0.input_layernorm": (size,), "layers.0.post_attention_layernorm": (size,)}
+    shapes |= {f"layers.0.self_attn.{name}_norm": (16,) for name in "qk"}
+    shapes |= {"layers.0.self_attn.q_proj": (wide, size), "layers.0.self_attn.o_proj": (size, wide)}
+    shapes |= {f"layers.0.self_attn.{name}_proj": (narrow, size) for name in "kv"}
+    shapes |= {f"layers.0.mlp.{name}_proj": (narrow, size) for name in ("gate", "up")}
+    shapes["layers.0.mlp.down_proj"] = (size, narrow)
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = torch.randn(shape, generator=generator) * 0.1 + float(len(shape) == 1)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"architectures": ["DFlashDraftModel"], "vocab_size": given["vocab_size"], "hidden_size": size}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config |= {"intermediate_size": narrow, "block_size": 6, "mask_token_id": 5, "target_layer_ids": [0, 1]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_block_is_proposed_beside_two_ranks(tmp_path):
+    target = write_kind(tmp_path / "target", "float32", "dense", num_hidden_layers=LAYERS)
+    found = generate_on_ranks(target, PROMPTS, draft=str(write_block_head(tmp_path / "head", target)))
+    assert found.tokens == expected_of(target)
+    assert found.num_drafted > 0
+
+
 def write_mtp(folder: Path, kind: str) -> Path:
     """A checkpoint of DeepSeek with one more layer, which is like the last one and predicts a further token."""
     write_kind(folder, kind, "latent", num_nextn_predict_layers=1)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +34,21 @@ from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_files import ImageFile, not_encoded
-from flambeau.llm.images.pretrained_encoder import joined, load_pretrained_encoder
+from flambeau.llm.images.pretrained_encoder import by_layers, joined, load_pretrained_encoder
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES, ImageReader
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.wire.generation import Generate, ImageInput, encode_request
 from support.adapters import write_adapter
+from support.more_vision_models import MORE_KINDS
 from support.pictures import encode, jpeg, picture
 from support.pretrained_vision_models import ID, KINDS, write_pretrained_vision_model
 from support.ranks import run_ranks
 from unit.llm.images.test_engine_images import RANK
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+ALL = {**KINDS, **MORE_KINDS}
 PART = {"type": "image"}
 WIDE, TALL, SMALL = jpeg(1, 120, 40), jpeg(2, 50, 75), encode(picture(20, 20, 3), "PNG")
 # Where transformers' class with images leaves out the scale of logits that its class of the decoder alone has.
@@ -84,6 +86,11 @@ class Made:
         opened = iter({"type": "image", "image": Image.open(io.BytesIO(data)).convert("RGB")} for data in files)
         messages = [{"role": "user", "content": [next(opened) if part is PART else part for part in contents]}]
         template = processor.tokenizer.chat_template
+        if type(processor).__name__ == "GotOcr2Processor":  # images of chats are lists of pages for it
+            [words] = [processor.apply_chat_template(messages, template, add_generation_prompt=True)]
+            pages = [part["image"] for part in messages[0]["content"] if part["type"] == "image"]
+            read = partial(processor, pages) if pages else processor.tokenizer
+            return read(words, return_tensors="pt")
         return processor.apply_chat_template(
             messages, template, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
         )
@@ -95,8 +102,15 @@ class Made:
         if "mm_token_type_ids" in given:
             given["mm_token_type_ids"] = torch.nn.functional.pad(given["mm_token_type_ids"], (0, number))
         every = torch.tensor([ids])
+        given = {**given, "input_ids": every, "attention_mask": torch.ones_like(every)}
+        if hasattr(self.reference, "create_masks_for_generate"):  # plain calls mask otherwise (Gemma 4 unified)
+            embedded = torch.zeros(*every.shape, self.reference.config.text_config.hidden_size)
+            options = {name: given.get(name) for name in ("attention_mask", "mm_token_type_ids")}
+            given["attention_mask"] = self.reference.create_masks_for_generate(
+                self.reference.config, embedded, past_key_values=None, position_ids=None, **options
+            )
         with torch.inference_mode():
-            found = self.reference(**{**given, "input_ids": every, "attention_mask": torch.ones_like(every)})
+            found = self.reference(**given)
         return found.logits[0].float() * self.scale
 
     def features(self, inputs: Any, reader: ImageReader) -> Tensor:
@@ -105,7 +119,10 @@ class Made:
         given = {name: inputs[name] for name in names if name in inputs}
         given["pixel_values"] = given["pixel_values"].float()
         with torch.inference_mode():
-            found = self.reference.get_image_features(**given)
+            encode = getattr(self.reference, "get_image_features", None) or self.reference.model.get_image_features
+            found = encode(**given)
+            if reader.names_layers:
+                return by_layers(found.deepstack_features)
             if reader.projects:
                 return joined(self.reference.multi_modal_projector(found.last_hidden_state))
         return joined(found.pooler_output) * self.engine.images.arch.scale  # type: ignore[union-attr]
@@ -126,7 +143,7 @@ def reader_of(engine: Engine) -> RequestReader:
     assert engine.images is not None
     return RequestReader(
         engine.tokenizer,
-        max_length=1500,
+        max_length=2000,
         defaults=SamplingParams(),
         has_own_limit=False,
         streams=False,
@@ -149,7 +166,7 @@ def encoded(engine: Engine, files: Sequence[bytes]) -> list[EncodedImage]:
 
 
 def make(folder: Path, kind: str, **options: Any) -> Made:
-    reference = write_pretrained_vision_model(folder, KINDS[kind])
+    reference = write_pretrained_vision_model(folder, ALL[kind])
     engine = Engine.from_pretrained(folder, compile=False, device="cpu", **options)
     return Made(folder, reference, engine, LOGIT_SCALES.get(kind, 1.0))
 
@@ -160,16 +177,18 @@ def made(tmp_path_factory) -> Made:
 
 
 def test_every_family_is_compared():
-    assert {f"{kind.name}ForConditionalGeneration" for kind in KINDS.values()} == set(IMAGE_READERS)
+    assert {f"{kind.name}ForConditionalGeneration" for kind in ALL.values()} == set(IMAGE_READERS)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers' own inputs
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_chats_with_images_are_those_of_transformers(tmp_path, monkeypatch, kind):
+    if IMAGE_READERS[f"{ALL[kind].name}ForConditionalGeneration"].needs_timm:
+        pytest.importorskip("timm")
     if kind == "smolvlm":  # its processor asks for a package that only videos need
         monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", str)
     model = make(tmp_path, kind, block_size=4, max_step_tokens=50)
-    reader = IMAGE_READERS[f"{KINDS[kind].name}ForConditionalGeneration"]
+    reader = IMAGE_READERS[f"{ALL[kind].name}ForConditionalGeneration"]
     chats = [ONE, NONE, *([] if reader.reads_one else [THREE])]
     prompts = [model.prompt(*one) for one in chats]
     images = [encoded(model.engine, files) for _, files in chats]
@@ -178,7 +197,9 @@ def test_chats_with_images_are_those_of_transformers(tmp_path, monkeypatch, kind
         inputs = model.theirs(*one)
         assert ids == inputs["input_ids"][0].tolist()
         if own:
-            features = torch.cat([image.features for image in own])
+            arch = model.engine.images.arch
+            encoded_ids = torch.tensor([one for one in ids if one in arch.ids])  # the chat's tokens that images embed
+            features = torch.cat([image.features for image in own])[encoded_ids == arch.image_id]
             torch.testing.assert_close(features, model.features(inputs, reader), atol=1e-4, rtol=0)
         logits = model.logits(inputs, [*ids, *completion.token_ids])[len(ids) - 1 : -1]
         check(completion, logits)

@@ -29,6 +29,19 @@ def test_all_ways_to_compute_experts_agree(num_tokens):
     torch.testing.assert_close(experts.compute_all(x, chosen, weights), expected)
 
 
+@pytest.mark.parametrize("num_tokens", [2, 40])
+def test_experts_without_weights_give_their_inputs(num_tokens):
+    mlp = some_experts(num_zero_experts=3, num_experts_per_token=4, router="biased_softmax", normalizes_experts=False)
+    x = torch.randn(num_tokens, MOE.hidden_size)
+    weights, chosen = mlp.choose(x)
+    assert (chosen >= MOE.num_experts).any()
+    expected = mlp.experts.compute_each(x, chosen, weights)
+    torch.testing.assert_close(mlp.experts.compute_gathered(x, chosen, weights), expected)
+    torch.testing.assert_close(mlp.experts.compute_all(x, chosen, weights), expected)
+    given = (weights * (chosen >= MOE.num_experts)).sum(-1, keepdim=True) * x
+    torch.testing.assert_close(mlp(x), expected + given)
+
+
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_a_token_gets_the_weighted_sum_of_its_experts(normalizes):
     mlp = some_experts(normalizes_experts=normalizes)

@@ -31,7 +31,7 @@ from support.llm_steps import step_inputs
 from support.ranks import logits_in_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
-TOLERANCE = {"atol": 5e-5, "rtol": 0.0}  # of logits up to 8
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 8; processors round sums in different orders
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +106,7 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
 
 # Parts that few families have; those of others are compared with the plain network in test_network.py.
 KERNEL_KINDS = [
-    *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options and kind != "mistral-4"),
+    *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options and kind not in ("mistral-4", "longcat")),
     *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
     *("apertus", "nanochat", "persimmon", "hyperclova-x", "vault-gemma", "granite-swa", "hy-3", "cohere-2-moe"),
     *("gpt-1", "codegen", "biogpt", "gemma-4", "gemma-4-moe", "gemma-4-unified", "afmoe", "laguna"),
@@ -225,6 +225,7 @@ def test_short_sequences_have_the_short_factors_of_longrope(checkpoint):
         "deepseek-v2",
         "llama-4",
         "gemma-4",
+        "longcat",
     ],
 )
 def test_a_step_of_even_length_is_traced_without_a_break(checkpoint, kind):

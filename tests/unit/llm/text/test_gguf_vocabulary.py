@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from hypothesis import given
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from flambeau.llm.errors import TokenizerError
 from flambeau.llm.text.gguf_splits import SPLITS
@@ -100,6 +100,32 @@ def test_runs_of_spaces_are_the_tokens_of_gemma(tmp_path):
         assert found.encode(text) == ids
         assert found.decode(ids) == original.decode(ids) == text
     assert original.encode("a    b", add_special=False)[1] == original.piece_id(runs[1])
+
+
+def test_merges_of_gemma_4_are_those_of_characters(tmp_path):
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+    octets = [f"<0x{i:02X}>" for i in range(256)]
+    original = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    original.normalizer = normalizers.Replace(" ", "\u2581")
+    original.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    original.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[*special, *octets], show_progress=False)
+    original.train_from_iterator([*LINES, *SAMPLES[:5] * 3], trainer)
+    saved = json.loads(original.to_str())["model"]
+    tokens = sorted(saved["vocab"], key=saved["vocab"].get)
+    kinds = [3 if token in special else 6 if token in octets else 1 for token in tokens]
+    more = {"merges": [" ".join(merge) for merge in saved["merges"]], "token_type": kinds, "add_space_prefix": False}
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3}
+    path = write(tmp_path, tokens, model="gemma4", architecture="gemma4", **more, **ids)
+    found = load_tokenizer(path)
+    own = Tokenizer.from_str(original.to_str())
+    own.add_special_tokens(special)
+    for text in (*SAMPLES, "<|turn>user\n\nTo be<turn|>\n"):
+        expected = own.encode(text, add_special_tokens=False).ids
+        assert found.encode(text, add_special=False) == expected
+        assert found.encode(text) == [2, *expected]
+        text = own.decode(expected, skip_special_tokens=False)
+        assert found.decode(expected) == text.replace("<|turn>", "").replace("<turn|>", "")
 
 
 def trained(pattern):

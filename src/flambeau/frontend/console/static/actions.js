@@ -57,6 +57,17 @@ export function scale(model) {
   });
 }
 
+export function shareTraffic(model) {
+  const percent = h("input", { type: "number", min: 0, max: 100, value: model.trafficPercent ?? 0, required: true });
+  ask(`Share requests with ${model.name} ${model.version}`, [
+    h("p", { class: "hint" }, "This version gets so many of 100 requests that name no version. The default version gets the others, and all while this one cannot answer. 0 ends it."),
+    field("percent", "Percent", percent),
+  ], "Share", async () => {
+    await call("PUT", `${path(model)}/traffic?percent=${encodeURIComponent(percent.value)}`);
+    toast(`${model.version} of ${model.name} gets ${percent.value} % of the requests`);
+  });
+}
+
 export function unregister(model) {
   const running = model.inFlight ? `${model.inFlight} accepted requests are answered first. ` : "Requests that it has accepted are answered first. ";
   ask(`Unregister ${model.name} ${model.version}?`, h("p", {}, running, "New ones are refused. Its files stay where they are."), "Unregister", async () => {

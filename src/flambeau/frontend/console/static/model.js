@@ -1,8 +1,8 @@
 // ModelView: one model with its charts, workers, settings, output and actions.
 import { age, bytes, duration, h, meter, number, percent, put, renew, replace } from "/console/elements.js";
 import { Chart, timeline } from "/console/charts.js";
-import { makeDefault, scale, unregister } from "/console/actions.js";
-import { Stat, column, failureRows, href, loadingWorkers, pill, showLoading } from "/console/overview.js";
+import { makeDefault, scale, shareTraffic, unregister } from "/console/actions.js";
+import { Stat, column, failureRows, href, loadingWorkers, pill, showLoading, traffic } from "/console/overview.js";
 
 const rate = (value) => number(value);
 
@@ -76,7 +76,7 @@ export class ModelView {
       return;
     }
     const others = this.server.state.models.filter((one) => one.name === this.name);
-    const kind = JSON.stringify([model.abilities, model.isDefault, others.length]);
+    const kind = JSON.stringify([model.abilities, model.isDefault, model.trafficPercent, others.length]);
     if (this.made !== kind) this.make(model, others, kind);
     pill(this.state, model.state);
     this.updateStats(model);
@@ -92,11 +92,12 @@ export class ModelView {
     this.made = kind;
     this.drawn = CHARTS.filter((one) => !one.when || one.when(model)).map((one) => new Chart(one.title, one.write, one.series, one.options));
     replace(this.charts, this.drawn.map((chart) => chart.node));
-    replace(this.tags, others.length > 1 ? h("span", { class: "tag" }, model.isDefault ? "default version" : "not default") : null);
+    replace(this.tags, others.length > 1 ? [h("span", { class: "tag" }, model.isDefault ? "default version" : "not default"), traffic(model)] : null);
     replace(this.actions,
       h("a", { href: href("play", model), class: "button primary" }, "Try it"),
       h("button", { type: "button", onclick: () => scale(this.model) }, "Scale"),
       model.isDefault ? null : h("button", { type: "button", onclick: () => makeDefault(model) }, "Make default"),
+      model.isDefault ? null : h("button", { type: "button", onclick: () => shareTraffic(this.model) }, "Share requests"),
       this.server.state.canRegister ? h("button", { type: "button", class: "danger", onclick: () => unregister(this.model) }, "Unregister") : null);
   }
 

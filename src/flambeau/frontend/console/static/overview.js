@@ -14,6 +14,11 @@ export function pill(node, state) {
   put(node, state);
 }
 
+// The share of the requests that name no version, if versions share them.
+export function traffic(model) {
+  return model.trafficPercent === null ? null : h("span", { class: "tag" }, `${model.trafficPercent} % of requests`);
+}
+
 export function column(server, model, name) {
   const index = server.fields.indexOf(name);
   return (server.samples.get(`${model.name}/${model.version}`) || []).map((sample) => sample[index] ?? null);
@@ -45,7 +50,7 @@ class Row {
     const trend = (label, name, ...more) => h("td", { class: "wide", "data-label": label }, h("div", { class: "trend" }, h("span", { class: "figure" }, texts[name], more), sparks[name].node));
     this.detail = h("small");
     this.node = h("tr", {},
-      h("th", { scope: "row" }, h("a", { href: href("model", model) }, model.name), " ", h("span", { class: "tag" }, model.version), model.isDefault ? null : [" ", h("span", { class: "tag" }, "not default")], this.detail),
+      h("th", { scope: "row" }, h("a", { href: href("model", model) }, model.name), " ", h("span", { class: "tag" }, model.version), model.isDefault ? null : [" ", h("span", { class: "tag" }, "not default")], traffic(model) && [" ", traffic(model)], this.detail),
       h("td", { class: "state" }, this.state),
       cell("Workers", texts.workers), cell("Queued", texts.waiting),
       trend("Requests/s", "requests"), trend("Latency", "p50", h("small", {}, "p99 ", texts.p99)), trend("Errors/s", "errors"),
@@ -111,7 +116,7 @@ export class Overview {
   updateRows(models) {
     const names = new Set();
     for (const model of models) {
-      const name = `${model.name}/${model.version}/${model.isDefault}`;
+      const name = `${model.name}/${model.version}/${model.isDefault}/${model.trafficPercent}`;
       names.add(name);
       if (!this.rows.has(name)) this.rows.set(name, new Row(model));
       this.rows.get(name).update(this.server, model);

@@ -2,6 +2,7 @@
 // Shows /openapi.json and sends requests to this server. Text from the document is only ever set as text.
 
 const METHODS = ["get", "post", "put", "delete", "options"];
+const TITLES = { openai: "OpenAI", kserve: "KServe" }; // others begin with a capital by docs.css
 
 function element(name, text, ...children) {
   const made = document.createElement(name);
@@ -152,9 +153,9 @@ function show(description) {
     }
   }
   for (const [group, nodes] of groups) {
-    const title = element("h2", group);
+    const title = element("h2", TITLES[group] || group);
     title.id = group;
-    const link = element("a", group);
+    const link = element("a", TITLES[group] || group);
     link.href = `#${group}`;
     document.getElementById("apis").append(link);
     place.append(title, ...nodes);

@@ -16,7 +16,6 @@ from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import Attend, AttentionOptions
 
-HEAD_SIZES = frozenset({16, 32, 64, 80, 96, 128, 256, 512})  # as listed in csrc/paged_attention.h
 CACHE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}  # places in bindings.KINDS
 # Longer prompts are faster through SDPA: at 64 tokens 93 us here and 119 there, at 128 tokens 299 and 241.
 # The limit between the two is a guess; measured on a busy machine.
@@ -47,8 +46,7 @@ def paged_attention(
     library = kernels.library
     assert library is not None
     step = CPagedStep(*pointers, *strides, *places, *counts, window, scale, softcap)
-    if not library.flambeau_attend(step, CACHE_KINDS[keys.dtype], q.shape[2], torch.get_num_threads()):
-        raise ValueError(f"there is no kernel for heads of {q.shape[2]}")
+    library.flambeau_attend(step, CACHE_KINDS[keys.dtype], q.shape[2], torch.get_num_threads())
     return out_THD.to(q_THD.dtype)
 
 
@@ -75,7 +73,7 @@ def with_contiguous_heads(x: Tensor) -> Tensor:
 def can_attend(cache: KVCache) -> bool:
     """Whether the kernel is loaded and supports this cache."""
     keys = cache.keys[0]
-    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS and cache.head_size in HEAD_SIZES
+    is_known = not cache.is_latent and keys.dtype in CACHE_KINDS
     return is_known and keys.device.type == "cpu" and kernels.library is not None
 
 
@@ -92,7 +90,7 @@ class CpuAttention(PagedAttention):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if not options.has_only_softcap or q.shape[2] not in HEAD_SIZES:  # the kernel does not know others
+        if not options.has_only_softcap or v.shape[2] != q.shape[2]:  # the kernel does not know others
             return super().__call__(layer, q, k, v, options)
         places = inputs.positions_T, inputs.slots_T, inputs.query_starts, inputs.block_tables_SB
         cached, softcap = (cache.keys[layer], cache.values[layer]), options.softcap or 0.0

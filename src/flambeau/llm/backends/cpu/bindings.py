@@ -121,6 +121,18 @@ class CRecurrence(ctypes.Structure):
     )
 
 
+class CIndexer(ctypes.Structure):
+    """What chooses the tokens that are attended to: `Indexer`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("query_up", "key", "weights")),
+        ("key_norm", CNorm),
+        ("keys", c_void_p),
+        *((name, c_int64) for name in ("heads", "size", "num_chosen", "is_paired")),
+        ("epsilon", c_float),
+    )
+
+
 class CLatentAttention(ctypes.Structure):
     """The weights of attention to latents: `LatentAttention`."""
 
@@ -131,6 +143,20 @@ class CLatentAttention(ctypes.Structure):
         *((name, c_int64) for name in ("latent_size", "rotary_size", "unrotated_size", "value_size", "is_paired")),
         ("epsilon", c_float),
         ("head_gate", CMatrix),
+        ("indexer", POINTER(CIndexer)),
+        ("num_chosen", c_int64),
+    )
+
+
+class CAltUp(ctypes.Structure):
+    """What a layer does with several streams of hidden states: `AltUp`."""
+
+    _fields_ = (
+        *((name, CMatrix) for name in ("router", "prediction", "correction")),
+        ("router_norm", CNorm),
+        ("output_scale", c_void_p),
+        *((name, CMatrix) for name in ("laurel_left", "laurel_right")),
+        ("laurel_norm", CNorm),
     )
 
 
@@ -159,6 +185,11 @@ class CLayer(ctypes.Structure):
         *((name, c_float) for name in ("output_scale", "attention_scale")),
         *((name, CNorm) for name in ("dense_norm", "sparse_norm", "expert_norm", "router_norm")),
         *((name, c_float) for name in ("stream_attention", "stream_mlp")),
+        *((name, CNorm) for name in ("attention_inner_norm", "mlp_inner_norm")),
+        ("altup", POINTER(CAltUp)),
+        ("cuts_gates", c_int64),
+        *((name, c_float) for name in ("gate_threshold", "cos_factor", "sin_factor")),
+        ("inverse", c_void_p),
     )
 
 
@@ -194,6 +225,9 @@ class CNetwork(ctypes.Structure):
         ("own_projection", CMatrix),
         ("own_norm", CNorm),
         *((name, c_float) for name in ("own_scale", "own_projection_scale")),
+        *((name, c_int64) for name in ("num_streams", "active_stream")),
+        *((name, POINTER(CMatrix)) for name in ("stream_projections", "stream_unembeddings")),
+        ("own_rows", CMatrix),
     )
 
 
@@ -279,7 +313,7 @@ def load_library(source: KernelSource) -> ctypes.CDLL | None:
         log.warning("the CPU kernels are not available, plain PyTorch is used: %s", first_error_line(error))
         return None
     library.flambeau_attend.argtypes = (POINTER(CPagedStep), c_int64, c_int64, c_int)
-    library.flambeau_attend.restype = c_bool
+    library.flambeau_attend.restype = None
     library.flambeau_multiply.argtypes = (POINTER(CMatrix), c_void_p, c_void_p, c_int64, c_int)
     library.flambeau_multiply.restype = None
     library.flambeau_quantize.argtypes = (c_void_p, *[c_int64] * 5, c_void_p, c_int)

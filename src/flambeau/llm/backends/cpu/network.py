@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm.adapters.adapter_store import AdapterStore
-from flambeau.llm.backends.cpu.attention import CACHE_KINDS, HEAD_SIZES, choose_attention
+from flambeau.llm.backends.cpu.attention import CACHE_KINDS, choose_attention
 from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CTokens, index_pointers, kernels
 from flambeau.llm.backends.cpu.lora_table import LoraTable
 from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
@@ -24,9 +24,11 @@ from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.embeddings import NarrowEmbedding, RowEmbedding
 from flambeau.llm.models.hidden_states import HiddenStates
+from flambeau.llm.models.indexer import HeadWeights, Indexer
 from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import Mixer
@@ -72,6 +74,13 @@ EXTRAS = frozenset(
         "late_qk_norm",
         "separate_qk_norm",
         "clip_qkv",
+        "active_stream",
+        "indexer",
+        "laurel_size",
+        "num_streams",
+        "scales_stream",
+        "sparsity",
+        "inner_norms",
         "latent_size",
         "query_latent_size",
         "unrotated_size",
@@ -257,8 +266,14 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")  # one norm of queries and keys is known
     if arch.norm_places == "sum" and (arch.is_parallel or arch.recurrence is not None):
         unknown.add("norm_places")
-    if arch.latent_size and arch.temperature_length:
-        unknown.add("temperature_length")
+    if arch.indexer is not None and (arch.unrotated_layers or not is_known_indexer(arch)):
+        unknown.add("indexer")
+    if arch.num_streams and not arch.layer_input_size:
+        unknown.add("num_streams")
+    if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
+        unknown.add("inner_norms")
+    if arch.value_size and not arch.latent_size:
+        unknown.add("value_size")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
         unknown.add("norm_places")  # what experts give is scaled by their weights
     if arch.recurrence is not None and arch.recurrence.kind not in RECURRENT_KINDS:
@@ -266,16 +281,22 @@ def unknown_parts(arch: Architecture) -> list[str]:
     return sorted(unknown)
 
 
+def is_known_indexer(arch: Architecture) -> bool:
+    """Whether the kernels know how tokens are chosen: each by latents of queries, in all layers (DeepSeek V3.2)."""
+    shape = arch.indexer
+    assert shape is not None
+    differs = shape.block_size or shape.plain_layers or shape.reads_inputs
+    return bool(arch.latent_size and arch.rotary_size) and not differs
+
+
 def unknown_heads(arch: Architecture) -> list[str]:
     """The sizes of heads that the kernels do not compute, in words."""
-    if arch.latent_size and arch.attending_layers:
-        return [] if arch.head_size % LANES == 0 else [f"latents with keys of {arch.head_size} numbers"]
-    sizes = {arch.of_layer(layer).head_size for layer in arch.attending_layers}
-    return [f"heads of {size} numbers" for size in sorted(sizes - HEAD_SIZES)]
+    is_odd = arch.latent_size and arch.attending_layers and arch.head_size % LANES
+    return [f"latents with keys of {arch.head_size} numbers"] if is_odd else []
 
 
 def has_known_heads(arch: Architecture) -> bool:
-    """Whether the kernels know the size of heads, if any layer attends."""
+    """Whether the kernels know the sizes of heads, if any layer attends."""
     return not unknown_heads(arch)
 
 
@@ -289,12 +310,14 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
     keys = cache.keys[0]
     if unknown_parts(arch) or keys.device.type != "cpu" or keys.dtype not in CACHE_KINDS:
         return False
-    return has_known_heads(arch) and (rotation.has_tables or not arch.attending_layers)
+    rotates_states = arch.recurrence is not None and arch.recurrence.rotary_size  # by tables
+    return has_known_heads(arch) and (rotation.has_tables or not rotates_states)
 
 
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
-    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, LatentAttention, LatentUp, *others)
+    parts_of_layers = (LatentAttention, LatentUp, Indexer, HeadWeights, AltUp, Laurel, Streams)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *parts_of_layers, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

@@ -20,7 +20,9 @@ from flambeau.llm.backends.cpu.attention import CACHE_KINDS
 from flambeau.llm.backends.cpu.bindings import (
     ACTIVATIONS,
     KINDS,
+    CAltUp,
     CExperts,
+    CIndexer,
     CLatentAttention,
     CLayer,
     CMatrix,
@@ -32,13 +34,15 @@ from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
 from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
-from flambeau.llm.models.decoder_layers import ExpertNormLayer, FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.decoder_layers import AltUpLayer, ExpertNormLayer, FeedForwardLayer, RecurrentLayer
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
-from flambeau.llm.models.feed_forward import MixedMLP, PlainMLP, XieluMLP
-from flambeau.llm.models.latent_attention import LATENT_EPSILON, LatentAttention
+from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
+from flambeau.llm.models.indexer import KEY_EPSILON, Indexer
+from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
 from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
@@ -72,6 +76,7 @@ class NetworkPointers:
     def __init__(self, cache: KVCache, *, packs_float32: bool) -> None:
         self._cache, self._packs_float32 = cache, packs_float32
         self._references: list[Any] = [cache]
+        self._query_scales: int | None = None
 
     def network(
         self,
@@ -94,7 +99,7 @@ class NetworkPointers:
             dtype = embedding.dtype
         own = dtype if body is None else getattr(body.embed_tokens, "dtype", dtype)  # the network's
         biases_HP = place_biases(arch)
-        return CNetwork(
+        made_network = CNetwork(
             arch.hidden_size,
             arch.num_heads,
             arch.num_kv_heads,
@@ -138,16 +143,27 @@ class NetworkPointers:
             GATES.index(arch.attention_gate),
             *self._own_embeddings(getattr(body, "layer_inputs", None), own),
         )
+        if (streams := getattr(body, "streams", None)) is not None:
+            self._add_streams(made_network, arch, streams)
+        return made_network
+
+    def _add_streams(self, made: CNetwork, arch: Architecture, streams: Streams) -> None:
+        made.num_streams, made.active_stream = arch.num_streams, arch.active_stream
+        sides = [[*map(self.matrix, layers)] for layers in (streams.projections, streams.unembed_projections)]
+        made.stream_projections, made.stream_unembeddings = arrays = [(CMatrix * len(side))(*side) for side in sides]
+        self._references += arrays
 
     def _own_embeddings(self, inputs: LayerInputs | None, dtype: torch.dtype) -> Iterator[Any]:
         """The embeddings that each layer has of its own."""
         if inputs is None:
             return
-        weight = inputs.embed_tokens.weight
-        yield from (self.pointer(weight), CACHE_KINDS[weight.dtype], inputs.size, len(weight))
+        table = inputs.embed_tokens
+        weight, rows = (None, self.matrix(table.rows)) if isinstance(table, RowEmbedding) else (table.weight, CMatrix())
+        kind = torch.float32 if weight is None else weight.dtype
+        yield from (self.pointer(weight), CACHE_KINDS[kind], inputs.size, inputs.num_own)
         yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
         yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
-        yield inputs.projection_scale
+        yield from (inputs.projection_scale, rows)
 
     def _projection(self, body: Decoder | None, name: str) -> CMatrix:
         layer = getattr(body, name, None)
@@ -160,15 +176,19 @@ class NetworkPointers:
         made.heads, made.kv_heads, made.head_size = own.num_heads, own.num_kv_heads, own.head_size
         made.rotary_size = own.rotary_size or own.head_size
         self._layer_parts(made, layer)
+        if attention is not None and attention.is_tempered and arch.temperature_length:
+            made.query_scales = self._scales_of_queries(arch)
         if isinstance(attention, LatentAttention):
-            if attention.is_rotated:
-                made.cos, made.sin = self.pointer(rotation.cos), self.pointer(rotation.sin)
+            self._rotate(made, rotation, attention)
             made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
-            made.latent = ctypes.pointer(self._latent(attention))
+            made.latent = ctypes.pointer(latent := self._latent(attention))
+            latent.num_chosen = 0 if arch.indexer is None else arch.indexer.num_chosen
+            if attention.indexer is not None:
+                latent.indexer = ctypes.pointer(self._indexer(attention.indexer, self._cache.index_keys[number]))
         elif attention is not None:
             cache = self._cache
             made.qk_norm = self._qk_norm(attention)
-            made.cos, made.sin = self._rotation(rotation, attention)
+            self._rotate(made, rotation, attention)
             made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
             source = arch.key_layer(number)
             made.has_shared_keys, made.attention_scale = source != number, attention.scale
@@ -178,14 +198,13 @@ class NetworkPointers:
             if attention.gate is not None:
                 made.attention_gate = self.matrix(attention.gate_proj)
             made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
-            if attention.is_tempered and arch.temperature_length:
-                scales = query_scale(arch, torch.arange(arch.max_length))
-                made.query_scales = self.pointer(None if scales is None else scales.flatten())
+            made.attention_inner_norm = self._norm(attention.inner_norm)
             made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
         if isinstance(mlp, SparseMLP):
             made.experts = self._experts(mlp)
         elif mlp is not None:
             made.gate_up, made.down = self._feed_forward(mlp)
+            made.mlp_inner_norm = self._norm(getattr(mlp, "inner_norm", None))
         if isinstance(mlp, XieluMLP):
             made.positive, made.negative, made.beta, made.epsilon = map(float, (*mlp.factors(), mlp.beta, mlp.eps))
         if arch.norm_places == "sum":
@@ -200,19 +219,43 @@ class NetworkPointers:
             made.recurrence = ctypes.pointer(recurrence)
         return made
 
+    def _scales_of_queries(self, arch: Architecture) -> int | None:
+        """A table for all layers: it has a number for each place."""
+        if self._query_scales is None:
+            scales = query_scale(arch, torch.arange(arch.max_length))
+            self._query_scales = self.pointer(None if scales is None else scales.flatten())
+        return self._query_scales
+
     def _layer_parts(self, made: CLayer, layer: Any) -> None:
-        """What layers of Gemma 4 have beside attention and the feed-forward layer."""
+        """What layers of Gemma 3n and 4 have beside attention and the feed-forward layer."""
         if (inputs := getattr(layer, "layer_input", None)) is not None:
             made.input_gate, made.input_projection = self.matrix(inputs.gate), self.matrix(inputs.projection)
             made.input_norm = self._norm(inputs.norm)
+        if isinstance(layer, AltUpLayer):
+            made.altup = ctypes.pointer(self._altup(layer.altup, layer.laurel))
+        if isinstance(mlp := getattr(layer, "mlp", None), CutMLP):
+            threshold = torch.tensor(mlp.threshold, dtype=layer.input_layernorm.weight.dtype)  # rounded as its numbers
+            made.cuts_gates, made.gate_threshold = True, float(threshold)
         if (scale := getattr(layer, "layer_scale", None)) is not None:
             made.output_scale = float(scale)
-        if isinstance(mlp := getattr(layer, "mlp", None), MixedMLP):
+        if isinstance(mlp, MixedMLP):
             made.experts = self._experts(mlp.sparse)
             made.dense_norm, made.sparse_norm = self._norm(mlp.dense_norm), self._norm(mlp.sparse_norm)
             made.expert_norm = self._norm(mlp.expert_norm)
             weight, _ = norm_weights(mlp.router_norm)
             made.router_norm = CNorm(self.pointer(weight * mlp.router_scale))
+
+    def _altup(self, altup: AltUp, laurel: Laurel) -> CAltUp:
+        layers = altup.modality_router, altup.prediction_coefs, altup.correction_coefs
+        made = CAltUp(
+            *map(self.matrix, layers),
+            self._norm(altup.router_norm),
+            self.pointer(altup.correct_output_scale.detach().float()) if altup.scales else None,
+            *map(self.matrix, (laurel.linear_left, laurel.linear_right)),
+            self._norm(laurel.norm),
+        )
+        self._references.append(made)
+        return made
 
     def _latent(self, attention: LatentAttention) -> CLatentAttention:
         has_latent = attention.has_query_latent
@@ -230,8 +273,25 @@ class NetworkPointers:
             unrotated_size=attention.unrotated_size,
             value_size=attention.kv_b_proj.value_size,
             is_paired=attention.is_paired,
-            epsilon=LATENT_EPSILON,
+            epsilon=attention.kv_a_layernorm.epsilon,
             head_gate=CMatrix() if attention.gate_proj is None else self.matrix(attention.gate_proj),
+        )
+        self._references.append(made)
+        return made
+
+    def _indexer(self, indexer: Indexer, keys: Tensor) -> CIndexer:
+        shape = indexer.shape
+        made = CIndexer(
+            query_up=self.matrix(indexer.wq_b),
+            key=self.matrix(indexer.wk),
+            weights=self._plain(indexer.weights_proj.weight),  # their scale makes no difference to the choice
+            key_norm=self._norm(indexer.k_norm),
+            keys=self.pointer(keys),
+            heads=shape.num_heads,
+            size=shape.head_size,
+            num_chosen=shape.num_chosen,
+            is_paired=shape.paired_rope,
+            epsilon=KEY_EPSILON,
         )
         self._references.append(made)
         return made
@@ -316,11 +376,17 @@ class NetworkPointers:
         biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
         return CNorm(self.pointer(weight), self.pointer(torch.cat(biases) if biases else None))
 
-    def _rotation(self, rotation: Rotation, attention: Any) -> tuple[int | None, int | None]:
+    def _rotate(self, made: CLayer, rotation: Rotation, attention: Attention | LatentAttention) -> None:
+        """How a layer's heads are rotated: by tables, or by what these are computed from."""
         if not attention.is_rotated:
-            return None, None
-        tables = rotation.local if attention.is_local and rotation.local is not None else rotation
-        return self.pointer(tables.cos), self.pointer(tables.sin)
+            return
+        is_local = isinstance(attention, Attention) and attention.is_local
+        own = rotation.local if is_local and rotation.local is not None else rotation
+        if own.has_tables:
+            made.cos, made.sin = self.pointer(own.cos), self.pointer(own.sin)
+            return
+        made.inverse = self.pointer(own.inverse)
+        made.cos_factor, made.sin_factor = own.factor, -own.factor if own.arch.reversed_rope else own.factor
 
     def matrix(self, layer: Any) -> CMatrix:
         """The structure of a layer; of joined ones, that of the first, which points to the next."""

@@ -264,7 +264,8 @@ class TritonAttention(PagedAttention):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
-        if cache.is_latent or options.softcap is not None or not options.has_only_softcap:  # not known to the kernel
+        is_plain = options.softcap is None and options.has_only_softcap and q.shape[2] == v.shape[2]
+        if cache.is_latent or not is_plain:  # not known to the kernel
             return super().__call__(layer, q, k, v, options)
         torch.ops.flambeau.cache_kv(inputs.slots_T, k, v, cache.keys[layer], cache.values[layer])
         y: Tensor = torch.ops.flambeau.paged_decode(

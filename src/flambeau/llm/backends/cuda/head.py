@@ -55,7 +55,9 @@ class CudaHead(CudaLayers):
         head = self.head
         if not isinstance(head, Eagle3Head):
             return normalized(self._target_norm, states_TX)
-        if head.input_norm is not None:
+        if head.fc_norm:
+            states_TX = head.normalize(states_TX)
+        elif head.input_norm is not None:
             states_TX = normalized(head.input_norm, states_TX)
         return self._product(self._projection, states_TX)
 

@@ -111,6 +111,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("activation")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")
+    if arch.value_size and not arch.latent_size:
+        unknown.add("value_size")
     if arch.feed_forward_layers and arch.num_experts:
         unknown.add("feed_forward_layers")
     if (arch.rotary_size or arch.head_size) % 2 or arch.head_size % 2:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flambeau.llm.models.families.image_readers import ImageReader
+from flambeau.llm.models.families.renames import Renames
 
 Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
@@ -27,7 +28,7 @@ class Family:
     model_type: str
     text_section: str = ""  # of config.json: the section of the language model, in models with further encoders
     text_types: frozenset[str] = frozenset()  # model_types of that section whose settings are here, not in another row
-    arrange: Callable[[Config], Config] = as_is  # config.json without sections within sections
+    arrange: Callable[[Config], Config] = as_is  # config.json in the form of others; first of all
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False
@@ -43,7 +44,7 @@ class Family:
     understands: frozenset[str] = frozenset()  # keys that `derive` reads, which are not supported elsewhere
     epsilon_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
-    renames: tuple[tuple[str, str], ...] = ()  # of tensors: patterns and what replaces them
+    renames: Renames = ()  # of tensors: patterns and what replaces them
     aliases: Mapping[str, str] = field(default_factory=dict)  # of keys: the family's own names → Llama's
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of keys that are supported
     has_kv_heads: bool = True  # False: as many as heads, whatever config.json says

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA_DEFAULTS
 from flambeau.llm.models.families.gemma_4 import LAYER_INPUT_NAMES, shared_keys
@@ -111,5 +108,4 @@ GEMMA_3N = Family(
 )
 GEMMA_3N_ROWS = {
     "Gemma3nForCausalLM": GEMMA_3N,
-    "Gemma3nForConditionalGeneration": replace(text_only(GEMMA_3N), model_type="gemma3n"),
 }

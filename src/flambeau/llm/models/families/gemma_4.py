@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA_DEFAULTS
 from flambeau.llm.models.families.layer_sizes import LayerSizes
@@ -45,7 +44,13 @@ def gemma_4(config: Config) -> Config:
 def layer_inputs(config: Config) -> dict[str, Any]:
     """Embeddings that each layer has of its own."""
     size, count = config.get("hidden_size_per_layer_input"), config.get("vocab_size_per_layer_input")
-    return {"layer_input_size": size, "layer_input_vocab": count} if size else {}
+    if not size:
+        return {}
+    return {
+        "layer_input_size": size,
+        "layer_input_vocab": count,
+        "image_layer_id": int(config.get("pad_token_id") or 0),
+    }
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -132,7 +137,7 @@ GEMMA_4_TEXT = Family(
     has_local_rope=True,
     parts={"norm_places": "both", "normalizes_values": True, "scales_layers": True},
     derive=gemma_4,
-    # The tokens of pictures attend to each other, which are not read here.
+    # Of "vision", tokens of an image attend to each other (see vision_config.py).
     supported={"use_bidirectional_attention": (None, False, "vision")},
     understands=frozenset({"num_experts", "top_k_experts", "moe_intermediate_size", "final_logit_softcapping"}),
     activation_key="hidden_activation",
@@ -181,7 +186,5 @@ GEMMA_4_UNIFIED = replace(
 )
 GEMMA_4 = {
     "Gemma4ForCausalLM": GEMMA_4_TEXT,
-    "Gemma4ForConditionalGeneration": replace(text_only(GEMMA_4_TEXT), model_type="gemma4"),
     "Gemma4UnifiedForCausalLM": GEMMA_4_UNIFIED,
-    "Gemma4UnifiedForConditionalGeneration": replace(text_only(GEMMA_4_UNIFIED), model_type="gemma4_unified"),
 }

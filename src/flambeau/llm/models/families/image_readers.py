@@ -18,10 +18,15 @@ class ImageReader:
     image_id: int  # the token in the places of an image, if config.json names none
     text_type: str  # the model_type of its decoder, if config.json names none
     inputs: tuple[str, ...] = ()  # what it takes beside the pixels
+    more_ids: str = ""  # the key of further tokens in the text of an image that the encoder embeds, and what they are …
+    more_default: tuple[int, ...] = ()  # … if config.json does not say it
+    names_layers: bool = False  # config.json names the layers before which some of its features are added
     has_grid: bool = False  # the rows and columns of an image are positions of its tokens
     reads_one: bool = False  # it encodes several images of a chat otherwise than one
     projects: bool = False  # features are projected to embeddings outside of `get_image_features`
     needs_torchvision: bool = False  # there is no processor of images that uses Pillow alone
+    counts_in_tensors: bool = False  # its processor asks for tensors where it writes the text of an image
+    needs_timm: bool = False  # its encoder is a network of that package
 
 
 PIXTRAL = "PixtralProcessor"
@@ -174,4 +179,164 @@ IMAGE_READERS = {
         inputs=("image_grid_thw",),
         has_grid=True,
     ),
+    "Gemma4ForConditionalGeneration": ImageReader(
+        model_type="gemma4",
+        class_name="Gemma4Model",
+        processors=("Gemma4Processor",),
+        image_id=258880,
+        text_type="gemma4_text",
+        inputs=("image_position_ids",),
+    ),
+    "Gemma4UnifiedForConditionalGeneration": ImageReader(
+        model_type="gemma4_unified",
+        class_name="Gemma4UnifiedForConditionalGeneration",
+        processors=("Gemma4UnifiedProcessor",),
+        image_id=258880,
+        text_type="gemma4_unified_text",
+        inputs=("image_position_ids",),
+        needs_torchvision=True,
+    ),
+    "LightOnOcrForConditionalGeneration": ImageReader(
+        model_type="lighton_ocr",
+        class_name="LightOnOcrForConditionalGeneration",
+        processors=("LightOnOcrProcessor",),
+        image_id=151655,
+        text_type="qwen3",
+        inputs=("image_sizes",),
+    ),
+    "VipLlavaForConditionalGeneration": ImageReader(
+        model_type="vipllava",
+        class_name="VipLlavaModel",
+        processors=("LlavaProcessor",),
+        image_id=32000,
+        text_type="llama",
+    ),
+    "GotOcr2ForConditionalGeneration": ImageReader(
+        model_type="got_ocr2",
+        class_name="GotOcr2Model",
+        processors=("GotOcr2Processor",),
+        image_id=151859,
+        text_type="qwen2",
+    ),
+    "QianfanOCRForConditionalGeneration": ImageReader(
+        model_type="qianfan_ocr",
+        class_name="QianfanOCRForConditionalGeneration",
+        processors=("QianfanOCRProcessor",),
+        image_id=151667,
+        text_type="qwen3",
+    ),
+    "GlmOcrForConditionalGeneration": ImageReader(
+        model_type="glm_ocr",
+        class_name="GlmOcrModel",
+        processors=("Glm46VProcessor", "GlmOcrProcessor"),
+        image_id=59280,
+        text_type="glm_ocr_text",
+        inputs=("image_grid_thw",),
+        has_grid=True,
+    ),
+    "Exaone4_5_ForConditionalGeneration": ImageReader(
+        model_type="exaone4_5",
+        class_name="Exaone4_5_Model",
+        processors=("Exaone4_5_Processor",),
+        image_id=67,
+        text_type="exaone4",
+        inputs=("image_grid_thw",),
+    ),
+    "PaddleOCRVLForConditionalGeneration": ImageReader(
+        model_type="paddleocr_vl",
+        class_name="PaddleOCRVLForConditionalGeneration",
+        processors=("PaddleOCRVLProcessor",),
+        image_id=100295,
+        text_type="paddleocr_vl_text",
+        inputs=("image_grid_thw",),
+        has_grid=True,
+    ),
+    "DeepseekOcr2ForConditionalGeneration": ImageReader(
+        model_type="deepseek_ocr2",
+        class_name="DeepseekOcr2ForConditionalGeneration",
+        processors=("DeepseekOcr2Processor",),
+        image_id=128815,
+        text_type="deepseek_ocr2_text",
+        inputs=("pixel_values_local", "num_local_patches"),
+    ),
+    "Kimi_K25ForConditionalGeneration": ImageReader(
+        model_type="kimi_k25",
+        class_name="Kimi_K25ForConditionalGeneration",
+        processors=("Kimi_K25Processor",),
+        image_id=163605,
+        text_type="deepseek_v3",
+        inputs=("image_grid_thw",),
+        needs_torchvision=True,
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": ImageReader(
+        model_type="minicpmv4_6",
+        class_name="MiniCPMV4_6Model",
+        processors=("MiniCPMV4_6Processor",),
+        image_id=248056,
+        text_type="qwen3_5_text",
+        inputs=("target_sizes",),
+    ),
+    "MiniCPMOcrForConditionalGeneration": ImageReader(
+        model_type="minicpm_ocr",
+        class_name="MiniCPMOcrModel",
+        processors=("MiniCPMOcrProcessor",),
+        image_id=248056,
+        text_type="qwen3_5_text",
+        inputs=("target_sizes",),
+        needs_torchvision=True,
+    ),
+    "Granite4VisionForConditionalGeneration": ImageReader(
+        model_type="granite4_vision",
+        class_name="Granite4VisionForConditionalGeneration",
+        processors=("Granite4VisionProcessor",),
+        image_id=32000,
+        text_type="granite4_vision_text",
+        inputs=("image_sizes",),
+        names_layers=True,
+    ),
+    "Ovis2ForConditionalGeneration": ImageReader(
+        model_type="ovis2",
+        class_name="Ovis2Model",
+        processors=("Ovis2Processor",),
+        image_id=151665,
+        text_type="qwen2",
+        more_ids="visual_indicator_token_ids",
+        more_default=(151666, 151667, 151668, 151669, 151670),
+        counts_in_tensors=True,
+    ),
+    "Gemma3nForConditionalGeneration": ImageReader(
+        model_type="gemma3n",
+        class_name="Gemma3nModel",
+        processors=("Gemma3nProcessor",),
+        image_id=262145,
+        text_type="gemma3n_text",
+        more_ids="eoi_token_id",
+        more_default=(262144,),
+        needs_timm=True,
+    ),
+    "FastVlmForConditionalGeneration": ImageReader(
+        model_type="fast_vlm",
+        class_name="FastVlmModel",
+        processors=("LlavaProcessor",),
+        image_id=151646,
+        text_type="qwen2",
+        needs_timm=True,
+    ),
+    "PerceptionLMForConditionalGeneration": ImageReader(
+        model_type="perception_lm",
+        class_name="PerceptionLMModel",
+        processors=("PerceptionLMProcessor",),
+        image_id=128002,
+        text_type="llama",
+        needs_torchvision=True,
+        needs_timm=True,
+    ),
+}
+REFUSED = {  # why models that read images are not read
+    "MllamaForConditionalGeneration": "layers of its own attend to images",
+    "PaliGemmaForConditionalGeneration": "its prompts attend to themselves in both directions",
+    "Ernie4_5_VL_MoeForConditionalGeneration": "tokens of images have experts of their own",
+    "Molmo2ForConditionalGeneration": "its decoder is not known",
+    "Idefics2ForConditionalGeneration": "what stands for an image depends on the text beside it",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "its encoder cannot be read apart from its decoder",
 }

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape:
-    """How an indexer chooses the tokens that a token attends to (DeepSeek V3.2)."""
+    """How an indexer chooses the tokens that a token attends to (DeepSeek V3.2), or blocks of them (MiniMax M3)."""
 
     num_heads: int
     head_size: int  # of its queries and keys; `rotary_size` of them are rotated
-    num_chosen: int
+    num_chosen: int  # tokens, or blocks
     paired_rope: bool = False  # the two coordinates of a rotation lie side by side
+    block_size: int = 0  # tokens of a block; each head chooses for a key-value head. 0: tokens are chosen
+    num_local_blocks: int = 0  # the last ones, which are always chosen
+    plain_layers: frozenset[int] = frozenset()  # that attend to all tokens
+    reads_inputs: bool = False  # of a layer, instead of latents of queries (Mistral Large 4)
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
 
     def chooses_in(self, layer: int) -> bool:
-        return layer not in self.reusing_layers
+        return layer not in self.reusing_layers and layer not in self.plain_layers

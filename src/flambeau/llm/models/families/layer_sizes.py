@@ -16,4 +16,4 @@ class LayerSizes:
     num_kv_heads: int
     head_size: int
     intermediate_size: int
-    rotary_size: int | None = None  # the dimensions of a head that are rotated; None: all
+    rotary_size: int | None = None  # the dimensions of a head that are rotated; None: all, 0 with a latent: none

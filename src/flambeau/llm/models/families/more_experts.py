@@ -195,9 +195,8 @@ MORE_EXPERTS = {
         experts=True,
         parts={"router": "biased_sigmoid"},
         derive=exaone_moe,
-        # Layers for further tokens are left out.
         understands=frozenset({"first_k_dense_replace", "first_last_k_dense_replace", "num_nextn_predict_layers"})
-        | {"is_moe_layer", "mtp_layer_types", "mtp_mlp_layer_types"},
+        | {"is_moe_layer", "mtp_layer_types", "mtp_mlp_layer_types", "mtp_sliding_windows"},
         supported={"topk_method": (None, "noaux_tc"), "scoring_func": (None, "sigmoid")},
         renames=((r"\.mlp\.e_score_correction_bias$", ".mlp.score_bias"), *DEEPSEEK_EXPERT_NAMES),
         defaults={

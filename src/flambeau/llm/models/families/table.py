@@ -8,26 +8,30 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.decilm import DECILM
 from flambeau.llm.models.families.dense_others import DENSE_OTHERS
+from flambeau.llm.models.families.differing_layers import DIFFERING_LAYERS
 from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.gemma import GEMMA
 from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
 from flambeau.llm.models.families.gemma_4 import GEMMA_4
-from flambeau.llm.models.families.glm_vision import GLM_VISION
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
-from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES
+from flambeau.llm.models.families.image_readers import IMAGE_READERS, REFUSED, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
 from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
+from flambeau.llm.models.families.minimax_3 import MINIMAX_3
+from flambeau.llm.models.families.mistral_large_4 import MISTRAL_LARGE_4, MISTRAL_LARGE_4_TEXT
 from flambeau.llm.models.families.modern_bert import MODERN_BERT
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
 from flambeau.llm.models.families.newer_experts import NEWER_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
+from flambeau.llm.models.families.shortcuts import LONGCAT
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
 from flambeau.llm.models.families.text_decoders import TEXT_DECODERS
+from flambeau.llm.models.families.vision_decoders import VISION_DECODERS
 
 WITH_READERS = {
     name: Family(model_type=reader.model_type, text_section="text_config", images=reader)
@@ -46,10 +50,14 @@ TABLES = (
     OLDER_GPT,
     EXPERTS,
     MORE_EXPERTS,
+    DIFFERING_LAYERS,
+    MINIMAX_3,
     NEWER_EXPERTS,
     TEXT_DECODERS,
     LATENT,
+    LONGCAT,
     SPARSE_LATENT,
+    MISTRAL_LARGE_4,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
@@ -64,7 +72,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None or named in found.text_types:
         return found
-    families = (*FAMILIES.values(), *GLM_VISION.values())
+    families = (*FAMILIES.values(), *VISION_DECODERS.values(), MISTRAL_LARGE_4_TEXT)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")
@@ -84,5 +92,7 @@ def family_of(config: Config) -> Family:
         found = text_family(config, found)
     if found is None:
         what = " and ".join(names) if names else f"model_type {config.get('model_type')!r}"
+        if reason := next((REFUSED[name] for name in names or () if name in REFUSED), ""):
+            raise CheckpointError(f"{what} is not supported, because {reason}; use another model that reads images")
         raise CheckpointError(f"{what} is not supported; supported are {', '.join(FAMILIES)}")
     return found

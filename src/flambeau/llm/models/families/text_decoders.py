@@ -89,11 +89,6 @@ COMPASS = replace(
 )
 
 TEXT_DECODERS: dict[str, Family] = {
-    "Exaone4_5_ForConditionalGeneration": replace(
-        text_only(LLAMA_LIKE["Exaone4ForCausalLM"]),
-        model_type="exaone4_5",
-        text_types=frozenset({"exaone4_5_text"}),
-    ),
     "HunYuanVLForConditionalGeneration": replace(
         text_only(HUNYUAN),
         model_type="hunyuan_vl",

@@ -81,13 +81,13 @@ def test_the_cpu_kernel_attends_and_keeps_as_its_twin_does(case, num_kv_heads, w
 
 
 @needs_kernels
-@pytest.mark.parametrize("head_size", sorted(attention.HEAD_SIZES))
-def test_the_cpu_kernel_serves_every_head_size_that_it_lists(head_size):
+@pytest.mark.parametrize("head_size", [16, 32, 64, 80, 96, 128, 256, 512, 8, 40, 120, 192])
+def test_the_cpu_kernel_serves_every_head_size(head_size):
     check_decode(random_model(head_size=head_size))
 
 
 @needs_kernels
-@pytest.mark.parametrize("head_size", [16, 64])
+@pytest.mark.parametrize("head_size", [16, 64, 20])
 @pytest.mark.parametrize("case", ["decode", "chunks of prompts"])
 def test_a_cache_of_int8_is_written_and_read_as_by_its_twin(case, head_size):
     model = random_model(head_size=head_size)

@@ -107,7 +107,7 @@ def test_a_compiler_that_fails_is_named_once_and_steps_go_on(monkeypatch, caplog
         raise RuntimeError("no such backend\nand a long story")
 
     monkeypatch.setattr(inductor, "compile_step", fail)
-    model, asked = random_model(norm="layer"), prompts(3)
+    model, asked = random_model(**LATENT), prompts(3)
     backend = CpuBackend(model, room(model, 3), steps_before_compiling=0)
     for _ in range(2):
         assert greedy(backend, asked, 4) == expected_tokens(model, asked, 4)
@@ -120,7 +120,7 @@ def test_a_compiler_that_fails_is_named_once_and_steps_go_on(monkeypatch, caplog
 def test_a_shape_is_compiled_on_a_cpu_only_when_it_has_run_for_long(monkeypatch):
     asked = []
     monkeypatch.setattr(CpuBackend, "_compile_with_inductor", lambda self, *key: asked.append(key))
-    model = random_model()
+    model = random_model(**LATENT)
     backend, inputs = (
         CpuBackend(model, room(model, 1), steps_before_compiling=3),
         step_inputs({0: (0, [1])}, query_len=1),

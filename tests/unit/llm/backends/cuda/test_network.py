@@ -60,6 +60,8 @@ UNKNOWN = {
     "minimax-01": ["norm_places", "recurrence", "stream_scales"],
     "deepseek-v3.2": ["indexer"],
     "glm-5": ["indexer"],
+    "minimax-m3": ["indexer", "swiglu_everywhere"],
+    "mistral-large-4": ["indexer", "latent_epsilon", "learned_rope", "position_scales", "shapes", "shared_keys"],
     "gemma-3n": [*STREAMS, "shared_keys", "sparsity"],
     "gemma-4": [*OWN, *LAYERS, "shared_keys"],
     "gemma-4-moe": ["activation", "experts_beside_mlp", *LAYERS],
@@ -71,6 +73,9 @@ UNKNOWN = {
     "persimmon": ["norm"],
     "afmoe": ["attention_gate"],
     "laguna": ["attention_gate", "shapes"],
+    "mimo-v2": ["shapes", "sinks_in_windows", "value_scale", "value_size"],
+    "step-3.7": ["attention_gate", "expert_limits", "mlp_limits", "shapes"],
+    "longcat": ["has_shortcuts", "latent_scale", "num_zero_experts"],
 }
 
 

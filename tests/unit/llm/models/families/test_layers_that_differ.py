@@ -60,7 +60,6 @@ def test_text_of_a_model_with_images_and_sounds_is_read_as_it_is_published(tmp_p
     others = ("model.vision_tower.a", "model.embed_vision.b", "model.audio_tower.c", "model.embed_audio.d")
     save_file({**tensors, **{name: torch.ones(2) for name in others}}, weights)
     torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
-    assert "4 tensors are left out" in caplog.text
 
 
 REFUSED: list[tuple[str, str, Any]] = [

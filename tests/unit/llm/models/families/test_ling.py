@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.backends.eager import WholeAttention
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.sampling_params import SamplingParams
@@ -169,3 +171,24 @@ def test_other_settings_are_refused_by_name(networks, changes, message):
     config = json.loads((networks[0] / "config.json").read_text())
     with pytest.raises(CheckpointError, match=message):
         from_hugging_face({**config, **changes})
+
+
+def test_the_layer_that_predicts_further_tokens_has_latent_attention(networks, tmp_path):
+    """It has the publisher's names; here it is a copy of the last layer."""
+    folder, model, _ = networks
+    tensors, last = load_file(folder / "model.safetensors"), f"model.layers.{LAYERS - 1}."
+    start, generator = f"model.layers.{LAYERS}.", torch.Generator().manual_seed(4)
+    further = {name.replace(last, start): x.clone() for name, x in tensors.items() if name.startswith(last)}
+    further |= {f"{start}{name}.weight": torch.ones(32) for name in ("enorm", "hnorm", "final_layernorm")}
+    further[f"{start}eh_proj.weight"] = torch.randn(32, 64, generator=generator)
+    save_file(tensors | further, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    settings, naming = read_mtp(tmp_path, read_architecture(tmp_path))
+    head = load_mtp(tmp_path, settings, naming, model, device=torch.device("cpu"), dtype=torch.float32)
+    ids, hidden = torch.arange(3, 14), torch.randn(11, 32, generator=generator)
+    both = [F.rms_norm(x, (32,), eps=1e-6) for x in (model.model.embed_tokens(ids), hidden)]
+    x = torch.cat(both, dim=-1) @ further[f"{start}eh_proj.weight"].T
+    x = model.model.layers[LAYERS - 1](x, model.rotation(torch.arange(11)), WholeAttention())
+    found = head(ids, hidden, torch.arange(11), WholeAttention())
+    torch.testing.assert_close(found, F.rms_norm(x, (32,), eps=1e-6), atol=2e-4, rtol=1e-4)

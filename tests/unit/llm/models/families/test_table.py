@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flambeau.archive.pretrained import LANGUAGE_MODELS
-from flambeau.llm.models.families.table import FAMILIES
+import pytest
 
-PAGE = Path(__file__).parents[5] / "docs" / "model-families.md"
+from flambeau.archive.pretrained import LANGUAGE_MODELS
+from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.image_readers import IMAGE_READERS, REFUSED
+from flambeau.llm.models.families.table import FAMILIES, family_of
+
+DOCS = Path(__file__).parents[5] / "docs"
+PAGE, IMAGES = DOCS / "model-families.md", DOCS / "images.md"
 
 
 def test_the_page_lists_all_families_and_no_others():
@@ -15,6 +20,17 @@ def test_the_page_lists_all_families_and_no_others():
         word for word in PAGE.read_text().split("`") if word.endswith(("ForCausalLM", "LMHeadModel", "Generation"))
     }
     assert named == set(FAMILIES)
+
+
+def test_the_page_of_images_lists_all_classes_that_read_them_or_are_refused():
+    rows = [line.split("|")[1] for line in IMAGES.read_text().splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in row.split("`")[1::2]} == {*IMAGE_READERS, *REFUSED}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_class_whose_images_cannot_be_read_is_refused_with_the_reason(name):
+    with pytest.raises(CheckpointError, match=f"^{name} is not supported, because .* use another"):
+        family_of({"architectures": [name]})
 
 
 def test_families_with_encoders_are_served_by_the_engine():

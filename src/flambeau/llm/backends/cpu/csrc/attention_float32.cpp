@@ -3,6 +3,6 @@
 
 namespace flambeau {
 
-template bool attend_paged(const PagedStep<float>&, int64_t, int);
+template void attend_paged(const PagedStep<float>&, int64_t, int);
 
 }  // namespace flambeau

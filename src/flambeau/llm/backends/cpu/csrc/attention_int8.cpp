@@ -3,6 +3,6 @@
 
 namespace flambeau {
 
-template bool attend_paged(const PagedStep<byte>&, int64_t, int);
+template void attend_paged(const PagedStep<byte>&, int64_t, int);
 
 }  // namespace flambeau

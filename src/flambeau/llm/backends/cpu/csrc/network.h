@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "altup.h"
 #include "experts.h"
 #include "latent_attention.h"
 #include "lora.h"
@@ -33,7 +34,7 @@ struct Layer {
   Norm attention_norm, mlp_norm;            // before them
   Norm attention_post_norm, mlp_post_norm;  // after them
   Norm qk_norm;                             // [H + G, D]: of each head of queries and keys, or of all at once
-  const float *cos, *sin;                            // [places, rotary_size / 2], or null: not rotated
+  const float *cos, *sin;  // [places, rotary_size / 2], or null: see `inverse`
   Matrix qkv, out, gate_up, down;
   const Experts* experts;  // in the place of gate_up and down, or null
   void *keys, *values;
@@ -55,6 +56,12 @@ struct Layer {
   // Of experts beside a feed-forward layer: of its output, of their sum, of their input and of the router's.
   Norm dense_norm{}, sparse_norm{}, expert_norm{}, router_norm{};
   float stream_attention = 0, stream_mlp = 0;  // of x, which is the input of a part; 0: x stays as it is
+  Norm attention_inner_norm{}, mlp_inner_norm{};  // before the last matrix of each
+  const AltUp* altup = nullptr;  // x is one of several streams; or null
+  int64_t cuts_gates = 0;        // of the feed-forward layer: those below a threshold become zero
+  float gate_threshold = 0;
+  float cos_factor = 1, sin_factor = 1;
+  const float* inverse = nullptr;  // [rotary_size / 2], of positions without a table: angles per place; null: not rotated
 
   // A layer may have only some of the parts.
   bool attends() const { return qkv.weights || latent; }
@@ -95,6 +102,10 @@ struct Network {
   Matrix own_projection{};
   Norm own_norm{};
   float own_scale = 1, own_projection_scale = 1;
+  // Streams of hidden states, of which layers compute one; 0: there is one. The others have matrices [S - 1].
+  int64_t num_streams = 0, active_stream = 0;
+  const Matrix *stream_projections = nullptr, *stream_unembeddings = nullptr;
+  Matrix own_rows{};  // [own_vocab, num_layers * own_size] of integers, if own_embedding is null
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 
@@ -118,6 +129,11 @@ struct Tokens {
   const int64_t* state_ends = nullptr;   // [T]: where the state after each token goes, or null: see StepSequences
 };
 
+// The angles of a token [rotary_size / 2], or null: it is not rotated.
+struct Turn {
+  const float *cos, *sin;
+};
+
 // Rotary positions of the heads of one token: the two halves of what is rotated are the two coordinates.
 inline void rope(float* heads, int64_t count, int64_t size, const float* cos, const float* sin, int64_t half) {
   for (float* head = heads; head < heads + count * size; head += size)
@@ -128,22 +144,13 @@ inline void rope(float* heads, int64_t count, int64_t size, const float* cos, co
     }
 }
 
-template <typename stored>
-inline void widen(const stored* from, float* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) write(load(from + i), to + i);
-  stored rest[kLanes] = {};
-  if (i == size) return;
-  std::copy(from + i, from + size, rest);
-  float wide[kLanes];
-  write(load(rest), wide);
-  std::copy_n(wide, size - i, to + i);
-}
-
 // The buffers of a thread's steps; they keep their memory from one step to the next.
 struct Workspace {
   std::vector<float> x, normal, other_normal, own, beside, own_gates, attention_gates, qkv, gated_qkv, attended, queries, latents, keys, values, gate_up, gated, added, gathered, scores, weights, logits;
+  std::vector<float> streams, modalities, stream_factors, laurel;
+  std::vector<float> index_queries, index_keys, index_weights;
   std::vector<int64_t> chosen;
+  std::vector<int32_t> places;
 
   static Workspace& of_thread() {
     static thread_local Workspace workspace;
@@ -168,6 +175,7 @@ class Pass {
       take_widths(net.layers[i]);
       widest_heads = std::max(widest_heads, heads_width_), widest_qkv = std::max(widest_qkv, qkv_width_);
     }
+    find_angles();
     Workspace& space = Workspace::of_thread();
     x_ = space.grown(space.x, count * net.hidden), normal_ = space.grown(space.normal, count * net.hidden);
     qkv_ = space.grown(space.qkv, count * widest_qkv), attended_ = space.grown(space.attended, count * widest_heads);
@@ -178,6 +186,11 @@ class Pass {
     if (net.own_size) {
       own_ = space.grown(space.own, count * net.num_layers * net.own_size);
       own_gates_ = space.grown(space.own_gates, count * net.own_size);
+    }
+    if (net.num_streams) {
+      streams_ = space.grown(space.streams, count * net.num_streams * net.hidden);
+      modalities_ = space.grown(space.modalities, count * net.num_streams);
+      stream_factors_ = space.grown(space.stream_factors, count * net.num_streams * net.num_streams);
     }
     if (net.attention_gate) attention_gates_ = space.grown(space.attention_gates, count * widest_heads);
     const bool has_both = std::any_of(net.layers, net.layers + net.num_layers, [](const Layer& layer) { return layer.has_both(); });
@@ -196,12 +209,18 @@ class Pass {
   FLAMBEAU_ONCE void run(const int64_t* rows, int64_t num_rows, float* logits) {
     embed();
     if (net_.own_size) embed_own();
+    if (net_.num_streams) spread();
     for (int64_t i = 0; i < net_.num_layers; ++i) {
       record(i);
+      if (net_.layers[i].altup) {
+        compute_streams(net_.layers[i], *net_.layers[i].altup, i);
+        continue;
+      }
       compute(net_.layers[i]);
       if (net_.layers[i].input_gate.weights) add_own(net_.layers[i], i);
       scale_output(net_.layers[i].output_scale);
     }
+    if (net_.num_streams) merge();
     record(net_.num_layers);
     if (!num_rows) return;
     for (int64_t i = 0; i < num_rows; ++i) {
@@ -257,6 +276,32 @@ class Pass {
     each_token([&](int64_t t) { place(t); });
   }
 
+  // The angles of the step's places, where there are no tables.
+  void find_angles() {
+    for (int64_t i = 0; i < net_.num_layers; ++i) {
+      const Layer& layer = net_.layers[i];
+      const auto is_same = [&](const Angles& known) { return known.inverse == layer.inverse; };
+      if (!layer.inverse || std::any_of(angles_.begin(), angles_.end(), is_same)) continue;
+      const int64_t half = layer.rotary_size / 2, size = tokens_.num_tokens * half;
+      Angles& made = angles_.emplace_back(Angles{layer.inverse, std::vector<float>(size), std::vector<float>(size)});
+      each_token([&](int64_t t) {
+        for (int64_t j = 0; j < half; ++j) {
+          const float angle = static_cast<float>(tokens_.positions[t]) * layer.inverse[j];
+          made.cos[t * half + j] = std::cos(angle) * layer.cos_factor;
+          made.sin[t * half + j] = std::sin(angle) * layer.sin_factor;
+        }
+      });
+    }
+  }
+
+  Turn turn_of(const Layer& layer, int64_t t) const {
+    const int64_t half = layer.rotary_size / 2, at = tokens_.positions[t] * half;
+    if (layer.cos) return {layer.cos + at, layer.sin + at};
+    for (const Angles& known : angles_)
+      if (known.inverse == layer.inverse) return {known.cos.data() + t * half, known.sin.data() + t * half};
+    return {nullptr, nullptr};
+  }
+
   void take_widths(const Layer& layer) {
     heads_width_ = layer.heads * layer.head_size;
     qkv_width_ = heads_width_ + (layer.has_shared_keys ? 0 : 2 * layer.kv_heads * layer.head_size);
@@ -278,19 +323,28 @@ class Pass {
     net_.own_projection.multiply(x_, own_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) {
       const int64_t id = tokens_.ids[t] < net_.own_vocab ? tokens_.ids[t] : 0;
-      std::vector<float> row(size);
+      std::vector<float> row(width);
+      if (net_.own_embedding)
+        read(net_.own_embedding, net_.own_kind, id * width, width, row.data());
+      else
+        net_.own_rows.read_row(id, row.data());
       for (int64_t i = 0; i < net_.num_layers; ++i) {
         float* to = own_ + t * width + i * size;
         for (int64_t p = 0; p < size; ++p) to[p] *= net_.own_projection_scale;
         net_.own_norm.apply(to, to, size, net_.epsilon);
-        read(net_.own_embedding, net_.own_kind, id * width + i * size, size, row.data());
-        for (int64_t p = 0; p < size; ++p) to[p] = (to[p] + row[p] * net_.own_scale) * 0.70710678f;
+        const float* own = row.data() + i * size;
+        for (int64_t p = 0; p < size; ++p) to[p] = (to[p] + own[p] * net_.own_scale) * 0.70710678f;
       }
     });
   }
 
   // x += what a layer makes of its own embeddings.
   void add_own(const Layer& layer, int64_t number) {
+    make_own(layer, number);
+    add(layer.input_norm);
+  }
+
+  void make_own(const Layer& layer, int64_t number) {
     const int64_t size = net_.own_size;
     layer.input_gate.multiply(x_, own_gates_, tokens_.num_tokens, false, num_threads_);
     each_token([&](int64_t t) {
@@ -298,7 +352,99 @@ class Pass {
       activate(net_.activation, row, own_ + (t * net_.num_layers + number) * size, row, size);
     });
     layer.input_projection.multiply(own_gates_, added_, tokens_.num_tokens, false, num_threads_);
-    add(layer.input_norm);
+  }
+
+  float* stream(int64_t t, int64_t s) { return streams_ + (t * net_.num_streams + s) * net_.hidden; }
+
+  // The streams [T, S, E]: x, and what is computed from it, as large as it.
+  void spread() {
+    const int64_t size = net_.hidden;
+    for (int64_t s = 0; s < net_.num_streams; ++s) {
+      if (s) net_.stream_projections[s - 1].multiply(x_, added_, tokens_.num_tokens, false, num_threads_);
+      each_token([&](int64_t t) {
+        const float *x = x_ + t * size, *from = s ? added_ + t * size : x;
+        const float factor = s ? factor_to_size_of(x, from, size) : 1;
+        for (int64_t i = 0; i < size; ++i) stream(t, s)[i] = from[i] * factor;
+      });
+    }
+  }
+
+  // x becomes the mean of all streams, which are made as large as the first.
+  void merge() {
+    const int64_t size = net_.hidden;
+    take_stream(0);
+    for (int64_t s = 1; s < net_.num_streams; ++s) {
+      each_token([&](int64_t t) { std::copy_n(stream(t, s), size, normal_ + t * size); });
+      net_.stream_unembeddings[s - 1].multiply(normal_, added_, tokens_.num_tokens, false, num_threads_);
+      each_token([&](int64_t t) {
+        const float* from = added_ + t * size;
+        const float factor = factor_to_size_of(stream(t, 0), from, size);
+        for (int64_t i = 0; i < size; ++i) x_[t * size + i] += from[i] * factor;
+      });
+    }
+    scale_output(1.0f / static_cast<float>(net_.num_streams));
+  }
+
+  void take_stream(int64_t s) {
+    each_token([&](int64_t t) { std::copy_n(stream(t, s), net_.hidden, x_ + t * net_.hidden); });
+  }
+
+  // Numbers of x [T, S] that streams are predicted and corrected by.
+  void find_modalities(const AltUp& altup) {
+    const int64_t size = net_.hidden;
+    each_token([&](int64_t t) {
+      float* row = normal_ + t * size;
+      altup.router_norm.apply(x_ + t * size, row, size, net_.epsilon);
+      for (int64_t i = 0; i < size; ++i) row[i] /= static_cast<float>(size);
+    });
+    altup.router.multiply(normal_, modalities_, tokens_.num_tokens, false, num_threads_);
+    for (int64_t i = 0; i < tokens_.num_tokens * net_.num_streams; ++i) modalities_[i] = std::tanh(modalities_[i]);
+  }
+
+  // A layer that computes one of the streams, by which it changes the others.
+  void compute_streams(const Layer& layer, const AltUp& altup, int64_t number) {
+    const int64_t size = net_.hidden, streams = net_.num_streams, count = tokens_.num_tokens;
+    take_stream(net_.active_stream);
+    find_modalities(altup);
+    altup.prediction.multiply(modalities_, stream_factors_, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      predict_streams(stream(t, 0), stream_factors_ + t * streams * streams, streams, size);
+    });
+    take_stream(net_.active_stream);
+    const float* input = normalized(layer.attention_norm, normal_);
+    add_laurel(altup, input);
+    attend(layer, input);
+    scale_output(0.70710678f);
+    feed_forward(layer, normalized(layer.mlp_norm, normal_));
+    find_modalities(altup);
+    altup.correction.multiply(modalities_, stream_factors_, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      float* error = x_ + t * size;
+      for (int64_t i = 0; i < size; ++i) error[i] -= stream(t, net_.active_stream)[i];
+      for (int64_t s = 0; s < streams; ++s) add_row(stream(t, s), stream_factors_[t * streams + s] + 1, error, size);
+    });
+    take_stream(net_.active_stream);
+    if (altup.output_scale)
+      each_token([&](int64_t t) {
+        for (int64_t i = 0; i < size; ++i) x_[t * size + i] *= altup.output_scale[i];
+      });
+    make_own(layer, number);
+    each_token([&](int64_t t) {
+      float* row = added_ + t * size;
+      layer.input_norm.apply(row, row, size, net_.epsilon);
+      for (int64_t s = 1; s < streams; ++s) add_row(stream(t, s), 1, row, size);
+    });
+  }
+
+  // x += the input of attention, and what two small matrices make of it.
+  void add_laurel(const AltUp& altup, const float* input) {
+    const int64_t size = net_.hidden, count = tokens_.num_tokens;
+    Workspace& space = Workspace::of_thread();
+    float* middle = space.grown(space.laurel, count * altup.laurel_left.num_outputs());
+    altup.laurel_left.multiply(input, middle, count, false, num_threads_);
+    altup.laurel_right.multiply(middle, added_, count, false, num_threads_);
+    each_token([&](int64_t t) { add_row(x_ + t * size, 1, input + t * size, size); });
+    add(altup.laurel_norm);
   }
 
   void scale_output(float scale) {
@@ -444,17 +590,76 @@ class Pass {
   // What queries, keys and values are before attention.
   void position(const Layer& layer, int64_t t) {
     float* heads = qkv_ + t * qkv_width_;
-    const int64_t half = layer.rotary_size / 2, at = tokens_.positions[t] * half, size = layer.head_size;
+    const int64_t half = layer.rotary_size / 2, size = layer.head_size;
     if (layer.qk_norm && !net_.late_qk_norm) normalize_heads(layer, heads);
     if (net_.clip > 0)
       for (int64_t i = 0; i < qkv_width_; ++i) heads[i] = std::min(std::max(heads[i], -net_.clip), net_.clip);
-    if (layer.cos) rope(heads, num_rotated(layer), size, layer.cos + at, layer.sin + at, half);
+    if (const Turn turn = turn_of(layer, t); turn.cos) rope(heads, num_rotated(layer), size, turn.cos, turn.sin, half);
     if (layer.qk_norm && net_.late_qk_norm) normalize_heads(layer, heads);
     if (layer.value_norm && !layer.has_shared_keys)
       for (int64_t v = num_rotated(layer) * size; v < qkv_width_; v += size)
         layer.value_norm.apply(heads + v, heads + v, size, net_.epsilon);
     if (layer.query_scales)
       for (int64_t i = 0; i < heads_width_; ++i) heads[i] *= layer.query_scales[tokens_.positions[t]];
+  }
+
+  // Queries that grow with the position.
+  void scale_queries(const Layer& layer, float* queries, int64_t width) {
+    each_token([&](int64_t t) {
+      const float scale = layer.query_scales[tokens_.positions[t]];
+      for (int64_t i = t * width; i < (t + 1) * width; ++i) queries[i] *= scale;
+    });
+  }
+
+  // Stores the keys of an indexer, and the places that this layer and those without an indexer attend to.
+  void choose(const Layer& layer, const Indexer& indexer, int64_t rotated, const float* input, const float* query_latents) {
+    Workspace& space = Workspace::of_thread();
+    const int64_t count = tokens_.num_tokens, size = indexer.size, heads = indexer.heads;
+    const auto rotate = [&](int64_t t, float* rows, int64_t num_rows) {
+      const Turn turn = turn_of(layer, t);
+      std::vector<float> turned(rotated);
+      for (float* row = rows; row < rows + num_rows * size; row += size) {
+        rotate_head(row, turned.data(), turn.cos, turn.sin, rotated / 2, indexer.is_paired);
+        std::copy(turned.begin(), turned.end(), row);
+      }
+    };
+    float* keys = space.grown(space.index_keys, count * size);
+    indexer.key.multiply(input, keys, count, false, num_threads_);
+    each_token([&](int64_t t) {
+      float* key = keys + t * size;
+      indexer.key_norm.apply(key, key, size, indexer.epsilon);
+      rotate(t, key, 1);
+      with_cache(indexer.keys, [&](auto* cache) {
+        using stored = std::remove_pointer_t<decltype(cache)>;
+        write_row(key, size, cache + tokens_.slots[t] * room_of_head<stored>(size));
+      });
+    });
+    int32_t* places = space.grown(space.places, count * indexer.num_chosen);
+    if (std::all_of(tokens_.positions, tokens_.positions + count, [&](int64_t at) { return at < indexer.num_chosen; }))
+      return;  // they attend to all tokens before them
+    float* queries = space.grown(space.index_queries, count * heads * size);
+    indexer.query_up.multiply(query_latents, queries, count, false, num_threads_);
+    each_token([&](int64_t t) { rotate(t, queries + t * heads * size, heads); });
+    float* weights = space.grown(space.index_weights, count * heads);
+    indexer.weights.multiply(input, weights, count, false, num_threads_);
+    with_cache(indexer.keys, [&](const auto* cache) {
+      using stored = std::remove_cv_t<std::remove_pointer_t<decltype(cache)>>;
+      const IndexStep<stored> step{queries, weights, cache, tokens_.positions, tokens_.starts, tokens_.tables, count,
+                                   tokens_.num_sequences, tokens_.table_width, net_.block_size, heads, size,
+                                   indexer.num_chosen};
+      choose_places(step, places, num_threads_);
+    });
+  }
+
+  // Calls use(cache) with a pointer to numbers of its type.
+  template <typename Use>
+  void with_cache(void* cache, const Use& use) const {
+    switch (net_.cache_kind) {
+      case kBfloat16: return use(static_cast<bfloat*>(cache));
+      case kFloat16: return use(static_cast<half*>(cache));
+      case kInt8: return use(static_cast<byte*>(cache));
+      default: return use(static_cast<float*>(cache));
+    }
   }
 
   void attend_latent(const Layer& layer, const LatentAttention& latent, const float* input) {
@@ -466,17 +671,18 @@ class Pass {
       float* down = space.grown(space.latents, count * width);
       multiply(layer, kLoraQueryDown, latent.query_down, input, down);
       each_token([&](int64_t t) { latent.query_norm.apply(down + t * width, down + t * width, width, latent.epsilon); });
+      if (latent.indexer) choose(layer, *latent.indexer, rotated, input, down);
       multiply(layer, kLoraQkv, latent.query_up, down, space.grown(space.queries, count * heads * head));
     } else {
       multiply(layer, kLoraQkv, latent.query_up, input, space.grown(space.queries, count * heads * head));
     }
+    if (layer.query_scales) scale_queries(layer, space.queries.data(), heads * head);
     const float* queries = space.queries.data();
     float* latents = space.grown(space.latents, count * size);
     multiply(layer, kLoraLatent, latent.latent, input, latents);
     float* keys = space.grown(space.keys, count * size);
     each_token([&](int64_t t) {
-      const float* cos = layer.cos ? layer.cos + tokens_.positions[t] * half : nullptr;
-      const float* sin = layer.cos ? layer.sin + tokens_.positions[t] * half : nullptr;
+      const auto [cos, sin] = turn_of(layer, t);
       latent.latent_norm.apply(latents + t * size, keys + t * size, rank, latent.epsilon);
       rotate_head(latents + t * size + rank, keys + t * size + rank, cos, sin, half, latent.is_paired);
       for (int64_t h = 0; h < heads; ++h) {
@@ -487,7 +693,8 @@ class Pass {
     multiply_heads(latent.to_keys, heads, queries, heads * head, head, qkv_, qkv_width_, size, count, num_threads_);
     const LatentStep<void*> step{qkv_, keys, nullptr, attended_, qkv_width_, tokens_.positions, tokens_.slots,
                                  tokens_.starts, tokens_.tables, count, tokens_.num_sequences, heads, size, rank,
-                                 net_.block_size, tokens_.table_width, net_.scale};
+                                 net_.block_size, tokens_.table_width, net_.scale,
+                                 latent.num_chosen ? space.places.data() : nullptr, latent.num_chosen};
     attend_latents(step, layer.keys, net_.cache_kind, num_threads_);
     const int64_t width = heads * latent.value_size;
     float* values = space.grown(space.values, count * width);
@@ -542,6 +749,7 @@ class Pass {
         float* row = attended_ + t * heads_width_;
         for (int64_t i = 0; i < heads_width_; ++i) row[i] *= gates[i];
       });
+    normalize_rows(layer.attention_inner_norm, attended_, heads_width_);
     add(layer, kLoraOut, layer.out, attended_, layer.attention_post_norm, net_.attention_output_scale);
   }
 
@@ -574,12 +782,22 @@ class Pass {
         float* row = gate_up_ + t * layer.gate_up.num_outputs();
         for (int64_t i = 0; i < layer.down.size; ++i) row[i] *= net_.gate_scale;
       });
+    if (layer.cuts_gates)
+      each_token([&](int64_t t) {
+        cut_gates(gate_up_ + t * layer.gate_up.num_outputs(), layer.down.size, layer.gate_threshold);
+      });
     gate(tokens_.num_tokens, layer.down.size, [&](const float* gate, const float* up, float* out, int64_t size) {
       if (net_.activation == kXielu)
         activate(gate, up, out, size, [&](float x) { return xielu(x, layer.xielu); });
       else
         activate(net_.activation, gate, up, out, size);
     });
+    normalize_rows(layer.mlp_inner_norm, gated_, layer.down.size);
+  }
+
+  // Rows that the last matrix of a part reads.
+  void normalize_rows(const Norm& norm, float* rows, int64_t size) {
+    if (norm) each_token([&](int64_t t) { norm.apply(rows + t * size, rows + t * size, size, net_.epsilon); });
   }
 
   // A feed-forward layer and experts, which read x itself, each with norms of their own.
@@ -702,9 +920,15 @@ class Pass {
   const int num_threads_;
   int64_t heads_width_ = 0, qkv_width_ = 0;  // of the layer that attends
   float *x_, *normal_, *other_normal_ = nullptr, *qkv_, *gated_qkv_ = nullptr, *attended_, *gate_up_, *gated_, *added_;
+  float *streams_ = nullptr, *modalities_ = nullptr, *stream_factors_ = nullptr;
   float *own_ = nullptr, *own_gates_ = nullptr, *attention_gates_ = nullptr, *beside_ = nullptr;
   float *gathered_ = nullptr, *scores_ = nullptr, *weights_ = nullptr;  // of layers with experts
   int64_t* chosen_ = nullptr;
+  struct Angles {
+    const float* inverse;
+    std::vector<float> cos, sin;  // [T, rotary_size / 2]
+  };
+  std::vector<Angles> angles_;
   std::vector<int64_t> row_adapters_;  // of rows that are not those of the step
 };
 

@@ -7,9 +7,9 @@
 
 extern "C" {
 
-// Returns false if there is no kernel for this head size. The kinds of the cache are those of matrix.h.
-bool flambeau_attend(const flambeau::PagedStep<void>* step, int64_t kind, int64_t head_size, int num_threads) {
-  return flambeau::attend_paged(*step, kind, head_size, num_threads);
+// The kinds of the cache are those of matrix.h.
+void flambeau_attend(const flambeau::PagedStep<void>* step, int64_t kind, int64_t head_size, int num_threads) {
+  flambeau::attend_paged(*step, kind, head_size, num_threads);
 }
 
 // out [M, N] = x [M, K] times the weights.

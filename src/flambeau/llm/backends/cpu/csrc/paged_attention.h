@@ -3,14 +3,13 @@
 // A token attends to one contiguous range of places (causal, perhaps with a window), so nothing is masked: places
 // outside the range are never read. Sums run over places in order: a sequence gets the same bits in any batch.
 //
-// A cache of bytes has after the D numbers of a head their scale, a float: D + 4 bytes.
-//
 // Shapes: T tokens of the step, S sequences, P blocks, K tokens of a block, H heads, G key-value heads, D head size.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "cached_rows.h"
 #include "matrix.h"
 #include "threads.h"
 #include "vectors.h"
@@ -51,32 +50,17 @@ struct PagedStep {
   }
 };
 
-// What a head takes in the cache, in numbers of its type.
-template <typename stored>
-constexpr int64_t room_of_head(int64_t size) {
-  return std::is_same_v<stored, byte> ? size + static_cast<int64_t>(sizeof(float)) : size;
-}
-
 // The factor of a head's numbers in the cache.
 template <int64_t size, typename stored>
 inline float scale_of(const stored* head) {
-  if constexpr (!std::is_same_v<stored, byte>) {
-    return 1.0f;
-  } else {
-    float scale;
-    std::memcpy(&scale, head + size, sizeof scale);
-    return scale;
-  }
+  return scale_of_row(head, size);
 }
 
 // Writes the heads of a token to the cache.
-template <int64_t size, typename stored>
-inline void write_heads(const float* from, int64_t heads, stored* to) {
+template <typename stored>
+inline void write_heads(const float* from, int64_t heads, int64_t size, stored* to) {
   if constexpr (std::is_same_v<stored, byte>) {
-    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) {
-      const float scale = quantize_bytes(from, size, reinterpret_cast<int8_t*>(to)).scale;
-      std::memcpy(to + size, &scale, sizeof scale);
-    }
+    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) write_row(from, size, to);
   } else {
     narrow(from, heads * size, to);
   }
@@ -303,6 +287,49 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
   });
 }
 
+// Heads of any size, of a group and some tokens of a sequence: keys and values are widened one by one, and read once for
+// all of them.
+template <typename stored>
+void attend_rows(const PagedStep<stored>& step, int64_t size, int64_t first, int64_t last, const int64_t* table,
+                 int64_t kv_head) {
+  static thread_local std::vector<float> scores, queries, totals, number;
+  const int64_t group = step.heads / step.kv_heads, rows = (last - first) * group;
+  const int64_t width = (size + kLanes - 1) / kLanes * kLanes, each = room_of_head<stored>(size);
+  std::vector<int64_t> begins(rows), ends(rows);
+  queries.assign(rows * width, 0.0f), totals.assign(rows * width, 0.0f), number.assign(width, 0.0f);
+  const auto head_of = [&](int64_t row) { return kv_head * group + row % group; };
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t t = first + row / group;
+    begins[row] = step.first_seen(step.positions[t]), ends[row] = step.positions[t] + 1;
+    const float* q = step.q + t * step.q_stride + head_of(row) * size;
+    for (int64_t d = 0; d < size; ++d) queries[row * width + d] = q[d] * step.scale;
+  }
+  const int64_t begin = *std::min_element(begins.begin(), begins.end()), end = *std::max_element(ends.begin(), ends.end());
+  const int64_t room = (end - begin + kLanes) / kLanes * kLanes;
+  if (static_cast<int64_t>(scores.size()) < rows * room) scores.resize(rows * room);
+  const auto each_place = [&](const stored* cache, const auto& visit) {
+    for (int64_t place = begin; place < end; ++place) {
+      const int64_t slot = table[place / step.block_size] * step.block_size + place % step.block_size;
+      read_row(cache + (slot * step.kv_heads + kv_head) * each, size, number.data());
+      for (int64_t row = 0; row < rows; ++row)
+        if (begins[row] <= place && place < ends[row]) visit(row, &scores[row * room + place - begin]);
+    }
+  };
+  each_place(step.keys, [&](int64_t row, float* score) {
+    Floats product{};
+    for (int64_t d = 0; d < width; d += kLanes) product += load(&queries[row * width + d]) * load(&number[d]);
+    *score = sum(product);
+  });
+  for (int64_t row = 0; row < rows; ++row)
+    weigh(step, head_of(row), begins[row], &scores[row * room + begins[row] - begin], ends[row] - begins[row]);
+  each_place(step.values, [&](int64_t row, const float* weight) {
+    float* total = &totals[row * width];
+    for (int64_t d = 0; d < width; d += kLanes) write(load(total + d) + load(&number[d]) * *weight, total + d);
+  });
+  for (int64_t row = 0; row < rows; ++row)
+    std::copy_n(&totals[row * width], size, step.out + ((first + row / group) * step.heads + head_of(row)) * size);
+}
+
 // Whether the tokens are at one place after the other; padding is not.
 template <typename stored>
 bool are_consecutive(const PagedStep<stored>& step, int64_t first, int64_t last) {
@@ -311,9 +338,9 @@ bool are_consecutive(const PagedStep<stored>& step, int64_t first, int64_t last)
   return true;
 }
 
+// Heads of so many vectors; 0: of any size.
 template <int parts, typename stored>
-void attend_paged(const PagedStep<stored>& step, int num_threads) {
-  constexpr int64_t size = parts * kLanes;
+void attend_paged(const PagedStep<stored>& step, int num_threads, int64_t size = parts * kLanes) {
   const int64_t row = step.kv_heads * room_of_head<stored>(size);
   struct Task {
     int64_t sequence, first, last;
@@ -323,7 +350,8 @@ void attend_paged(const PagedStep<stored>& step, int num_threads) {
   const int64_t group = step.heads / step.kv_heads;
   for (int64_t s = 0; s < step.num_sequences; ++s) {
     const int64_t stop = step.starts[s + 1];
-    const bool is_tile = stop - step.starts[s] >= kTokensOfTiles && are_consecutive(step, step.starts[s], stop);
+    const bool is_tile =
+        parts == 0 || (stop - step.starts[s] >= kTokensOfTiles && are_consecutive(step, step.starts[s], stop));
     for (int64_t t = step.starts[s]; t < stop;) {
       const int64_t most = std::max<int64_t>(1, kScoresOfTile / (group * (step.positions[t] + kTokensPerTask)));
       const int64_t count = is_tile ? std::min(kTokensPerTask, most) : kTokensPerTask;
@@ -332,8 +360,8 @@ void attend_paged(const PagedStep<stored>& step, int num_threads) {
     }
   }
   for (int64_t t = 0; step.k && t < step.num_tokens; ++t) {
-    write_heads<size>(step.k + t * step.k_stride, step.kv_heads, step.keys + step.slots[t] * row);
-    write_heads<size>(step.v + t * step.v_stride, step.kv_heads, step.values + step.slots[t] * row);
+    write_heads(step.k + t * step.k_stride, step.kv_heads, size, step.keys + step.slots[t] * row);
+    write_heads(step.v + t * step.v_stride, step.kv_heads, size, step.values + step.slots[t] * row);
   }
   // The heads of a place are adjacent in memory: one thread reads them all, unless there are too few tasks.
   const int64_t count = tasks.size(), splits = count < 4 * num_threads ? step.kv_heads : 1;
@@ -341,43 +369,44 @@ void attend_paged(const PagedStep<stored>& step, int num_threads) {
     const Task& task = tasks[count - 1 - number / splits];  // the longest first
     const int64_t* table = step.tables + task.sequence * step.table_width;
     for (int64_t head = number % splits; head < step.kv_heads; head += splits)
-      if (task.is_tile)
+      if constexpr (parts == 0)
+        attend_rows(step, size, task.first, task.last, table, head);
+      else if (task.is_tile)
         attend_tile<parts>(step, task.first, task.last, table, head);
       else
         for (int64_t t = task.first; t < task.last; ++t) attend_group<parts>(step, t, table, head);
   });
 }
 
-// Runs the kernel for this head size; false if there is none.
+// Runs the kernel for this head size.
 template <typename stored>
-bool attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_threads) {
+void attend_paged(const PagedStep<stored>& step, int64_t head_size, int num_threads) {
   switch (head_size) {
-    case 16: return attend_paged<1>(step, num_threads), true;
-    case 32: return attend_paged<2>(step, num_threads), true;
-    case 64: return attend_paged<4>(step, num_threads), true;
-    case 80: return attend_paged<5>(step, num_threads), true;
-    case 96: return attend_paged<6>(step, num_threads), true;
-    case 128: return attend_paged<8>(step, num_threads), true;
-    case 256: return attend_paged<16>(step, num_threads), true;
-    case 512: return attend_paged<32>(step, num_threads), true;
-    default: return false;
+    case 16: return attend_paged<1>(step, num_threads);
+    case 32: return attend_paged<2>(step, num_threads);
+    case 64: return attend_paged<4>(step, num_threads);
+    case 80: return attend_paged<5>(step, num_threads);
+    case 96: return attend_paged<6>(step, num_threads);
+    case 128: return attend_paged<8>(step, num_threads);
+    case 256: return attend_paged<16>(step, num_threads);
+    case 512: return attend_paged<32>(step, num_threads);
+    default: return attend_paged<0>(step, num_threads, head_size);
   }
 }
 
 // Each is compiled in a file of its own.
-extern template bool attend_paged(const PagedStep<float>&, int64_t, int);
-extern template bool attend_paged(const PagedStep<bfloat>&, int64_t, int);
-extern template bool attend_paged(const PagedStep<half>&, int64_t, int);
-extern template bool attend_paged(const PagedStep<byte>&, int64_t, int);
+extern template void attend_paged(const PagedStep<float>&, int64_t, int);
+extern template void attend_paged(const PagedStep<bfloat>&, int64_t, int);
+extern template void attend_paged(const PagedStep<half>&, int64_t, int);
+extern template void attend_paged(const PagedStep<byte>&, int64_t, int);
 
 // The same for a cache of any type.
-inline bool attend_paged(const PagedStep<void>& step, int64_t kind, int64_t head_size, int num_threads) {
+inline void attend_paged(const PagedStep<void>& step, int64_t kind, int64_t head_size, int num_threads) {
   switch (kind) {
-    case kFloat32: return attend_paged(step.with<float>(), head_size, num_threads);
     case kBfloat16: return attend_paged(step.with<bfloat>(), head_size, num_threads);
     case kFloat16: return attend_paged(step.with<half>(), head_size, num_threads);
     case kInt8: return attend_paged(step.with<byte>(), head_size, num_threads);
-    default: return false;
+    default: return attend_paged(step.with<float>(), head_size, num_threads);
   }
 }
 
