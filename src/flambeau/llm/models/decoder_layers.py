@@ -35,13 +35,11 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(arch)
+        self.input_layernorm = make_norm(arch) if layer or arch.has_first_norm else nn.Identity()
         self.self_attn = make_attention(arch, layer)
         self.post_attention_layernorm = make_norm(arch)
         self.mlp = make_mlp(arch, layer)
         self.residual_scale = arch.residual_scale
-        if not layer and not arch.has_first_norm:
-            self.add_module("input_layernorm", nn.Identity())
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""

@@ -88,6 +88,16 @@ COMPASS = replace(
     defaults=COMPASS_DEFAULTS,
 )
 
+ERNIE_VISION = replace(
+    text_only(ERNIE),
+    model_type="ernie4_5_vl_moe",
+    text_types=frozenset({"ernie4_5_vl_moe_text"}),
+    arrange=ernie_numbers,
+    parts={**ERNIE.parts, "transposed": r"\.mlp\.gate\.weight$"},
+    derive=ernie_vision,
+    understands=ERNIE.understands | SECTIONS,
+)
+
 TEXT_DECODERS: dict[str, Family] = {
     "HunYuanVLForConditionalGeneration": replace(
         text_only(HUNYUAN),
@@ -97,15 +107,8 @@ TEXT_DECODERS: dict[str, Family] = {
         parts={**HUNYUAN.parts, "unused": rf"{VISION}|^(model\.)?vit\."},
         understands=HUNYUAN.understands | SECTIONS | {"sep_token_id", "vision_config", "image_token_id"},
     ),
-    "Ernie4_5_VLMoeForConditionalGeneration": replace(
-        text_only(ERNIE),
-        model_type="ernie4_5_vl_moe",
-        text_types=frozenset({"ernie4_5_vl_moe_text"}),
-        arrange=ernie_numbers,
-        parts={**ERNIE.parts, "transposed": r"\.mlp\.gate\.weight$"},
-        derive=ernie_vision,
-        understands=ERNIE.understands | SECTIONS,
-    ),
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE_VISION,
+    "Ernie4_5_VL_MoeForConditionalGeneration": ERNIE_VISION,  # an older name
     "CohereCompassForCausalLM": COMPASS,
     "CohereCompassForConditionalGeneration": replace(
         text_only(COMPASS),
