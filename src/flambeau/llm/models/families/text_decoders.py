@@ -57,13 +57,17 @@ def ernie_vision(config: Config) -> Config:
 def compass_positions(config: Config) -> Config:
     """Types of layers have rope parameters of their own, or none: those layers are not rotated."""
     found, parameters = dict(config), config.get("rope_parameters") or {}
-    found.setdefault("layer_types", ["full_attention"] * config["num_hidden_layers"])
-    given = [parameters.get(kind) for kind in dict.fromkeys(found["layer_types"])]
+    if found.get("layer_types") is None:
+        found["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    kinds = dict.fromkeys(found["layer_types"])
+    if not set(kinds) <= set(parameters):
+        raise CheckpointError(f"rope_parameters must have {' and '.join(kinds)}; null stands for no positions")
+    given = [parameters[kind] for kind in kinds]
     rotated = [each for each in given if each is not None]
     if any(each != rotated[0] for each in rotated):
         raise CheckpointError("rope_parameters that differ between types of layers are not supported")
     found["rope_parameters"] = rotated[0] if rotated else {}
-    found["unrotated_types"] = [kind for kind in found["layer_types"] if parameters.get(kind) is None]
+    found["unrotated_types"] = [kind for kind in found["layer_types"] if parameters[kind] is None]
     return found
 
 

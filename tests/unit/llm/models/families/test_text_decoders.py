@@ -137,6 +137,12 @@ def test_settings_of_dbrx_that_are_not_supported_are_named(section, key, value, 
         from_hugging_face(config)
 
 
+def test_positions_that_are_not_those_of_a_type_of_layers_are_refused():
+    config = {**config_of("cohere-compass"), "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters must have sliding_attention and full_attention"):
+        from_hugging_face(config)
+
+
 def test_padding_that_is_a_position_of_xglm_is_refused():
     with pytest.raises(CheckpointError, match="pad_token_id 5"):
         from_hugging_face({**config_of("xglm"), "pad_token_id": 5})
