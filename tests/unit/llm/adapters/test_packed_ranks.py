@@ -76,8 +76,8 @@ def test_packed_weights_of_gguf_files(kind, tmp_path, monkeypatch):
             return adapted(parts[rank], Shard(arch, rank, len(parts)), adapter)
 
         for found in run_as_threads(monkeypatch, compute, size):
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+            for one, other in zip(found, expected, strict=True):  # logits up to 20
+                torch.testing.assert_close(one, other, atol=3e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
