@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flambeau.llm.adapters.adapter_store import AdapterStore, with_adapters
+from flambeau.llm.backends.compressed import attend_paged, attend_whole
 from flambeau.llm.backends.recurrent import PagedRecurrence, WholeRecurrence
 from flambeau.llm.backends.sparse import chosen_keys
 from flambeau.llm.executor.backend import PLAIN_PYTORCH, AsyncDecoder, Greedy
@@ -38,6 +39,8 @@ class WholeAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """From q […, T, H, D] and k, v […, T, G, D] to […, T, H, D]."""
+        if options.is_over_entries:
+            return attend_whole(q, k, options)
         length = q.shape[-3]
         positions = torch.arange(length, device=q.device)
         mask = attention_mask(positions, positions, options.window, options.chunk)
@@ -69,6 +72,8 @@ class PagedAttention:
         """From q [T, H, D] and k, v [T, G, D] to [T, H, D]."""
         cache, inputs = self._cache, self._inputs
         cache.write(layer, inputs.slots_T, k, v)
+        if options.is_over_entries:
+            return attend_paged(q, cache, layer, inputs, options)
         if options.selection is not None:
             index_layer = layer if options.index_layer is None else options.index_layer
             self._chosen = self._choose(index_layer, options.selection)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.indexer import BlockChoice, Selection
+from flambeau.llm.models.indexer import BlockChoice, Pools, Selection
 from flambeau.llm.models.moe import needs_static_shapes
 
 NUMBERS_AT_ONCE = 1 << 26  # scores of single heads: a quarter of a gigabyte
@@ -21,6 +21,8 @@ def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
 
     `selection` has queries […, Q, I, K] and weights […, Q, I], and the cache keys […, C, K].
     """
+    if selection.pools is not None:
+        return chosen_pools(selection, selection.pools, k_CK, mask_QC)
     num_cached, blocks = mask_QC.shape[-1], selection.blocks
     count = selection.num_chosen if blocks is None else selection.num_chosen * blocks.size
     is_static = needs_static_shapes(k_CK)
@@ -65,6 +67,17 @@ def in_chosen_blocks(q: Tensor, k_CK: Tensor, mask_QC: Tensor, count: int, block
     found_IQB = best(scores_IQB, scores_IQB > -torch.inf, count)
     found_GQB = found_IQB[..., blocks.first_head : blocks.first_head + blocks.num_heads, :, :]
     return found_GQB.repeat_interleave(blocks.size, dim=-1)[..., :num_cached] & mask_QC.unsqueeze(-3)
+
+
+def chosen_pools(selection: Selection, pools: Pools, cached_CK: Tensor, mask_QC: Tensor) -> Tensor:
+    """The same where groups of tokens are chosen; those of a group that is not complete are attended to, too."""
+    size, num_cached = pools.size, mask_QC.shape[-1]
+    groups = torch.unflatten(F.pad(mask_QC, (0, -num_cached % size)), -1, (-1, size))
+    complete_QP = groups[..., -1]
+    own = selection._replace(pools=None, num_chosen=selection.num_chosen // size)
+    chosen_QP = chosen_keys(own, pools.keys(cached_CK), complete_QP).squeeze(-3)
+    found = groups & (chosen_QP | ~complete_QP).unsqueeze(-1)
+    return found.flatten(-2)[..., :num_cached].unsqueeze(-3)
 
 
 def scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
