@@ -56,13 +56,17 @@ WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the settings of t
         {**TOWER, "deepstack_visual_indexes": []},
     ),
 }
+EXAONE = (  # which reads images
+    {"model_type": "exaone4", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    {**TOWER, "num_key_value_heads": 1, "patch_size": 4, "fullatt_block_indexes": [0]},
+)
 NEEDS_TYPES = ("HunYuanVL", "Ernie4_5_VLMoe", "CohereCompass")  # of tokens: 0 for those of a text
 
 
 def write_whole(folder: Path, family: str) -> Any:
     """A checkpoint with an encoder, as transformers writes it."""
     transformers = import_transformers()
-    text, vision = WHOLE[family]
+    text, vision = {**WHOLE, "Exaone4_5_": EXAONE}[family]
     config = getattr(transformers, f"{family}Config")(text_config={**TEXT, **text}, vision_config=vision)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval().requires_grad_(False)
@@ -98,10 +102,10 @@ def test_older_names_of_ernie_and_exaone_are_known(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     older = {**config, "architectures": ["Ernie4_5_VL_MoeForConditionalGeneration"]}
     assert from_hugging_face(older) == from_hugging_face(config)
-    reference = write_whole(tmp_path, "Exaone4_5")
+    reference = write_whole(tmp_path, "Exaone4_5_")
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     rewrite(tmp_path, {"text_config": {**text, "model_type": "exaone4_5_text"}}, lambda tensors: tensors)
-    torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "Exaone4_5"), **TOLERANCE)
+    torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "Exaone4_5_"), **TOLERANCE)
 
 
 def test_dbrx_is_rotated_by_the_theta_of_its_section():
