@@ -48,6 +48,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     "GPTNeoX": PLAIN,
     "ModernBertDecoder": PLAIN,
     "Persimmon": PLAIN,
+    "Glm5Next": {},
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
     "OPT": {**POSITIONLESS, "ffn_dim": 56},
     "Bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -97,6 +98,7 @@ SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format") 
 MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "OpenAIGPT": "OpenAIGPTLMHeadModel",
+    "Glm5Next": "Glm5NextForConditionalGeneration",
     "Step3p7": "Step3p7ForConditionalGeneration",
     "MistralLarge4": "MistralLarge4ForConditionalGeneration",
 }
@@ -906,6 +908,51 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
         },
     ),
+    "hy-4": Kind(
+        "HYV4",
+        {
+            **INDEXED,
+            **DEEPSEEK,
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "hc_mult": 3,
+            "swiglu_limit": 1.0,
+            "pad_token_id": None,
+        },
+    ),
+    "glm-5.3": Kind(
+        "Glm5Next",
+        {
+            "text_config": {
+                **PLAIN,
+                **INDEXED,
+                **DEEPSEEK,
+                "num_hidden_layers": 4,
+                "qk_rope_head_dim": 0,
+                "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+                "indexer_types": ["full", "full", "shared", "full"],
+                "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+                "index_kpool": 4,
+                "index_topk": 8,
+                "linear_num_heads": 4,
+                "linear_head_dim": 8,
+                "linear_lower_bound": -1.0,
+                "hc_mult": 2,
+                "swiglu_limit": 1.0,
+                "pad_token_id": None,
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 32,
+                "projection_intermediate_size": 16,
+                "patch_size": 2,
+                "image_size": 8,
+            },
+        },
+    ),
     "mistral-large-4": Kind(
         "MistralLarge4",
         {
@@ -959,6 +1006,38 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "index_block_size": 4,
             "index_topk_blocks": 3,
             "index_local_blocks": 1,
+        },
+    ),
+}
+COMPRESSED_KINDS = {  # with attention to entries that stand for several tokens
+    "deepseek-v4": Kind(
+        "DeepseekV4",
+        {
+            **DEEPSEEK,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "n_shared_experts": 1,
+            "swiglu_limit": 1.0,
+            "head_dim": 16,
+            "q_lora_rank": 20,
+            "partial_rotary_factor": 0.5,
+            "layer_types": [
+                "sliding_attention",
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+            ],
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+            "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+            "sliding_window": 7,
+            "o_groups": 2,
+            "o_lora_rank": 12,
+            "index_n_heads": 16,
+            "index_head_dim": 12,
+            "index_topk": 3,
+            "hc_mult": 3,
+            **stretched("yarn", **YARN),
+            "pad_token_id": None,
         },
     ),
 }
@@ -1244,7 +1323,7 @@ HYBRID_KINDS = {  # with recurrent layers
         "Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "pad_token_id": None}
     ),
 }
-KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS}
+KINDS_OF_ALL = {**KINDS, **HYBRID_KINDS, **SPARSE_KINDS, **COMPRESSED_KINDS}
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
@@ -1253,6 +1332,8 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     if kind in HYBRID_KINDS and "num_attention_heads" in sizes:
         sizes = {**sizes, **HYBRID_SIZES}
     options = {**sizes, **KINDS_OF_ALL[kind].options, **changes}
+    if "text_config" in options:
+        options["text_config"] = {**options["text_config"], **changes}
     if "rope_parameters" in options:
         del options["rope_theta"]
     family = KINDS_OF_ALL[kind].family
@@ -1274,7 +1355,23 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     family = KINDS_OF_ALL[kind].family
     model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
     random_weights(model, middle=0.0 if family in ZERO_CENTERED else 1.0)
+    if family == "HYV4":
+        rotate_pairs()
     return model
+
+
+def rotate_pairs() -> None:
+    """Let transformers rotate coordinates of Hy 4 that lie side by side, as the original code does; 5.22 has halves."""
+    from transformers.models.hy_v4 import modeling_hy_v4
+
+    original = modeling_hy_v4.apply_rotary_pos_emb
+
+    def rotated(q: Any, k: Any, *angles: Any, **options: Any) -> Any:
+        q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
+        return original(q, k, *angles, **options)
+
+    if original.__name__ != rotated.__name__:
+        modeling_hy_v4.apply_rotary_pos_emb = rotated
 
 
 def random_weights(model: Any, middle: float = 1.0) -> None:
@@ -1289,6 +1386,8 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
+        if name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(len(buffer), DEEPSEEK["n_routed_experts"]).argsort()[:, : buffer.shape[1]])
         if name.endswith(("correction_bias", "expert_bias", "rotary_emb.alpha")):
             torch.nn.init.normal_(buffer, std=0.3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import torch
@@ -120,10 +121,10 @@ def check_head(config: EngineConfig, arch: Architecture) -> None:
             "have in parts; use one device, a draft model, or n-grams of the text (speculative: true, or --speculative "
             "lookup)"
         )
-    if arch.num_streams and wants_head(config):
+    if arch.num_hidden_streams and wants_head(config):
         raise LLMError(
-            f"{head_words(config)} reads one hidden state of a token, and this model has {arch.num_streams} streams of "
-            "them; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
+            f"{head_words(config)} reads one hidden state of a token, and this model has {arch.num_hidden_streams} "
+            "streams of them; use a draft model, or n-grams of the text (speculative: true, or --speculative lookup)"
         )
 
 
@@ -167,10 +168,14 @@ def tell_of_mtp(path: Path, arch: Architecture) -> None:
     """Say that a layer of the checkpoint is not used."""
     is_declared = arch.num_unused_layers or any(arch.source.get(key) for key in DECLARED)
     is_declared = is_declared or arch.recurrence is not None  # Qwen3-Next's config.json does not say so
-    if not is_declared:
+    if not is_declared and not arch.num_hidden_streams:
         return
     files = mtp_files(path)
-    if find_mtp(files, arch) is not None:
+    if arch.num_hidden_streams:
+        own = re.compile(rf"^(model\.mtp_|mtp\.|(model\.(language_model\.)?)?layers\.{arch.num_layers}\.)")
+        if any(own.match(stored.name) for file in files for stored in file):
+            logger.warning("%s has a layer of multi-token prediction, which is left out", path)
+    elif find_mtp(files, arch) is not None:
         logger.info("%s has a layer of multi-token prediction, which is not loaded; speculative: mtp uses it", path)
     elif found := other_layers(files):
         logger.warning("%s has a layer of multi-token prediction of another form, which is left out: %s", path, found)

@@ -9,21 +9,28 @@ from dataclasses import fields
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import unknown_parts
 from flambeau.llm.backends.cuda import parts
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention, WholeAttention
 from flambeau.llm.backends.inductor import compile_step, dummy_inputs
+from flambeau.llm.calibration import calibrate_model
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.config import EngineConfig
+from flambeau.llm.core import state_slots
+from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.backend import CPU_KERNELS
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.proposers import check_head, tell_of_mtp
+from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.quantizer import quantize
+from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.sampling_params import SamplingParams
-from support.checkpoints import SPARSE_KINDS, VOCAB_SIZE, config_of, write_checkpoint
+from support.checkpoints import COMPRESSED_KINDS, SPARSE_KINDS, VOCAB_SIZE, YARN, config_of, write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import room, step_inputs
 from support.tiny_models import tiny_engine
@@ -41,7 +48,7 @@ PROMPTS = [
 ]  # shorter and longer than the 9 tokens that are chosen
 
 
-@pytest.fixture(scope="module", params=SPARSE_KINDS)
+@pytest.fixture(scope="module", params=[*SPARSE_KINDS, *COMPRESSED_KINDS])
 def networks(request, tmp_path_factory):
     """One of ours, and the one of transformers."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -90,12 +97,14 @@ def test_kernels_compute_the_logits_of_transformers(networks):
 def used_room(model) -> KVCache:
     """A cache of sequences that have left."""
     cache = room(model, 2)
-    for keys in cache.index_keys.values():
-        keys.fill_(torch.nan)
+    for kept in (cache.index_keys, cache.entries, cache.index_entries):
+        for keys in kept.values():
+            keys.fill_(torch.nan)
     return cache
 
 
 def check_chunks(backend, reference) -> None:
+    has_states = bool(backend.model.arch.recurrence)
     ids = {i: some_ids(31, seed=i) for i in range(2)}
     found, done = {0: [], 1: []}, {0: 0, 1: 0}
     for lengths in ({0: 5}, {0: 1, 1: 19}, {0: 22, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 9}):
@@ -103,7 +112,9 @@ def check_chunks(backend, reference) -> None:
         is_decoding = set(lengths.values()) == {1} and len(lengths) == 2
         rows = torch.arange(sum(lengths.values()))
         logits = (
-            backend.decode(step_inputs(step, query_len=1)) if is_decoding else backend.prefill(step_inputs(step), rows)
+            backend.decode(step_inputs(step, query_len=1, has_states=has_states))
+            if is_decoding
+            else backend.prefill(step_inputs(step, has_states=has_states), rows)
         )
         for (i, length), part in zip(lengths.items(), logits.split([*lengths.values()]), strict=True):
             found[i].append(part)
@@ -114,18 +125,24 @@ def check_chunks(backend, reference) -> None:
 
 
 def test_scores_of_many_tokens_are_computed_some_at_a_time(networks, monkeypatch):
-    monkeypatch.setattr("flambeau.llm.backends.sparse.NUMBERS_AT_ONCE", 16 * 31 * 4)
+    for module in ("sparse", "compressed"):
+        monkeypatch.setattr(f"flambeau.llm.backends.{module}.NUMBERS_AT_ONCE", 16 * 31 * 4)
     test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transformers(networks)
 
 
-def test_an_engine_generates_what_transformers_does(networks):
+def test_an_engine_generates_what_transformers_does(networks, monkeypatch):
+    monkeypatch.setattr(state_slots, "MIN_SPARED_TOKENS", 8)
     model, reference = networks
     engine = tiny_engine(model, num_blocks=60, max_step_tokens=16, max_num_seqs=4)
     check_greedy(reference, PROMPTS, engine.generate(PROMPTS, GREEDY))
     turn = [*PROMPTS[1], *some_ids(9)]
     [again] = engine.generate([turn], GREEDY)
-    assert again.counts.num_cached >= 36
+    assert again.counts.num_cached >= 36 or model.arch.recurrence  # the slots of states were all in use
     check_greedy(reference, [turn], [again])
+    longer = [*turn, *again.token_ids, *some_ids(5)]
+    [last] = engine.generate([longer], GREEDY)
+    assert last.counts.num_cached >= len(turn) // 2
+    check_greedy(reference, [longer], [last])
 
 
 def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
@@ -135,11 +152,11 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, prompts, engine.generate(prompts, GREEDY))
     assert engine.state.num_preempted > 0
     engine = tiny_engine(model, speculation="lookup", max_num_seqs=4)
-    repeated = [some_ids(6, seed) * 5 for seed in range(3)]
+    repeated = [some_ids(7, seed) * 5 for seed in range(3)]
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4"])
+@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4", "deepseek-v4"])
 def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
     """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
 
@@ -151,11 +168,12 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeyp
     monkeypatch.setattr(torch, "compile", trace)
     reference = write_checkpoint(tmp_path, kind)
     model = load_model(tmp_path)
+    states = {"has_states": bool(model.arch.recurrence)}
     cache, ids = room(model, 2), some_ids(31)
     plain = EagerBackend(model, cache)
-    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}), torch.tensor([0]))
-    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu")))
-    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1))
+    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}, **states), torch.tensor([0]))
+    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu"), **states))
+    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1, **states))
     torch.testing.assert_close(found[0], expected_logits(reference, ids)[-1], **TOLERANCE)
     torch.testing.assert_close(found[1], expected_logits(reference, ids[1:30])[-1], **TOLERANCE)
 
@@ -163,20 +181,26 @@ def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeyp
 def test_quantized_weights_and_caches_are_close(networks):
     model, reference = networks
     cache = room(model, 1, rubbish=1.0)
-    small = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=torch.bfloat16)
+    states = bool(model.arch.recurrence)
+    small = KVCache(model.arch, cache.num_blocks, cache.block_size, dtype=torch.bfloat16, num_slots=int(states))
     ids = some_ids(31)
     expected = expected_logits(reference, ids)
-    found = EagerBackend(model, small).prefill(step_inputs({0: (0, ids)}), torch.arange(31))
+    found = EagerBackend(model, small).prefill(step_inputs({0: (0, ids)}, has_states=states), torch.arange(31))
     assert (found - expected)[:9].norm() < 0.05 * expected[:9].norm()  # later tokens may choose others
-    assert {keys.dtype for keys in small.index_keys.values()} == {torch.bfloat16}
-    assert small.tensors[-1] is [*small.index_keys.values()][-1]
+    index_keys = [*small.index_keys.values(), *small.index_entries.values()]
+    assert {keys.dtype for keys in index_keys} == {torch.bfloat16}
+    assert small.tensors[-1] is index_keys[-1]
     assert block_bytes(model.arch, 4, torch.bfloat16) == sum(t[0].numel() * 2 for t in small.tensors)
 
 
 def test_kernels_of_a_gpu_leave_the_network_to_others_by_name(networks):
     model, _ = networks
-    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs
-    assert ("indexer" in unknown_parts(model.arch)) != is_known
+    if model.arch.compression is not None:
+        unknown = {"compression", "gate_limit", "hashed_layers", "hyper", "recurrence"}
+        assert {*unknown_parts(model.arch)} >= unknown <= {*parts.unknown_parts(model.arch)}
+        return
+    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs and model.arch.hyper is None
+    assert bool(unknown_parts(model.arch)) != is_known
     assert "indexer" in parts.unknown_parts(model.arch)
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
@@ -197,6 +221,13 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
     backend.close()
 
 
+def test_layers_that_depend_on_others_are_not_calibrated_one_by_one(networks):
+    model, _ = networks
+    if model.arch.hyper is not None or model.arch.indexer.reusing_layers:
+        with pytest.raises(InvalidRequest, match="read more than hidden states"):
+            calibrate_model(model, some_ids(8), QuantizationSettings(kind="int4"), scale_and_minimum)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
@@ -206,11 +237,24 @@ def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):
         ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
         ("mistral-large-4", {"kv_source_layers": [0, 1, 2, 2, 4]}, "layers 2 and 3 must both be rotated"),
         ("mistral-large-4", {"kv_source_layers": [0, 0, 2, 1, 4]}, "kv_source_layers"),
+        (
+            "mistral-large-4",
+            {"no_rope_layers": [1] * 5, "kv_source_layers": [0, 1, 1, 0, 4]},
+            "the last layer before it",
+        ),
         ("mistral-large-4", {"n_group": 2}, "n_group"),
         ("mistral-large-4", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),
         ("glm-5", {"indexer_types": ["full"]}, "indexer_types"),
         ("glm-5", {"indexer_types": None, "index_topk_pattern": "FXFF"}, "indexer_types"),
+        ("hy-4", {"swiglu_limit": 0.0}, "swiglu_limit"),
+        ("glm-5.3", {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail"),
+        ("glm-5.3", {"indexer_types": ["full", "shared", "full", "full"]}, "indexer of its own"),
+        ("glm-5.3", {"index_kpool": 3}, "index_kpool"),
+        ("deepseek-v4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("deepseek-v4", {"layer_types": None, "compress_ratios": [0, 4, 128, 16]}, "compress_ratios"),
+        ("deepseek-v4", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek-v4", {"o_groups": 3}, "o_groups"),
     ],
 )
 def test_other_settings_are_refused_by_name(kind, changes, message):
@@ -219,6 +263,39 @@ def test_other_settings_are_refused_by_name(kind, changes, message):
     given = {**config, "text_config": {**text, **changes}} if text else {**config, **changes}
     with pytest.raises(CheckpointError, match=message):
         from_hugging_face(given)
+
+
+def test_blocks_that_no_entry_fits_are_refused():
+    arch = from_hugging_face(config_of("deepseek-v4"))
+    with pytest.raises(LLMError, match="multiple of 8"):
+        block_bytes(arch, 6, torch.float32)
+
+
+def test_a_layer_for_further_tokens_is_left_out_with_a_warning(tmp_path, caplog):
+    write_checkpoint(tmp_path, "deepseek-v4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "mtp.0.h_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    model = load_model(tmp_path)
+    tell_of_mtp(tmp_path, model.arch)
+    assert "layer of multi-token prediction, which is left out" in caplog.text
+    with pytest.raises(LLMError, match="3 streams"):
+        check_head(EngineConfig(speculation="mtp"), model.arch)
+
+
+def test_published_settings_of_deepseek_v4():
+    """Layers are named by the tokens of an entry, and positions in the way of older files."""
+    new = config_of("deepseek-v4")
+    own = ("layer_types", "mlp_layer_types", "rope_parameters", "partial_rotary_factor", "compress_rates")
+    old = {key: value for key, value in new.items() if key not in own}
+    old |= {"compress_ratios": [0, 4, 128, 4, 0], "num_hash_layers": 1, "qk_rope_head_dim": 8, "expert_dtype": "fp4"}
+    scaling = {"type": "yarn", "factor": 4.0, **YARN}
+    found, named = from_hugging_face({**old, "rope_scaling": scaling}), from_hugging_face(new)
+    assert found.unknown_keys == named.unknown_keys == ()
+    assert (found.compression.rates, found.hashed_layers) == ((0, 4, 128, 4), {0})
+    for key in ("rotary_size", "rope_theta", "local_rope_theta", "rope_scaling", "windows", "recurrence", "hyper"):
+        assert getattr(found, key) == getattr(named, key), key
+    assert found.rope_scaling.attention_factor == 1.0
+    assert (found.rope_theta, found.local_rope_theta) == (160000.0, 10000.0)
 
 
 def test_published_settings_of_glm_5():

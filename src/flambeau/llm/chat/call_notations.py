@@ -128,6 +128,36 @@ def glm(writer: GrammarWriter, tool: ToolRule) -> str:
     return f"{literal(tool.name + chr(10))} {members} {writer.mark(tagged_calls.TOOL_CALL_END)}"
 
 
+def hy(
+    parser: type[tagged_calls.Hy3PreviewParser], line_break: str, *, has_separator: bool
+) -> Callable[[GrammarWriter, ToolRule], str]:
+    def body(writer: GrammarWriter, tool: ToolRule) -> str:
+        call, end, separator, key_open, key_end, value_open, _ = map(writer.mark, parser.tags())
+        between = f"{literal(line_break)} " if line_break else ""
+
+        def member(key: str, schema: Any) -> str:
+            value = tagged_value(writer, tool, key, schema, parser.tags()[-1])
+            return f"{key_open} {literal(key)} {key_end} {between}{value_open} {value} {between}"
+
+        head = f"{call} {literal(tool.name)} {f'{separator} {between}' if has_separator else ''}"
+        return f"{head}{members_of(writer, tool, member, '')} {end}"
+
+    return body
+
+
+def _hy_notation(
+    parser: type[tagged_calls.Hy3PreviewParser], line_break: str = "\n", *, has_separator: bool = True
+) -> CallNotation:
+    return CallNotation(
+        hy(parser, line_break, has_separator=has_separator),
+        trigger=parser.open,
+        start=literal("\n"),
+        separator=literal("\n"),
+        end=literal("\n"),
+        close=parser.close,
+    )
+
+
 def gemma(parser: type[tagged_calls.GemmaParser]) -> Callable[[GrammarWriter, ToolRule], str]:
     def body(writer: GrammarWriter, tool: ToolRule) -> str:
         def member(key: str, schema: Any) -> str:
@@ -247,6 +277,9 @@ NOTATIONS: Mapping[str, CallNotation] = {
     ),
     "glm4": CallNotation(glm_4, bare_names=True),
     "qwen3_coder": CallNotation(qwen_coder, trigger=TOOL_CALL, between=literal("\n")),
+    "hy_v3": _hy_notation(tagged_calls.Hy3Parser),
+    "hy_v4": _hy_notation(tagged_calls.Hy4Parser, "", has_separator=False),
+    "hy_v3_preview": _hy_notation(tagged_calls.Hy3PreviewParser),
     "glm": CallNotation(glm, trigger=TOOL_CALL, between=literal("\n")),
     "gemma4": CallNotation(gemma(tagged_calls.Gemma4Parser), trigger=tagged_calls.Gemma4Parser.open, between=""),
     "functiongemma": CallNotation(gemma(tagged_calls.GemmaParser), trigger=tagged_calls.GemmaParser.open, between=""),

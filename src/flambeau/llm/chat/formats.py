@@ -75,6 +75,10 @@ def _between(name: str, parser: type[StreamParser]) -> ToolFormat:
     )
 
 
+def _hy(name: str, parser: type[tagged_calls.Hy3PreviewParser], *signs: str) -> ToolFormat:
+    return ToolFormat(name=name, parser=parser, signs=signs, markers=(parser.open, parser.close, *parser.tags()))
+
+
 # In this order: the first family whose signs a chat template has.
 _TOOL_ROWS = (
     ToolFormat(
@@ -119,6 +123,9 @@ _TOOL_ROWS = (
         signs=(tagged_calls.FUNCTION, tagged_calls.PARAMETER),
         markers=_TOOL_CALL,
     ),
+    _hy("hy_v3", tagged_calls.Hy3Parser, tagged_calls.Hy3Parser.suffix, "tool_sep"),
+    _hy("hy_v4", tagged_calls.Hy4Parser, tagged_calls.Hy4Parser.suffix, "arg_key"),
+    _hy("hy_v3_preview", tagged_calls.Hy3PreviewParser, "<tool_sep>"),
     ToolFormat(name="glm", parser=tagged_calls.GlmParser, signs=(tagged_calls.KEY,), markers=_GLM),
     ToolFormat(
         name="gemma4",
@@ -188,6 +195,11 @@ _REASONING_ROWS = (
             open="Here are my reasoning steps:", close="[BEGIN FINAL RESPONSE]", wrappers=("[END FINAL RESPONSE]",)
         ),
         signs=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ),
+    ReasoningFormat(
+        name="hy",
+        markers=ThoughtMarkers(open="<think:opensource>", close="</think:opensource>"),
+        signs=("think", tagged_calls.Hy3Parser.suffix),
     ),
     ReasoningFormat(
         name="longcat",

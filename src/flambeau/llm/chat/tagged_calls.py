@@ -184,6 +184,58 @@ class GlmParser(TaggedCallParser):
             self._end_arguments()
 
 
+def suffixed(tag: str, suffix: str) -> str:
+    """A tag with a suffix after its name."""
+    return f"{tag.removesuffix('>')}{suffix}>"
+
+
+class Hy3PreviewParser(TaggedCallParser):
+    """GLM's calls within `<tool_calls>`, with `<tool_sep>` after names; in later models, each tag has a suffix."""
+
+    suffix = ""
+    open, close = "<tool_calls>", "</tool_calls>"
+    markers: tuple[str, ...] = (open,)
+
+    @classmethod
+    def tags(cls) -> tuple[str, ...]:
+        """Begin and end of a call, what may follow its name, begin and end of a key, and of a value."""
+        plain = TOOL_CALL, TOOL_CALL_END, "<tool_sep>", KEY, KEY_END, VALUE, VALUE_END
+        return tuple(suffixed(tag, cls.suffix) for tag in plain)
+
+    def _read_call(self, marker: str) -> Steps[None]:
+        call, call_end, separator, key, key_end, value, value_end = map(self.spell, self.tags())
+        while (yield from self._skip(call)):
+            name, found = yield from self._read_until(separator, key, call_end)
+            name = name.strip()
+            if not found or not NAME.fullmatch(name):
+                return
+            self._begin_arguments(name)
+            if found == separator:
+                _, found = yield from self._read_until(key, call_end)
+            while found == key:
+                argument, found = yield from self._read_until(key_end)
+                if not found or not (yield from self._skip(value)):
+                    return
+                yield from self._stream_value(name, argument.strip(), value_end, trims_lines=False)
+                _, found = yield from self._read_until(key, call_end)
+            if not found:
+                return
+            self._end_arguments()
+        yield from self._skip(self.spell(self.close))
+
+
+class Hy3Parser(Hy3PreviewParser):
+    """The same with the suffix of published models."""
+
+    suffix = ":opensource"
+    open, close = suffixed(Hy3PreviewParser.open, suffix), suffixed(Hy3PreviewParser.close, suffix)
+    markers = (open,)
+
+
+class Hy4Parser(Hy3Parser):
+    """Hy 4 writes nothing after names, and no line breaks within calls."""
+
+
 class GemmaParser(TaggedCallParser):
     """`call:name{key:value}` between markers, with names and texts that are not quoted as in JSON."""
 

@@ -1,4 +1,7 @@
-"""Weights in fp8 as DeepSeek, transformers, FBGEMM and ModelOpt store them, and ModelOpt's NVFP4."""
+"""Weights in fp8 as DeepSeek, transformers, FBGEMM and ModelOpt store them, and ModelOpt's NVFP4.
+
+In files of DeepSeek V4, scales are powers of two under another name, and experts have 4 bits (MXFP4).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from flambeau.llm.checkpoints.packed_layouts import fp4_layer, ill_formed, requi
 from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
 from flambeau.llm.errors import CheckpointError
 
-LEAVES = frozenset(["weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub"])
+LEAVES = frozenset(
+    ["weight", "weight_scale", "weight_scale_inv", "scale", "input_scale", "activation_scale", "input_scale_ub"]
+)
 KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
-MARKERS = ("weight_scale_inv", "weight_scale")
+MARKERS = ("weight_scale_inv", "weight_scale", "scale")
+PAIRS_OF_SCALE = 16  # bytes of MXFP4
 MODELOPT_LEAVES = frozenset(["weight", "weight_scale", "weight_scale_2", "input_scale"])
 MODELOPT_KINDS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4")
 MODELOPT_BLOCK = 128
@@ -27,6 +33,7 @@ KEYS = frozenset(
         "ignored_layers",
         "scale_fmt",
         "activation_scale_ub",
+        "expert_dtype",
         "dequantize",
     ]
 )
@@ -60,7 +67,11 @@ def block_size(given: object) -> tuple[int, int] | None:
 
 def read_fp8(name: str, parts: Parts, block: tuple[int, int] | None) -> PackedLayer:
     require(parts, name, ("weight",))
-    scale = parts.get("weight_scale_inv") or parts["weight_scale"]
+    scale = next(parts[marker] for marker in MARKERS if marker in parts)
+    weight = parts["weight"]
+    is_paired = len(weight.shape) == 2 and scale.shape == (weight.shape[0], weight.shape[1] // PAIRS_OF_SCALE)
+    if weight.dtype == torch.int8 and scale.dtype == torch.float8_e8m0fnu and is_paired:
+        return fp4_layer(weight, lambda: scale.read().float(), scale.shape[1], has_wide_scales=False)
     return scaled_layer(name, parts, parts["weight"], scale, block=block)
 
 

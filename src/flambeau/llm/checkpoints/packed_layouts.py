@@ -266,20 +266,24 @@ def fp4_layer(packed: StoredTensor, scale: ReadTensor, num_groups: int, *, has_w
     Our layout of it is codes, or fp8, which represents the numbers; the CPU kernels store them in 4 bits again.
     """
     shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
+    unchanged = packed if packed.dtype == torch.uint8 else None
+
+    def read_pairs() -> Tensor:
+        return packed.read().view(torch.uint8)
 
     def weight() -> Tensor:
         table = torch.tensor(FP4)
-        pairs = packed.read()
+        pairs = read_pairs()
         numbers = table[torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()]
         return (numbers.view(len(pairs), num_groups, -1) * scale().float().unsqueeze(2)).flatten(1)
 
     own = {
-        "weight": LazyTensor(shape, FP8, lambda: fp4_as_fp8(packed.read())),
+        "weight": LazyTensor(shape, FP8, lambda: fp4_as_fp8(read_pairs())),
         "scale": LazyTensor(torch.Size((shape[0], num_groups)), torch.float32, lambda: scale().float()),
     }
     size, scale_dtype = shape[1] // num_groups, torch.float32 if has_wide_scales else torch.bfloat16
     coded = {
-        "weight": LazyTensor(packed.shape, torch.uint8, packed.read, stored=packed),
+        "weight": LazyTensor(packed.shape, torch.uint8, read_pairs, stored=unchanged),
         "scales": LazyTensor(torch.Size((shape[0], num_groups)), scale_dtype, lambda: scale().to(scale_dtype)),
     }
     whole = LazyTensor(shape, torch.float32, weight)

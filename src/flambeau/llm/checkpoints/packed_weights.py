@@ -166,8 +166,11 @@ def check_scales(tensors: Mapping[str, StoredTensor], marked: Iterable[str], lay
 
 def marked_layers(names: Iterable[str], markers: Sequence[str]) -> dict[str, str]:
     """The quantized layers, and the tensor of each that marks it."""
-    ends = [(name, marker) for name in names for marker in markers if name.endswith(f".{marker}")]
-    return {name.removesuffix(f".{marker}"): name for name, marker in ends}
+    known = dict.fromkeys(names)
+    ends = [(name, marker) for name in known for marker in markers if name.endswith(f".{marker}")]
+    marked = {name.removesuffix(f".{marker}"): name for name, marker in ends}
+    # Other modules may have a parameter of that name.
+    return {name: marker for name, marker in marked.items() if marker != f"{name}.scale" or f"{name}.weight" in known}
 
 
 def read_layer(name: str, tensors: Mapping[str, StoredTensor], layer_format: LayerFormat) -> PackedLayer:

@@ -131,7 +131,7 @@ def is_ignored(model: Transformer | DraftHead, name: str) -> bool:
 
     The encoder of images is loaded apart from the decoder (vision_weights.py).
     """
-    arch, layer = model.arch, re.match(r"model\.layers\.(\d+)\.", name)
+    arch, layer = model.arch, re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
     is_unused = layer is not None and 0 <= int(layer[1]) - arch.num_layers < arch.num_unused_layers
     is_unused = is_unused or (isinstance(model, Transformer) and bool(FURTHER_TOKENS.search(name)))
     is_unused = is_unused or bool(arch.unused and re.search(arch.unused, name))
@@ -258,7 +258,9 @@ def mismatch(given: Tensor, wanted: Tensor) -> str:
     """How a tensor differs from the part that it fills; empty if it fits."""
     if given.shape != wanted.shape:
         return f"{list(given.shape)} instead of {list(wanted.shape)}"
-    if given.dtype != wanted.dtype and not (given.is_floating_point() and wanted.is_floating_point()):
+    are_alike = given.is_floating_point() and wanted.is_floating_point()
+    are_alike = are_alike or {given.dtype, wanted.dtype} == {torch.int32, torch.int64}
+    if given.dtype != wanted.dtype and not are_alike:
         return f"{given.dtype} instead of {wanted.dtype}"
     return ""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ class KVCache:
         self.keys = [
             zeros((*shape, key_room(one, dtype)), device, dtype) for shape, one in zip(shapes, own, strict=True)
         ]
-        self.is_latent = arch.latent_size > 0
+        self.is_latent = arch.keys_are_values
         self.values = [
             zeros((*shape, size_in(dtype, one.output_size)), device, dtype)
             for shape, one in zip(shapes, own, strict=True)
@@ -73,12 +74,20 @@ class KVCache:
             for layer, size in sizes.items()
             if size
         }
+        self.entries: dict[int, Tensor] = {}  # keys that stand for several tokens, in the blocks of the last of them
+        self.index_entries: dict[int, Tensor] = {}  # what indexers compare
+        for layer, of_block, size, index_size in entry_sizes(arch, block_size):
+            self.entries[layer] = zeros((num_blocks, of_block, 1, size_in(dtype, size)), device, dtype)
+            if index_size:
+                shape = num_blocks, of_block, 1, size_in(dtype, index_size)
+                self.index_entries[layer] = zeros(shape, device, dtype)
         self.of_head: KVCache | None = None  # in the same blocks: what a head keeps, which prefixes are shared with
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that a block holds; the first dimension of each tensor is the block."""
-        own = [tensor for tensor in (*self.keys, *self.values, *self.index_keys.values()) if len(tensor)]
+        more = *self.index_keys.values(), *self.entries.values(), *self.index_entries.values()
+        own = [tensor for tensor in (*self.keys, *self.values, *more) if len(tensor)]
         return own if self.of_head is None else own + self.of_head.tensors
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
@@ -86,6 +95,15 @@ class KVCache:
         store(self.keys[layer], slots_T, k_TGD)
         if not self.is_latent:
             store(self.values[layer], slots_T, v_TGD)
+
+
+def entry_sizes(arch: Architecture, block_size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Layers with compressed entries: how many a block has, and the numbers of one for attention and for an indexer."""
+    shape = arch.compression
+    for layer in sorted(shape.compressing_layers) if shape is not None else ():
+        assert shape is not None
+        index_size = shape.index_size if layer in shape.overlapping_layers else 0
+        yield layer, shape.entries_of_block(layer, block_size), arch.head_size, index_size
 
 
 def store(cached: Tensor, slots_T: Tensor, new_TGD: Tensor) -> None:
@@ -120,8 +138,8 @@ def key_room(arch: Architecture, dtype: torch.dtype) -> int:
 
 
 def head_room(arch: Architecture, dtype: torch.dtype) -> int:
-    """How many numbers of the cache's type the key and the value of a head take; latents have no values."""
-    return key_room(arch, dtype) + (0 if arch.latent_size else size_in(dtype, arch.output_size))
+    """How many numbers of the cache's type the key and the value of a head take; some keys are values."""
+    return key_room(arch, dtype) + (0 if arch.keys_are_values else size_in(dtype, arch.output_size))
 
 
 def size_in(dtype: torch.dtype, size: int) -> int:
@@ -156,7 +174,11 @@ def block_bytes(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
     own = [arch.of_layer(layer) for layer in arch.caching_layers]
     num_numbers = sum(one.num_kv_heads * head_room(one, dtype) for one in own)
     num_numbers += sum(size_in(dtype, size) for size in map(arch.index_size, range(arch.num_layers)) if size)
-    return num_numbers * block_size * dtype.itemsize
+    of_entries = sum(
+        of_block * sum(size_in(dtype, size) for size in sizes if size)
+        for _, of_block, *sizes in entry_sizes(arch, block_size)
+    )
+    return (num_numbers * block_size + of_entries) * dtype.itemsize
 
 
 def num_blocks_for(

@@ -39,6 +39,7 @@ from flambeau.llm.executor.rank_parts import MIXER_COLUMNS, check_sizes, local_r
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
+from flambeau.llm.models.compressed_attention import CompressedAttention
 from flambeau.llm.models.decoder_layers import DecoderLayer
 from flambeau.llm.models.families.layer_sizes import LayerSizes
 from flambeau.llm.models.feed_forward import MixedMLP
@@ -50,8 +51,16 @@ from flambeau.llm.models.transformer import Transformer
 
 IDLE = timedelta(days=365)  # followers wait as long as there are no requests; the ranks are ended as a group
 
-_ROWS = ("inner_norm", "gate_proj", "up_proj", "q_proj", "q_b_proj", "kv_b_proj")  # each rank has some of the outputs …
-_COLUMNS = ("o_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
+_ROWS = (
+    "inner_norm",
+    "gate_proj",
+    "up_proj",
+    "q_proj",
+    "q_b_proj",
+    "kv_b_proj",
+    "o_a_proj",
+)  # each rank has some of the outputs …
+_COLUMNS = ("o_proj", "o_b_proj", "down_proj", *MIXER_COLUMNS)  # … and some of the inputs of the next layer
 _KV_ROWS = ("k_proj", "v_proj")
 _SCALES = ("scale", "scales", "minimums", "factors")
 
@@ -98,6 +107,7 @@ def local_architecture(arch: Architecture, size: int) -> Architecture:
         expert_size=arch.expert_size // size,
         shared_expert_size=arch.shared_expert_size // size,
         shapes=tuple(local_shape(shape, size) for shape in arch.shapes),
+        compression=None if arch.compression is None else arch.compression.part(size),
         recurrence=None if arch.recurrence is None else local_recurrence(arch.recurrence, size),
     )
 
@@ -201,8 +211,11 @@ def add_all_reduce(model: Transformer, shard: Shard) -> None:
             layer.add_module("shortcut", AllReduced(sparse))
 
 
-def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None:
+def join_attention(attention: Attention | LatentAttention | CompressedAttention, shard: Shard) -> None:
     """Sum the outputs over all ranks; norms over all heads and the slopes of ALiBi depend on the others, too."""
+    if isinstance(attention, CompressedAttention):
+        attention.add_module("o_b_proj", AllReduced(attention.o_b_proj))
+        return
     attention.add_module("o_proj", AllReduced(attention.o_proj))
     if not isinstance(attention, Attention):
         return
@@ -210,9 +223,9 @@ def join_attention(attention: Attention | LatentAttention, shard: Shard) -> None
         share_norms(attention, shard.rank, shard.size)
     share_inner_norm(attention, shard.rank, shard.size)
     if attention.indexer is not None:
-        first, heads = shard.rank * attention.num_heads, shard.arch.num_heads
-        own = attention.indexer.choice._replace(num_heads=heads, first_head=first, num_own_heads=attention.num_heads)
-        attention.indexer.choice = own
+        first = shard.rank * shard.arch.num_kv_heads // shard.size
+        choice = attention.indexer.choice
+        attention.indexer.choice = choice._replace(num_heads=attention.num_kv_heads, first_head=first)
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)

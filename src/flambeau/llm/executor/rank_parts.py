@@ -57,7 +57,9 @@ def divided(arch: Architecture) -> Iterator[tuple[int, str]]:
     if arch.num_experts:
         yield arch.expert_size, "experts with an intermediate size of"
         yield arch.shared_expert_size, "a shared expert with an intermediate size of"
-    if arch.recurrence is not None:
+    if arch.compression is not None:
+        yield arch.compression.num_output_groups, "groups of heads"
+    if arch.recurrence is not None and arch.recurrence.kind != "compressor":
         if arch.recurrence.kind in HEADED:
             yield arch.recurrence.num_heads, "heads of recurrent layers"
         else:
@@ -92,6 +94,8 @@ def unique(found: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
 
 def local_recurrence(recurrence: Recurrence, size: int) -> Recurrence:
     """The shape of one rank's part of recurrent layers."""
+    if recurrence.kind == "compressor":  # every rank has it all: one key for all heads
+        return recurrence
     has_heads = recurrence.kind in HEADED
     return replace(
         recurrence,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from flambeau.llm.models.families.compression_shape import CompressionShape
+from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
 from flambeau.llm.models.families.recurrence import Recurrence
@@ -25,6 +27,7 @@ RouterKind = Literal[
     "grouped_softmax",
     "biased_softmax",
     "biased_sigmoid",
+    "biased_sqrt_softplus",
     "sigmoid",
     "wide_sigmoid",
     "late_sigmoid",
@@ -124,6 +127,7 @@ class Architecture:
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
     gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
     indexer: IndexerShape | None = None  # attention is to some tokens only
+    compression: CompressionShape | None = None  # attention to windows and compressed entries (DeepSeek V4)
     has_sinks: bool = False  # a score per head that takes part in the softmax and has no value (gpt-oss)
     sinks_in_windows: bool = False  # only layers with a window have them (MiMo V2)
     alibi: AlibiKind | None = None  # scores fall with the distance instead of rotary positions (BLOOM)
@@ -140,6 +144,9 @@ class Architecture:
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
     swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
     swiglu_alpha: float = 1.702  # with a limit
+    hashed_layers: frozenset[int] = frozenset()  # a table says which experts compute a token (DeepSeek V4)
+    gate_limit: float | None = None  # of the experts: gates are at most this, and what they gate is within it (Hy 4) …
+    limits_all_gates: bool = False  # … and of the other feed-forward layers (GLM-5.3, DeepSeek V4)
     swiglu_everywhere: bool = False  # also in feed-forward layers and shared experts (MiniMax M3)
     # Of each layer: limits of activated gates, and of what they are multiplied with (Step).
     expert_limits: tuple[float | None, ...] = ()  # of the experts that a router chooses
@@ -186,6 +193,7 @@ class Architecture:
     num_streams: int = 0  # of hidden states, of which layers compute one (Gemma 3n); 0: there is one
     active_stream: int = 0  # the one that layers compute
     scales_stream: bool = False  # before the layer's own embeddings are added
+    hyper: HyperShape | None = None  # several streams, of which layers read a sum and change all (DeepSeek V4)
     laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
     sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
     block_layers: tuple[int, ...] = ()  # recurrent layers with a shared block of attention (Zamba 2)
@@ -243,7 +251,7 @@ class Architecture:
 
     def index_size(self, layer: int) -> int:
         """The size of a token's key for the indexer of a layer; 0: there is none."""
-        return self.indexer.head_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
+        return self.indexer.cached_size if self.indexer is not None and self.indexer.chooses_in(layer) else 0
 
     def window(self, layer: int) -> int | None:
         """The attention window of a layer in tokens; None: no window."""
@@ -257,6 +265,16 @@ class Architecture:
     def switch_length(self) -> int | None:
         """The longest sequence that keeps its rotary factors; longer ones have others from their first token on."""
         return self.rope_scaling.switch_length if self.rope_scaling is not None else None
+
+    @property
+    def num_hidden_streams(self) -> int:
+        """The streams of hidden states between layers; 0: there is one."""
+        return self.num_streams if self.hyper is None else self.hyper.num_streams
+
+    @property
+    def keys_are_values(self) -> bool:
+        """Whether the cache has one key for all heads, and no values."""
+        return self.latent_size > 0 or self.compression is not None
 
     @property
     def output_size(self) -> int:

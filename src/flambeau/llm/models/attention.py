@@ -29,6 +29,14 @@ class Alibi(NamedTuple):
 SharedKeys = dict[int, tuple[Tensor, ...]]  # what layers of a step give others: keys and values, or a shortcut
 
 
+class Entries(NamedTuple):
+    """Keys that stand for several tokens each, which tokens attend to beside their windows."""
+
+    keys: Tensor  # […, D], of each token: the entry that it completes, if it is the last one of a group
+    rate: int  # tokens of a group
+    selection: Selection | None = None  # which entries are attended to, of which it has keys in the same way; None: all
+
+
 class AttentionOptions(NamedTuple):
     """What happens to the scores of attention before the softmax."""
 
@@ -40,6 +48,8 @@ class AttentionOptions(NamedTuple):
     chunk: int | None = None  # tokens attend to those of their own chunk only, so many at a time
     selection: Selection | None = None  # which tokens they attend to
     reuses_selection: bool = False  # those that the last layer with a selection has chosen
+    is_over_entries: bool = False  # keys are values, and the window has an end in every layer
+    entries: Entries | None = None  # beside the window, in some of these layers
     index_layer: int | None = None  # where the keys of the selection are cached; None: where all keys are
     looks_back: bool = False  # tokens of images attend to those before them only, as of texts
 
@@ -51,7 +61,8 @@ class AttentionOptions(NamedTuple):
     @property
     def has_only_softcap(self) -> bool:
         """Beside the scale and the window."""
-        return self.sinks is None and self.alibi is None and self.chunk is None and not self.is_sparse
+        has_others = self.sinks is not None or self.alibi is not None or self.entries is not None
+        return not has_others and self.chunk is None and not self.is_sparse
 
 
 class Attend(Protocol):
@@ -110,13 +121,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
-        heads, v = self.heads_and_values(self.qkv_proj(x))
+        qk, v = self.heads_and_values(self.qkv_proj(x))
         gates: Tensor | None = None
         if self.has_gates:
-            pairs, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
+            pairs, keys = qk.tensor_split([2 * self.num_heads], dim=-2)
             gates = pairs[..., 1::2, :]
-            heads = torch.cat((pairs[..., ::2, :], rest), dim=-2)
-        qk = heads
+            qk = torch.cat((pairs[..., ::2, :], keys), dim=-2)
         if not self.normalizes_late:
             qk = self.normalize(qk)
         if self.clip is not None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from flambeau.llm.models.altup import AltUp, Laurel
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
+from flambeau.llm.models.compressed_attention import CompressedAttention
 from flambeau.llm.models.feed_forward import MixedMLP, make_mlp
+from flambeau.llm.models.hyper_connections import HyperConnection
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInput
 from flambeau.llm.models.lightning_attention import LightningAttention
@@ -24,7 +26,9 @@ from flambeau.llm.models.rope import Rotations
 from flambeau.llm.models.shared_blocks import BlockAdapters, SharedBlock
 
 
-def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention:
+def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention | CompressedAttention:
+    if arch.compression is not None:
+        return CompressedAttention(arch, layer)
     if arch.latent_size:
         return LatentAttention(arch, layer)
     return SharedKeyAttention(arch, layer) if arch.key_layer(layer) != layer else Attention(arch, layer)
@@ -290,6 +294,29 @@ class ReceptanceLayer(RecurrentLayer):
         return x + self.mlp(self.post_attention_layernorm(x), attend.recur)  # type: ignore[no-any-return]
 
 
+class HyperLayer(DecoderLayer):
+    """Attention, or a recurrence, and a feed-forward layer, which read and change several streams."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.is_recurrent = layer not in arch.attending_layers
+        self.is_hashed = layer in arch.hashed_layers
+        if self.is_recurrent:
+            del self.self_attn
+            self.mixer = make_mixer(arch, layer)
+        self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, ids: Tensor | None = None) -> Tensor:
+        """[…, S, E] of the tokens […] to […, S, E]."""
+        one, joint = self.attn_hc(x)
+        y = self.input_layernorm(one)
+        y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
+        x = self.attn_hc.join(x, y, joint)
+        one, joint = self.ffn_hc(x)
+        y = self.post_attention_layernorm(one)
+        return self.ffn_hc.join(x, self.mlp(y, ids) if self.is_hashed else self.mlp(y), joint)
+
+
 class AttentionOnlyLayer(DecoderLayer):
     """Attention without a feed-forward layer (Nemotron-H)."""
 
@@ -333,6 +360,8 @@ class JointLayer(DecoderLayer):
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if layer in arch.block_layers:
         return BlockLayer(arch, layer)
+    if arch.hyper is not None:
+        return HyperLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
     if arch.recurrence is not None and arch.recurrence.kind == "rwkv":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.altup import above_threshold, threshold_of
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.moe import SparseMLP, limited, swiglu
+from flambeau.llm.models.moe import HashedMLP, SparseMLP, cut_gates, limited, swiglu
 from flambeau.llm.models.norms import make_norm
 
 
@@ -107,6 +107,19 @@ class MixedMLP(MLP):
         return self.dense_norm(super().forward(x)) + self.sparse_norm(sparse)  # type: ignore[no-any-return]
 
 
+class CutGateMLP(MLP):
+    """A gated feed-forward layer whose gates, and what they gate, are within a limit (GLM-5.3)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.gate_limit = arch.gate_limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, E] to […, E]."""
+        gate, up = cut_gates(self.gate_up_proj(x), self.gate_limit)
+        return self.down_proj(self.activate(gate) * up)  # type: ignore[no-any-return]
+
+
 class SwigluMLP(MLP):
     """A gated feed-forward layer with the activation of gpt-oss's experts (MiniMax M3)."""
 
@@ -150,6 +163,8 @@ def make_mlp(arch: Architecture, layer: int) -> nn.Module:
     arch = arch.of_layer(layer)
     if arch.experts_beside_mlp:
         return MixedMLP(arch)
+    if layer in arch.hashed_layers:
+        return HashedMLP(arch, layer)
     if arch.has_experts(layer):
         return SparseMLP(arch, layer)
     if arch.swiglu_everywhere and arch.swiglu_limit is not None:
@@ -158,6 +173,8 @@ def make_mlp(arch: Architecture, layer: int) -> nn.Module:
         return LimitedMLP(arch, limit)
     if arch.mlp_scales != (1.0, 1.0):
         return ScaledMLP(arch)
+    if arch.gate_limit is not None and arch.limits_all_gates:
+        return CutGateMLP(arch)
     if arch.sparsity and arch.sparsity[layer]:
         return CutMLP(arch, arch.sparsity[layer])
     if arch.activation == "xielu":

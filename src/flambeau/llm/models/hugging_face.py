@@ -103,7 +103,8 @@ def read_config(folder: Path) -> Config:
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
-    given = renamed(family.arrange(text_config(config, family)), family)
+    given = renamed(text_config(config, family), family)
+    given = renamed(family.arrange(given), family)  # once more: it may bring keys of sections
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -156,7 +157,8 @@ def from_hugging_face(config: Config) -> Architecture:
     arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
     if arch.num_experts % arch.num_expert_groups:
         raise CheckpointError(f"{arch.num_experts} experts cannot be divided into {arch.num_expert_groups} groups")
-    if arch.rotary_size is not None and (arch.rotary_size % 2 or not 0 < arch.rotary_size <= arch.head_size):
+    least = 0 if len(arch.unrotated_layers) == arch.num_layers else 1
+    if arch.rotary_size is not None and (arch.rotary_size % 2 or not least <= arch.rotary_size <= arch.head_size):
         raise CheckpointError(
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
             "it must be an even number"
@@ -220,13 +222,14 @@ def check_supported(config: Config, family: Family) -> None:
 def rope_parameters(config: Config, family: Family) -> Config:
     """The settings of rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
     given, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
-    if family.has_local_rope and isinstance(given.get("full_attention"), Mapping):
-        local = section(given, "sliding_attention")
+    wide, narrow = family.rope_sections
+    if family.has_local_rope and isinstance(given.get(wide), Mapping):
+        local = section(given, narrow)
         if local.get("rope_type", "default") != "default":
             raise CheckpointError(f"rope type {local['rope_type']!r} of layers with a window is not supported")
-        given = given["full_attention"]
+        given = given[wide]
         if given.get("rope_type") == "yarn" and not given.get("truncate", True):
-            raise CheckpointError("rope_parameters.full_attention.truncate is not supported: transformers ignores it")
+            raise CheckpointError(f"rope_parameters.{wide}.truncate is not supported: transformers ignores it")
     parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
     if scaling and "rope_theta" in given and "rope_theta" not in scaling:
         theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
@@ -274,7 +277,7 @@ def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
         high_frequency_factor=number(parameters, "high_freq_factor", 4.0),
         beta_fast=number(parameters, "beta_fast", 32.0),
         beta_slow=number(parameters, "beta_slow", 1.0),
-        attention_factor=parameters.get("attention_factor"),
+        attention_factor=parameters.get("attention_factor", family.attention_factor),
         mscale=parameters.get("mscale"),
         mscale_all_dimensions=parameters.get("mscale_all_dim"),
         truncate=parameters.get("truncate", True),

@@ -21,27 +21,39 @@ from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.norms import CenteredNorm, PositionScale, make_norm
 from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
-KEY_EPSILON = 1e-6
-
 
 class BlockChoice(NamedTuple):
-    """How heads choose blocks of tokens, each for some heads of attention."""
+    """How heads choose blocks of tokens, each for a key-value head."""
 
     size: int  # tokens of a block
     num_local: int  # the last blocks, which are always chosen
-    num_heads: int  # of attention, of all ranks
-    first_head: int = 0  # of this rank
-    num_own_heads: int = 0
+    num_heads: int  # of this rank
+    first_head: int = 0
 
 
 class Selection(NamedTuple):
     """What an indexer says of tokens; attention is to the keys that match best."""
 
     q: Tensor  # […, I, K]
-    k: Tensor  # […, K], to be cached
+    k: Tensor  # […, K], to be cached; with pools […, 2·K]
     weights: Tensor | None  # […, I] of the heads, in float32; None: each chooses for itself
     num_chosen: int
     blocks: BlockChoice | None = None
+    pools: Pools | None = None
+
+
+class Pools(NamedTuple):
+    """Groups of tokens that are chosen together. Beside the key of a token, the cache has weights of its numbers."""
+
+    size: int
+    bias: Tensor  # [size, K], added to the weights, whose softmax is a mean of the keys
+
+    def keys(self, cached: Tensor) -> Tensor:
+        """Of tokens […, C, 2·K] to groups […, P, K]; the last group may have padding."""
+        missing = -cached.shape[-2] % self.size
+        groups = torch.unflatten(F.pad(cached, (0, 0, 0, missing)), -2, (-1, self.size))
+        keys, weights = groups.chunk(2, dim=-1)
+        return ((weights.float() + self.bias.float()).softmax(dim=-2).to(keys.dtype) * keys).sum(dim=-2)
 
 
 class HeadWeights(nn.Module):
@@ -66,13 +78,17 @@ class Indexer(nn.Module):
         shape = self.shape = arch.indexer
         self.rotary_size = arch.rotary_size
         size = arch.hidden_size if shape.reads_inputs else arch.query_latent_size
-        self.q_input_norm = CenteredNorm(size, KEY_EPSILON, bias=True) if shape.reads_inputs else None
+        self.q_input_norm = CenteredNorm(size, shape.key_epsilon, bias=True) if shape.reads_inputs else None
         self.position_scale = PositionScale(shape.num_heads) if arch.position_scales else None
         self.wq_b = nn.Linear(size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
-        self.k_norm = CenteredNorm(shape.head_size, KEY_EPSILON, bias=True)
+        self.k_norm = CenteredNorm(shape.head_size, shape.key_epsilon, bias=True)
         self.weights_proj = HeadWeights(arch.hidden_size, shape.num_heads)
         self.scale = (shape.num_heads * shape.head_size) ** -0.5
+        if shape.pool_size:
+            self.pool_gate = nn.Parameter(torch.empty(shape.head_size, arch.hidden_size))
+            nn.init.normal_(self.pool_gate, std=arch.hidden_size**-0.5)
+            self.pool_bias = nn.Parameter(torch.zeros(shape.pool_size, shape.head_size, dtype=torch.float32))
 
     def forward(self, x: Tensor, query_latent: Tensor | None, rotations: Rotations) -> Selection:
         """From inputs […, E] of a layer, and latents […, L] of its queries if there are any."""
@@ -85,13 +101,22 @@ class Indexer(nn.Module):
         if self.rotary_size:
             q, k = self.rotated(q, rotations.ordinary), self.rotated(k, rotations.ordinary)
         k = k.squeeze(-2)
-        return Selection(q, k, self.weights_proj(x) * self.scale, self.shape.num_chosen)
+        weights, number = self.weights_proj(x) * self.scale, self.shape.num_chosen
+        if not self.shape.pool_size:
+            return Selection(q, k, weights, number)
+        k = torch.cat((k, F.linear(x, self.pool_gate)), dim=-1)
+        return Selection(q, k, weights, number, pools=Pools(self.shape.pool_size, self.pool_bias))
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:
-        """[…, heads, K] with the first coordinates rotated."""
+        """[…, heads, K] with the first coordinates rotated, or the last ones."""
+        if self.shape.rotates_last:
+            rest, last = x.tensor_split([self.shape.head_size - self.rotary_size], dim=-1)
+            return torch.cat((rest, self.rotate(last, angles)), dim=-1)
         first, rest = x.tensor_split([self.rotary_size], dim=-1)
-        first = unpaired(first) if self.shape.paired_rope else first
-        return torch.cat((rotate(first, *angles), rest), dim=-1)
+        return torch.cat((self.rotate(first, angles), rest), dim=-1)
+
+    def rotate(self, x: Tensor, angles: Angles) -> Tensor:
+        return rotate(unpaired(x) if self.shape.paired_rope else x, *angles)
 
 
 class BlockIndexer(nn.Module):
@@ -105,8 +130,7 @@ class BlockIndexer(nn.Module):
         self.wq_b = nn.Linear(arch.hidden_size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
         self.q_norm, self.k_norm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
-        heads = arch.num_heads
-        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, heads, num_own_heads=heads)
+        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, shape.num_heads)
 
     def forward(self, x: Tensor, angles: Angles) -> Selection:
         """From inputs […, E] of a layer."""

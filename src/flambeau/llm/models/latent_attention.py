@@ -71,7 +71,11 @@ class LatentAttention(nn.Module):
         self.position_scale = PositionScale(heads) if arch.position_scales else None
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
-        self.gate_proj = nn.Linear(hidden, heads, bias=False) if arch.gates_heads else None
+        self.gates_values = arch.attention_gate is not None
+        num_gates = heads * arch.value_size if self.gates_values else heads
+        has_gates = arch.gates_heads or self.gates_values
+        self.gate_proj = nn.Linear(hidden, num_gates, bias=False) if has_gates else None
+        self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         self.indexer = Indexer(arch) if arch.index_size(layer) else None
         self.reuses_selection = arch.indexer is not None and self.indexer is None
 
@@ -90,13 +94,16 @@ class LatentAttention(nn.Module):
             q = self.position_scale(q, rotations.log_positions)
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
-        options = AttentionOptions(self.scale, reuses_selection=self.reuses_selection, index_layer=self.layer)
+        options = AttentionOptions(
+            self.scale, sinks=self.sinks, reuses_selection=self.reuses_selection, index_layer=self.layer
+        )
         if self.indexer is not None:
             options = options._replace(selection=self.indexer(x, query_latent, rotations))
         y = attend(self.key_layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
         if self.gate_proj is not None:
-            y = y * torch.sigmoid(self.gate_proj(x).float()).to(y.dtype).unsqueeze(-1)
+            gates = torch.sigmoid(self.gate_proj(x).float()).to(y.dtype)
+            y = y * (gates.view_as(y) if self.gates_values else gates.unsqueeze(-1))
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
 
     def keys(self, x: Tensor, rotation: Angles, shared: SharedKeys | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.activations import ACTIVATIONS
 from flambeau.llm.models.architecture import Activation, Architecture
-from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing
+from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing, root_softplus
 
 
 class ExpertLayers(nn.Module):
@@ -40,6 +40,7 @@ class Experts(nn.Module):
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, rows)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
         self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
+        self.gate_limit = arch.gate_limit
         self.late_limit = arch.expert_limit(layer)
         self.num_experts, self.num_zero_experts = count, arch.num_zero_experts
         self.scales_inputs = arch.scales_expert_inputs
@@ -118,7 +119,7 @@ class Experts(nn.Module):
     def activate(self, gate_up: Tensor) -> Tensor:
         if not self.has_gate:
             return self.activation(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = cut_gates(gate_up, self.gate_limit)
         if self.limit is None:
             return limited(self.activation(gate), up, self.late_limit)
         return swiglu(gate, up, self.limit, self.alpha)
@@ -153,6 +154,12 @@ def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
     return gate.wide(x_TE) if hasattr(gate, "wide") else F.linear(x_TE.float(), gate.weight.float())
 
 
+def cut_gates(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+    """Gates […, F] and what they gate, within a limit if there is one."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
+
+
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
@@ -165,12 +172,13 @@ class SharedExpert(nn.Module):
         self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
+        self.gate_limit = arch.gate_limit if arch.limits_all_gates else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate, up = cut_gates(self.gate_up_proj(x), self.gate_limit)
         if self.limit is not None:
             return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
         return self.down_proj(limited(self.activation(gate), up, self.late_limit))  # type: ignore[no-any-return]
@@ -223,7 +231,10 @@ class SparseMLP(nn.Module):
 
     def choose(self, x_TE: Tensor) -> Routing:
         """The weights [T, A] of the experts, as they are used, and their numbers."""
-        weights_TA, chosen_TA = self.route(x_TE)
+        return self.weighed(*self.route(x_TE))
+
+    def weighed(self, weights_TA: Tensor, chosen_TA: Tensor) -> Routing:
+        """The same for the router's weights."""
         if self.normalizes_experts:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
         if self.expert_scales is not None:
@@ -234,6 +245,28 @@ class SparseMLP(nn.Module):
         """The router's weights [T, A] of the chosen experts, and their numbers."""
         logits_TN = wide_scores(self.gate, x_TE) if self.router in WIDE else self.gate(x_TE)
         return ROUTERS[self.router](logits_TN, self.score_bias, self.settings)
+
+
+class HashedMLP(SparseMLP):
+    """Experts that a table names for each token of the vocabulary; a router weighs them (DeepSeek V4)."""
+
+    token_experts: Tensor
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        del self.score_bias
+        table = torch.zeros(arch.vocab_size, arch.num_experts_per_token, dtype=torch.int64)
+        self.register_buffer("token_experts", table)
+
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+        """[…, E] of the tokens […] to […, E]."""
+        assert scored is not None
+        assert self.shared_expert is not None
+        x_TE, chosen_TA = x.flatten(0, -2), self.token_experts[scored.flatten()]
+        weights_TN = root_softplus(wide_scores(self.gate, x_TE))
+        weights_TA, _ = self.weighed(weights_TN.gather(1, chosen_TA), chosen_TA)
+        y: Tensor = self.experts(x_TE, chosen_TA, weights_TA).view_as(x)
+        return y + self.shared_expert(x)  # type: ignore[no-any-return]
 
 
 def needs_static_shapes(x: Tensor) -> bool:

@@ -6,9 +6,10 @@ The two halves of a head are the two coordinates, as in Hugging Face checkpoints
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import torch
@@ -27,6 +28,8 @@ class Rotations(NamedTuple):
     local: Angles  # of layers with a local theta
     query_scale: Tensor | None = None  # […, 1, 1]: what queries are multiplied with, of some layers
     log_positions: Tensor | None = None  # […, 1]
+    positions: Tensor | None = None  # of tokens, in networks with compressed entries …
+    of_starts: Mapping[int, Angles] = MappingProxyType({})  # … and by the length of a group: of the group's first token
 
 
 class Rotation(nn.Module):
@@ -65,6 +68,10 @@ class Rotation(nn.Module):
             return Rotations(angles, angles, query_scale(self.arch, positions))
         angles = self.angles(positions)
         local = self.local.angles(positions) if self.local is not None else angles
+        if self.arch.compression is not None:
+            rates = sorted({*self.arch.compression.rates} - {0})
+            of_starts = {rate: self.angles((positions - (rate - 1)).clamp(min=0)) for rate in rates}
+            return Rotations(angles, local, positions=positions, of_starts=of_starts)
         logs = torch.log(positions.float() + 1.0).unsqueeze(-1) if self.arch.position_scales else None
         return Rotations(angles, local, query_scale(self.arch, positions), logs)
 
@@ -165,7 +172,7 @@ def rotation_tables(
 
 def inverse_wavelengths(arch: Architecture, *, is_long: bool = True) -> tuple[Tensor, float]:
     """The rotation of each pair of dimensions per position, and the factor of cosine and sine."""
-    size = arch.rotary_size or arch.head_size
+    size = arch.head_size if arch.rotary_size is None else max(2, arch.rotary_size)  # 0: nothing is rotated
     dimensions = torch.arange(0, size, 2, dtype=torch.float32, device="cpu")
     inverse = 1.0 / arch.rope_theta ** (dimensions / size)
     scaling = arch.rope_scaling

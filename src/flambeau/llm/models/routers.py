@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture, RouterKind
 
@@ -71,6 +72,18 @@ def biased_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSet
     return weights_TN.gather(1, chosen_TA), chosen_TA
 
 
+def biased_sqrt_softplus(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+    """The same with weights that are roots of a soft maximum with 0, without groups (DeepSeek V4)."""
+    assert bias_N is not None
+    weights_TN = root_softplus(logits_TN)
+    chosen_TA = (weights_TN + bias_N).topk(settings.num_chosen, dim=-1)[1]
+    return weights_TN.gather(1, chosen_TA), chosen_TA
+
+
+def root_softplus(logits: Tensor) -> Tensor:
+    return F.softplus(logits.float()).sqrt()
+
+
 def in_best_groups(scores: Tensor, all_TN: Tensor, settings: RouterSettings) -> Tensor:
     """Which experts [T, N] are in the best groups, by the scores [T, groups] of these."""
     best = scores.topk(settings.num_chosen_groups, dim=-1)[1]
@@ -109,6 +122,7 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
     "grouped_softmax": grouped_softmax,
     "biased_softmax": biased_softmax,
     "biased_sigmoid": biased_sigmoid,
+    "biased_sqrt_softplus": biased_sqrt_softplus,
     "sigmoid": sigmoid,
     "wide_sigmoid": sigmoid,
     "late_sigmoid": late_sigmoid,
@@ -116,6 +130,6 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
 WIDE: frozenset[RouterKind] = frozenset(
-    {"grouped_softmax", "biased_softmax", "biased_sigmoid", "wide_sigmoid", "late_sigmoid"}
+    {"grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "wide_sigmoid", "late_sigmoid"}
 )
-BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "late_sigmoid"})
+BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "late_sigmoid"})

@@ -22,6 +22,7 @@ from flambeau.llm.models.attention import Attend, Attention, SharedKeys
 from flambeau.llm.models.decoder_layers import DecoderLayer, has_layer_state, make_layer
 from flambeau.llm.models.embeddings import RowEmbedding, tied_logits
 from flambeau.llm.models.feed_forward import MLP
+from flambeau.llm.models.hyper_connections import HyperStreams
 from flambeau.llm.models.layer_inputs import LayerInput, LayerInputs
 from flambeau.llm.models.norms import RMSNorm, make_norm
 from flambeau.llm.models.rope import Rotation
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
         )
         self.embed_norm = make_norm(arch) if arch.embedding_norm else None
         self.layer_inputs = LayerInputs(arch) if arch.layer_input_size else None
-        self.streams = Streams(arch) if arch.num_streams else None
+        self.streams = Streams(arch) if arch.num_streams else HyperStreams(arch) if arch.hyper is not None else None
         self.blocks = nn.ModuleList(SharedBlock(arch) for _ in range(arch.num_blocks)) if arch.num_blocks else None
 
 
@@ -122,6 +123,8 @@ class Transformer(nn.Module):
                 x = layer(x, rotations, attend, blocks[self.arch.block_layers.index(number) % len(blocks)], embedded)
             elif has_state:
                 x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
+            elif self.arch.hashed_layers:
+                x = layer(x, rotations, attend, ids)
             else:
                 x = layer(x, rotations, attend)
         if images is not None and self.arch.num_layers in added_at:

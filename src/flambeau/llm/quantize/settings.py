@@ -29,6 +29,8 @@ DECAYS = (
     ".f_proj",
 )  # layers that give the decays of recurrent states
 
+COMPRESSORS = ("compressor.kv_proj", "compressor.score_proj")  # of what stands for several tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSettings:
@@ -72,7 +74,7 @@ class QuantizationSettings:
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
         """Whether a layer is quantized. Routers of experts and what gives decays are small, and need precision."""
         is_excluded = name.endswith((".gate", ".shared_expert_gate")) or (name == "lm_head" and not self.lm_head)
-        is_small = self.layers is None and name.endswith(DECAYS)
+        is_small = self.layers is None and name.endswith((*DECAYS, *COMPRESSORS))
         return not is_excluded and not is_small and self.fits(name, linear.in_features)
 
     def fits(self, name: str, in_features: int) -> bool:

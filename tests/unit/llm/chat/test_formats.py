@@ -45,6 +45,15 @@ HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool
 LLAMA = '{"name": "weather", "parameters": {"city": "Ulm"}}'
 CODER = "<tool_call>\n<function=weather>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>"
 GLM = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>"
+HY_3 = (
+    "<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>\n"
+    "<tool_call>time<tool_sep>\n</tool_call>\n</tool_calls>"
+)
+HY_4 = (
+    "<tool_calls:opensource>\n<tool_call:opensource>weather<arg_key:opensource>city</arg_key:opensource>"
+    "<arg_value:opensource>Ulm</arg_value:opensource></tool_call:opensource>\n"
+    "<tool_call:opensource>time</tool_call:opensource>\n</tool_calls:opensource>"
+)
 V3 = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Ulm"}\n```'
     "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜>"
@@ -244,6 +253,12 @@ CASES = [
     ("glm", GLM, "", "", [ULM]),
     ("glm", f"<think>Hm.</think>\n{GLM}\n{GLM}", "Hm.", "", [ULM, ULM]),
     ("glm", "<tool_call>time</tool_call>", "", "", [TIME]),
+    ("hy_v3_preview", f"<think>Hm.</think>So.{HY_3}", "Hm.", "So.", [ULM, TIME]),
+    ("hy_v3_preview", HY_3.partition("<tool_call>time")[0], "", "", [ULM]),
+    ("hy_v3_preview", "<tool_calls> is a tag", "", "<tool_calls> is a tag", []),
+    ("hy_v3", HY_4.replace("weather<", "weather<tool_sep:opensource>\n<"), "", "", [ULM, TIME]),
+    ("hy_v4", HY_4, "", "", [ULM, TIME]),
+    ("hy_v4", HY_4.replace("Ulm", "a <b> c"), "", "", [("weather", {"city": "a <b> c"}), TIME]),
     (
         "glm",
         "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value><arg_key>x</arg_key><arg_value>y</arg_value>"
@@ -340,7 +355,7 @@ def test_a_list_that_a_brace_closes_ends_the_call(name, text):
         assert len(arguments) < 40
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss", "apriel"])
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "seed_oss", "apriel", "hy"])
 def test_other_marks_of_reasoning(name):
     marks = REASONING_FORMATS[name].markers
     text = f"{marks.open}{marks.label}\nHm.{marks.close}Yes."
@@ -454,6 +469,9 @@ TEMPLATES = {
     "command_r": "Write \\'Action:\\' followed by a json-formatted list of actions {\"tool_name\": title",
     "seed_oss": "<seed:tool_call>\\n<function=example>\\n<parameter=p>",
     "qwen3_coder": "<tool_call>\\n<function=example>\\n<parameter=p>",
+    "hy_v3": "{% set HYTK = ':opensource' %}{{ '<tool_call{}>'.format(HYTK) }}name{{ '<tool_sep{}>'.format(HYTK) }}",
+    "hy_v4": "<tool_call:opensource>name<arg_key:opensource>",
+    "hy_v3_preview": "<tool_call>name<tool_sep>\\n<arg_key>",
     "glm": "<tool_call>{name}\\n<arg_key>",
     "gemma4": "<|tool_call>call:",
     "functiongemma": "<start_function_call>call:",

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from flambeau.llm.quantize.settings import read_quantization
+from support.checkpoints import write_checkpoint
 from support.packed_checkpoints import PACKABLE, check_equal, write_packed
 from support.tiny_models import tiny_model
 
@@ -44,6 +46,55 @@ def test_blocks_of_deepseek_are_dequantized(tmp_path):
     declared = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [48, 48]}
     model = check_equal(*write_packed(tmp_path, blocks, declared))
     assert isinstance(model.model.layers[0].mlp.down_proj, torch.nn.Linear)
+
+
+POWERS = torch.float8_e8m0fnu
+
+
+def fp4_in_groups(weight):
+    """Groups of 32 numbers of 4 bits, whose scales are powers of two; two numbers lie in a byte."""
+    groups = weight.unflatten(1, (-1, 32))
+    scale = torch.exp2(torch.floor(torch.log2(groups.abs().amax(-1))) - 2)
+    codes = (groups / scale.unsqueeze(-1)).unsqueeze(-1).sub(FP4).abs().argmin(-1)
+    plain, pairs = (FP4[codes] * scale.unsqueeze(-1)).flatten(1), codes.flatten(1).to(torch.uint8)
+    return {"weight": (pairs[:, ::2] | pairs[:, 1::2] << 4).view(torch.int8), "scale": scale.to(POWERS)}, plain
+
+
+@pytest.mark.parametrize("keeps", [{}, {"keeps_blocks": True}, {"keeps_blocks": True, "keeps_codes": True}])
+def test_experts_of_deepseek_v4_are_fp4_beside_blocks_of_fp8(keeps, tmp_path):
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    write_checkpoint(plain, "deepseek-v4", intermediate_size=64)
+    tensors = load_file(plain / "model.safetensors")
+    stored = {}
+    for name in [*tensors]:
+        leaves = {}
+        if ".experts." in name and name.endswith(".weight"):
+            leaves, tensors[name] = fp4_in_groups(tensors[name])
+        elif ".attn.w" in name or ".shared_experts." in name or ".attn.indexer.wq_b." in name:
+            leaves, tensors[name] = blocks(tensors[name], 16, "scale")
+            powers = torch.exp2(leaves["scale"].log2().round())
+            tensors[name] *= (
+                (powers / leaves["scale"])
+                .repeat_interleave(16, 0)
+                .repeat_interleave(16, 1)[: len(tensors[name]), : tensors[name].shape[1]]
+            )
+            leaves["scale"] = powers.to(POWERS)
+        start = name.removesuffix("weight")
+        stored |= {start + leaf: value for leaf, value in leaves.items()} or {name: tensors[name]}
+    packed.mkdir()
+    save_file(stored, packed / "model.safetensors")
+    save_file(tensors, plain / "model.safetensors")
+    declared = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 16], "scale_fmt": "ue8m0"}
+    config = json.loads((plain / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": declared, "expert_dtype": "fp4"}))
+    found, expected = load_model(packed, **keeps), load_model(plain)
+    assert found.arch.unknown_keys == ()
+    ids = torch.arange(40) % 101
+    with torch.inference_mode():
+        logits = [one.logits(one(ids, torch.arange(40), WholeAttention())) for one in (found, expected)]
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0.0)
+    stack = found.model.layers[0].mlp.experts.down_proj
+    assert isinstance(stack, torch.nn.Parameter) != bool(keeps)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])

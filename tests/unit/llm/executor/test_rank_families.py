@@ -20,7 +20,7 @@ from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.adapters import read_peft_adapter, write_peft_adapter
-from support.checkpoints import HYBRID_KINDS, SPARSE_KINDS, reference, write_checkpoint
+from support.checkpoints import COMPRESSED_KINDS, HYBRID_KINDS, SPARSE_KINDS, reference, write_checkpoint
 from support.ranks import free_ports, logits_in_threads, run_ranks
 from support.tokenizer_files import write_sentencepiece
 
@@ -110,14 +110,13 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "bitnet": {},
     "laguna": {},
     "mimo-v2": {},
-    "step-3.7": {},
     "longcat": {},
     "apertus": {},
     "dbrx": {},
     "ax-k1": {},
     "kolibri": {},
     "neox-japanese": {},
-    **{kind: {} for kind in (*HYBRID_KINDS, *SPARSE_KINDS)},
+    **{kind: {} for kind in (*HYBRID_KINDS, *SPARSE_KINDS, *COMPRESSED_KINDS)},
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks
 FOUR: dict[str, dict[str, Any]] = {
@@ -153,6 +152,7 @@ WRITTEN = (
     "kimi-linear",
     "minimax-01",
     "deepseek-v3.2",
+    "deepseek-v4",
 )  # in int8
 
 

@@ -285,7 +285,7 @@ def is_known_indexer(arch: Architecture) -> bool:
     """Whether the kernels know how tokens are chosen: each by latents of queries, in all layers (DeepSeek V3.2)."""
     shape = arch.indexer
     assert shape is not None
-    differs = shape.block_size or shape.plain_layers or shape.reads_inputs
+    differs = shape.block_size or shape.plain_layers or shape.reads_inputs or shape.rotates_last or shape.pool_size
     return bool(arch.latent_size and arch.rotary_size) and not differs
 
 

@@ -41,7 +41,7 @@ from flambeau.llm.models.decoder_layers import AltUpLayer, ExpertNormLayer, Feed
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
-from flambeau.llm.models.indexer import KEY_EPSILON, Indexer
+from flambeau.llm.models.indexer import Indexer
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
 from flambeau.llm.models.moe import Experts, SparseMLP
@@ -294,7 +294,7 @@ class NetworkPointers:
             size=shape.head_size,
             num_chosen=shape.num_chosen,
             is_paired=shape.paired_rope,
-            epsilon=KEY_EPSILON,
+            epsilon=shape.key_epsilon,
         )
         self._references.append(made)
         return made

@@ -35,6 +35,8 @@ class Family:
     windowed: WindowedLayers = "none"  # the layers limited to `sliding_window`
     switches_window: bool = True  # `use_sliding_window` turns the window on
     names_layers: bool = True  # `layer_types` names the layers with a window
+    rope_sections: tuple[str, str] = ("full_attention", "sliding_attention")  # of rope parameters, with and without
+    attention_factor: float | None = None  # of YaRN where config.json has none; None: computed from the factor
     has_local_rope: bool = False  # layers with a window have rope parameters of their own
     rotates_windows: bool = False  # of a model with windows, only layers with one have rotary positions
     experts: bool = False

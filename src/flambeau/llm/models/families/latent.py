@@ -20,7 +20,8 @@ from flambeau.llm.models.families.family import Config, Family
 
 def latent_attention(config: Config) -> Config:
     """Sizes, and the scale of attention; the cache has one key-value head, a latent and a rotated key."""
-    latent, rotated, plain = (int(config[key]) for key in ("kv_lora_rank", "head_dim", "qk_nope_head_dim"))
+    latent, plain = (int(config[key]) for key in ("kv_lora_rank", "qk_nope_head_dim"))
+    rotated = int(config["head_dim"] if config.get("rotated_size") is None else config["rotated_size"])
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if kv_heads not in (None, heads):
         raise CheckpointError(

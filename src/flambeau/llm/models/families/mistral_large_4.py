@@ -10,12 +10,11 @@ from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.latent import DEEPSEEK_ALIASES, DEEPSEEK_NAMES, DERIVED_KEYS, latent_attention
 from flambeau.llm.models.families.layer_sizes import LayerSizes
-from flambeau.llm.models.families.sparse_latent import SHARED, SPARSE_TYPE, indexer_types
+from flambeau.llm.models.families.sparse_latent import check_types, reusing_layers
 
 
 def mistral_large_4(config: Config) -> Config:
-    if set(config.get("layer_types") or [SPARSE_TYPE]) != {SPARSE_TYPE}:
-        raise CheckpointError(f"layer_types must be {SPARSE_TYPE} for all layers; others are not supported")
+    check_types(config)
     parts = latent_attention(config)
     count, rotary, latent = config["num_hidden_layers"], parts["rotary_size"], parts["latent_size"]
     rotated = rotated_layers(config)
@@ -25,7 +24,7 @@ def mistral_large_4(config: Config) -> Config:
         num_chosen=int(config["index_topk"]),
         paired_rope=True,
         reads_inputs=True,
-        reusing_layers=frozenset(number for number, kind in enumerate(indexer_types(config)) if kind == SHARED),
+        reusing_layers=reusing_layers(config),
     )
     if indexer.head_size < rotary:
         raise CheckpointError(f"index_head_dim {indexer.head_size} is less than the rotated part of a head")
@@ -72,11 +71,16 @@ def sources(config: Config, rotated: frozenset[int]) -> tuple[int, ...]:
         return ()
     if len(given) != count:
         raise CheckpointError(f"kv_source_layers must name {count} layers")
+    last: dict[bool, int] = {}  # the last layer of each kind that others read
     for layer, source in enumerate(given):
         if not 0 <= source <= layer or given[source] != source:
             raise CheckpointError(f"kv_source_layers: layer {layer} cannot read latents of layer {source}")
         if (source in rotated) != (layer in rotated):
             raise CheckpointError(f"kv_source_layers: layers {source} and {layer} must both be rotated, or neither")
+        if source == layer and layer in given[layer + 1 :]:
+            last[layer in rotated] = layer
+        elif source != layer and last[layer in rotated] != source:  # transformers would read the last one
+            raise CheckpointError(f"kv_source_layers: layer {layer} must read the last layer before it that is shared")
     return () if [*given] == [*range(count)] else tuple(given)
 
 

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RecurrentKind = Literal["mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "gated", "rwkv"]
+RecurrentKind = Literal[
+    "mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "gated", "rwkv", "compressor"
+]
 HEADED = ("mamba2", "delta_net", "kimi_delta", "lightning", "gated")  # the kinds whose states belong to heads
 InnerNorms = Literal["none", "learned", "plain"]  # with weights (Jamba), or without (Falcon Mamba)
 MixerNorm = Literal["after_gate", "before_gate", "none"]  # Mamba 2
@@ -58,6 +60,8 @@ class Recurrence:
     @property
     def state_shapes(self) -> StateShapes:
         """The state of one sequence in one layer."""
+        if self.kind == "compressor":  # sums of three numbers: for an entry, for the next one, and of the group before
+            return ((9, self.inner_size + self.state_size),)
         window = self.conv_size, self.conv_width - 1
         if self.kind == "short_conv":
             return (window,)

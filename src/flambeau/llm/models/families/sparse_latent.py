@@ -10,26 +10,32 @@ from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.latent import DEEPSEEK_3, DERIVED_KEYS, deepseek_3
 
-SPARSE_TYPE = "indexed_attention"  # of all layers, in the files of transformers
+SPARSE_TYPES = {"indexed_attention", "deepseek_sparse_attention"}  # in files of transformers, and in others
 FULL, SHARED = "full", "shared"
 PATTERN = {"F": FULL, "S": SHARED}
 
 
-def deepseek_3_2(config: Config) -> Config:
+def read_indexer(config: Config) -> Config:
+    """The sizes of an indexer in every layer."""
     if not config.get("q_lora_rank"):
         raise CheckpointError("index_topk needs q_lora_rank: indexers read the latents of queries")
-    types = config.get("layer_types")
-    if types is not None and set(types) != {SPARSE_TYPE}:
-        raise CheckpointError(f"layer_types must be {SPARSE_TYPE} for all layers; others are not supported")
+    check_types(config)
+    if config["index_head_dim"] < config["head_dim"]:
+        raise CheckpointError(f"index_head_dim {config['index_head_dim']} is less than the rotated part of a head")
+    sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "num_chosen": "index_topk"}
+    return {name: int(config[key]) for name, key in sizes.items()}
+
+
+def check_types(config: Config) -> None:
+    """Raise for layers that have no sparse attention."""
+    if not set(config.get("layer_types") or ()) <= SPARSE_TYPES:
+        names = " or ".join(sorted(SPARSE_TYPES))
+        raise CheckpointError(f"layer_types must be {names} for all layers; others are not supported")
+
+
+def deepseek_3_2(config: Config) -> Config:
+    indexer = IndexerShape(**read_indexer(config), paired_rope=bool(config["indexer_rope_interleave"]))
     parts = deepseek_3(config)
-    indexer = IndexerShape(
-        num_heads=int(config["index_n_heads"]),
-        head_size=int(config["index_head_dim"]),
-        num_chosen=int(config["index_topk"]),
-        paired_rope=bool(config["indexer_rope_interleave"]),
-    )
-    if indexer.head_size < parts["rotary_size"]:
-        raise CheckpointError(f"index_head_dim {indexer.head_size} is less than the rotated part of a head")
     num_dense = int(config["first_k_dense_replace"])
     return {**parts, "indexer": indexer, "dense_layers": dense_layers(config, num_dense)}
 
@@ -37,8 +43,7 @@ def deepseek_3_2(config: Config) -> Config:
 def glm_5(config: Config) -> Config:
     """Some layers attend to what the indexer of an earlier one has chosen."""
     parts = deepseek_3_2(config)
-    reusing = frozenset(i for i, kind in enumerate(indexer_types(config)) if kind == SHARED)
-    return {**parts, "indexer": replace(parts["indexer"], reusing_layers=reusing)}
+    return {**parts, "indexer": replace(parts["indexer"], reusing_layers=reusing_layers(config))}
 
 
 def indexer_types(config: Config) -> list[str]:
@@ -53,9 +58,15 @@ def indexer_types(config: Config) -> list[str]:
         types = [SHARED if max(0, i - offset + 1) % every else FULL for i in range(num_layers)]
     if len(types) != num_layers or not set(types) <= {FULL, SHARED}:
         raise CheckpointError(f"indexer_types must name {num_layers} layers, each one of {FULL}, {SHARED}")
+    return [*types]
+
+
+def reusing_layers(config: Config) -> frozenset[int]:
+    """The layers that attend to what an earlier indexer has chosen."""
+    types = indexer_types(config)
     if types[0] != FULL:
         raise CheckpointError("the first layer must have an indexer of its own: there is none before it")
-    return [*types]
+    return frozenset(i for i, kind in enumerate(types) if kind == SHARED)
 
 
 DEEPSEEK_3_2 = replace(

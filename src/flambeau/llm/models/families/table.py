@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
+from flambeau.llm.models.families.compressed import COMPRESSED
 from flambeau.llm.models.families.config_parts import text_only
 from flambeau.llm.models.families.decilm import DECILM
 from flambeau.llm.models.families.dense_others import DENSE_OTHERS
@@ -16,6 +17,7 @@ from flambeau.llm.models.families.gemma_3n import GEMMA_3N_ROWS
 from flambeau.llm.models.families.gemma_4 import GEMMA_4
 from flambeau.llm.models.families.gpt_like import GPT_LIKE
 from flambeau.llm.models.families.hybrid import HYBRID
+from flambeau.llm.models.families.hyper_latent import GLM_5_3, HYPER_LATENT
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, REFUSED, TEXT_SIZES
 from flambeau.llm.models.families.latent import LATENT
 from flambeau.llm.models.families.layer_norm import LAYER_NORM
@@ -57,12 +59,15 @@ TABLES = (
     LATENT,
     LONGCAT,
     SPARSE_LATENT,
+    HYPER_LATENT,
+    COMPRESSED,
     MISTRAL_LARGE_4,
     LLAMA_4,
     HYBRID,
     QWEN_VL,
     WITH_READERS,
 )
+OLDER_TYPES = {"exaone4_5_text": "exaone4"}  # of language models in the first files of a family
 FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family in table.items()}
 
 
@@ -72,7 +77,8 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None or named in found.text_types:
         return found
-    families = (*FAMILIES.values(), *VISION_DECODERS.values(), MISTRAL_LARGE_4_TEXT)
+    named = OLDER_TYPES.get(named, named)
+    families = (*FAMILIES.values(), *VISION_DECODERS.values(), MISTRAL_LARGE_4_TEXT, GLM_5_3)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:
         raise CheckpointError(f"model_type {named!r} of {found.text_section} is not supported")

@@ -40,6 +40,27 @@ def test_deepseek_v2_lite_has_no_latent_of_queries():
     assert (arch.query_latent_size, arch.num_expert_groups, arch.shared_expert_size) == (0, 1, 2816)
 
 
+def test_deepseek_v4_compresses_in_all_layers_but_two():
+    arch = published("deepseek-v4-flash")
+    assert arch.compression is not None
+    assert arch.compression.rates[:5] == (0, 0, 4, 128, 4)
+    assert (arch.rotary_size, arch.rope_theta, arch.local_rope_theta) == (64, 160000.0, 10000.0)
+    assert (arch.hashed_layers, arch.windows) == ({0, 1, 2}, (128,) * 43)
+
+
+def test_hy_4_has_a_key_for_each_head_whatever_its_file_says():
+    arch = published("hy-4")
+    assert arch.indexer is not None
+    assert (arch.num_kv_heads, arch.value_size, len(arch.indexer.reusing_layers)) == (1, 256, 57)
+
+
+def test_glm_5_3_has_an_indexer_in_every_fourth_layer():
+    arch = published("glm-5.3-flash")
+    assert arch.indexer is not None
+    assert [layer for layer in range(45) if arch.index_size(layer)] == [*range(3, 45, 4)]
+    assert (arch.head_size, arch.rotary_size, arch.indexer.pool_size) == (512, 0, 4)
+
+
 def test_llama_4_has_chunks_in_layers_with_positions_and_no_tables_of_ten_million():
     arch = published("llama-4-scout")
     assert arch.chunks[:4] == (8192, 8192, 8192, None)

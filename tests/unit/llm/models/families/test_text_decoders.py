@@ -19,10 +19,6 @@ TEXT = {key: value for key, value in TINY.items() if key != "rope_theta"}
 TOWER = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
 HUNYUAN_ROPE = {"rope_type": "xdrope", "rope_theta": 9000.0, "alpha": 1000.0, "factor": 1.0}
 WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the settings of the decoder and of the encoder
-    "Exaone4_5": (
-        {"model_type": "exaone4", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
-        {**TOWER, "num_key_value_heads": 1, "patch_size": 4, "fullatt_block_indexes": [0]},
-    ),
     "Aria": (
         {"model_type": "aria_text", "moe_num_experts": 4, "moe_topk": 2},
         {"model_type": "idefics3_vision", **ENCODER},
@@ -67,11 +63,9 @@ def write_whole(folder: Path, family: str) -> Any:
     """A checkpoint with an encoder, as transformers writes it."""
     transformers = import_transformers()
     text, vision = WHOLE[family]
-    name = f"{family}_Config" if family.endswith("5") else f"{family}Config"
-    config = getattr(transformers, name)(text_config={**TEXT, **text}, vision_config=vision)
+    config = getattr(transformers, f"{family}Config")(text_config={**TEXT, **text}, vision_config=vision)
     torch.manual_seed(0)
-    whole = f"{family}_ForConditionalGeneration" if family.endswith("5") else f"{family}ForConditionalGeneration"
-    model = getattr(transformers, whole)(config).eval().requires_grad_(False)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval().requires_grad_(False)
     random_weights(model)
     model.save_pretrained(folder)
     return model
@@ -86,7 +80,7 @@ def text_logits(reference: Any, family: str) -> torch.Tensor:
 def test_texts_of_a_model_with_images_are_those_of_transformers(tmp_path, caplog, family):
     reference = write_whole(tmp_path, family)
     torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, family), **TOLERANCE)
-    assert ("tensors are left out, as those of pictures" in caplog.text) == (family != "Exaone4_5")  # its images are read
+    assert "tensors are left out" in caplog.text
 
 
 def test_older_files_of_hunyuan_vl_have_no_section_of_the_text(tmp_path):
@@ -97,6 +91,17 @@ def test_older_files_of_hunyuan_vl_have_no_section_of_the_text(tmp_path):
     older = {**own, "rope_scaling": scaling, "rope_theta": 9000.0, "text_config": None}
     rewrite(tmp_path, older, lambda tensors: tensors)
     torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "HunYuanVL"), **TOLERANCE)
+
+
+def test_older_names_of_ernie_and_exaone_are_known(tmp_path):
+    write_whole(tmp_path, "Ernie4_5_VLMoe")
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {**config, "architectures": ["Ernie4_5_VL_MoeForConditionalGeneration"]}
+    assert from_hugging_face(older) == from_hugging_face(config)
+    reference = write_whole(tmp_path, "Exaone4_5")
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    rewrite(tmp_path, {"text_config": {**text, "model_type": "exaone4_5_text"}}, lambda tensors: tensors)
+    torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "Exaone4_5"), **TOLERANCE)
 
 
 def test_dbrx_is_rotated_by_the_theta_of_its_section():
@@ -123,6 +128,12 @@ def test_settings_of_dbrx_that_are_not_supported_are_named(section, key, value, 
     config = config_of("dbrx")
     config[section][key] = value
     with pytest.raises(CheckpointError, match=words):
+        from_hugging_face(config)
+
+
+def test_positions_that_are_not_those_of_a_type_of_layers_are_refused():
+    config = {**config_of("cohere-compass"), "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters must have sliding_attention and full_attention"):
         from_hugging_face(config)
 
 
