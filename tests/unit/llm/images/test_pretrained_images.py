@@ -35,6 +35,7 @@ from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_files import ImageFile, not_encoded
 from flambeau.llm.images.pretrained_encoder import by_layers, joined, load_pretrained_encoder
+from flambeau.llm.images.pretrained_processor import PretrainedProcessor
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES, ImageReader
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.row_scaled import Int8Linear
@@ -350,6 +351,17 @@ def test_a_second_image_is_refused_where_it_would_be_encoded_otherwise(tmp_path)
     ids = model.prompt([PART], (SMALL,))
     with pytest.raises(InvalidRequest, match="send one image"):
         model.engine.generate([[*ids, *ids]], images=[encoded(model.engine, (SMALL, SMALL))])
+
+
+def test_a_processor_that_writes_something_else_for_a_second_image_is_refused(made, monkeypatch):
+    assert made.engine.images is not None
+    processor = made.engine.images.processor
+    assert isinstance(processor, PretrainedProcessor)
+    processor.try_out()
+    texts = processor._texts
+    monkeypatch.setattr(processor, "_texts", lambda images: [*texts(images[:1]), *["[IMG]"] * (len(images) - 1)])
+    with pytest.raises(ValueError, match="for two images, and"):
+        processor.try_out()
 
 
 @pytest.mark.parametrize("places", [0, 9, 11])

@@ -143,6 +143,9 @@ class NetworkPointers:
             GATES.index(arch.attention_gate),
             *self._own_embeddings(getattr(body, "layer_inputs", None), own),
         )
+        table = getattr(getattr(body, "layer_inputs", None), "embed_tokens", None)
+        if isinstance(table, RowEmbedding):
+            made_network.own_rows = self.matrix(table.rows)
         if (streams := getattr(body, "streams", None)) is not None:
             self._add_streams(made_network, arch, streams)
         return made_network
@@ -158,12 +161,12 @@ class NetworkPointers:
         if inputs is None:
             return
         table = inputs.embed_tokens
-        weight, rows = (None, self.matrix(table.rows)) if isinstance(table, RowEmbedding) else (table.weight, CMatrix())
+        weight = None if isinstance(table, RowEmbedding) else table.weight
         kind = torch.float32 if weight is None else weight.dtype
         yield from (self.pointer(weight), CACHE_KINDS[kind], inputs.size, inputs.num_own)
         yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
         yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
-        yield from (inputs.projection_scale, rows)
+        yield inputs.projection_scale
 
     def _projection(self, body: Decoder | None, name: str) -> CMatrix:
         layer = getattr(body, name, None)
