@@ -46,6 +46,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "BioGpt": {key: value for key, value in PLAIN.items() if key != "rope_theta"},
     "GPTNeoX": PLAIN,
+    "ModernBertDecoder": PLAIN,
     "Persimmon": PLAIN,
     "Glm5Next": {},
     "Falcon": {**POSITIONLESS, "rope_theta": 10000.0},
@@ -67,9 +68,32 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
     },
     "Jamba": {key: value for key, value in TINY.items() if key != "rope_theta"},
     "NemotronH": {key: value for key, value in TINY.items() if key not in ("rope_theta", "num_hidden_layers")},
+    "Rwkv": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 3, "context_length": 128},
+    "RecurrentGemma": {key: value for key, value in TINY.items() if key != "max_position_embeddings"},
+    "Dbrx": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 128},
+    "XGLM": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 32,
+        "ffn_dim": 56,
+        "num_layers": 2,
+        "attention_heads": 2,
+        "max_position_embeddings": 128,
+    },
+    "GPTNeoXJapanese": {**POSITIONLESS, "rope_theta": 10000.0},
+    "Kolibri1": {key: value for key, value in TINY.items() if key != "intermediate_size"},
     "Mpt": {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
 }
-TEXT_CONFIGS = ("MiniMaxM3VL", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = (
+    "CohereCompass",
+    "MiniMaxM3VL",
+    "Gemma3",
+    "Gemma3n",
+    "Gemma4",
+    "Gemma4Unified",
+    "Llama4",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+)
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel",
@@ -140,6 +164,21 @@ GEMMA_4_HEADS = {
     },
 }
 GEMMA_4 = {**GEMMA_4_HEADS, "hidden_size_per_layer_input": 0}
+MODERN_BERT = {
+    "local_attention": 18,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 40000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
+ENCODER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SPARSE_SIZES = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
 TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # whose size the CPU kernels know
 SPARSE = {
     "num_hidden_layers": 3,
@@ -513,6 +552,74 @@ KINDS = {
     "bloom": Kind("Bloom"),
     "bloom-6-heads": Kind("Bloom", {"n_head": 6, "hidden_size": 48}),
     "mpt": Kind("Mpt"),
+    "dbrx": Kind(
+        "Dbrx",
+        {
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 0.3, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "ax-k1": Kind(
+        "AXK1",
+        {**LATENT, **DEEPSEEK, "n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "aria": Kind("AriaText", {**TWO_HEADS, "moe_num_experts": 4, "moe_topk": 2, "intermediate_size": 32}),
+    "flint": Kind(
+        "Flint",
+        {
+            **SPARSE_SIZES,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "mlp_only_layers": [0],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "kolibri": Kind(
+        "Kolibri1",
+        {
+            **SPARSE_SIZES,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "xglm": Kind("XGLM"),
+    "modern-bert": Kind("ModernBertDecoder", {**MODERN_BERT, "num_hidden_layers": 3, "classifier_bias": True}),
+    "modern-bert-biased": Kind(
+        "ModernBertDecoder", {**MODERN_BERT, "norm_bias": True, "mlp_bias": True, "decoder_bias": False}
+    ),
+    "neox-japanese": Kind("GPTNeoXJapanese"),
+    "phi-4-multimodal": Kind(
+        "Phi4Multimodal",
+        {
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+            "vision_config": ENCODER,
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_attention_heads": 2,
+                "num_blocks": 1,
+                "nemo_conv_channels": 16,
+                "ext_pw_out_channel": 16,
+            },
+        },
+    ),
+    "cohere-compass": Kind(
+        "CohereCompass",
+        {
+            "pad_token_id": None,
+            "logit_scale": 0.5,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 1, 1]},
+                "full_attention": None,
+            },
+        },
+    ),
     "gemma-3n": Kind(
         "Gemma3n",
         {
@@ -946,6 +1053,16 @@ KIMI = {
     "pad_token_id": None,
 }
 HYBRID_SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}  # as the CPU kernels know
+ZAMBA_2 = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "adapter_rank": 4,
+    "chunk_size": 8,
+    "rms_norm_eps": 1e-5,
+}
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
@@ -1166,6 +1283,30 @@ HYBRID_KINDS = {  # with recurrent layers
             "pad_token_id": None,
         },
     ),
+    "recurrent-gemma": Kind(
+        "RecurrentGemma",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 9,
+            "num_key_value_heads": 1,
+            "lru_width": 48,
+            "pad_token_id": None,
+        },
+    ),
+    "rwkv": Kind("Rwkv", {"intermediate_size": 56}),
+    "zamba-2": Kind(
+        "Zamba2",
+        {
+            **ZAMBA_2,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_mem_rope": True,
+            "use_shared_attention_adapter": True,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba-2-unrotated": Kind("Zamba2", {**ZAMBA_2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]}),
     "nemotron-h-latent": Kind(
         "NemotronH",
         {
@@ -1239,7 +1380,9 @@ def random_weights(model: Any, middle: float = 1.0) -> None:
         if "norm" in name:
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
         else:
-            torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
+            # Blocks that read two hidden states would attend to one token only.
+            std = 0.1 if parameter.dim() == 1 or "shared_transformer" in name else 0.3
+            torch.nn.init.normal_(parameter, std=std)
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
@@ -1272,6 +1415,8 @@ def import_transformers() -> Any:
 
 def config_class(family: str) -> Any:
     transformers = import_transformers()
+    if family.endswith("Text"):
+        return getattr(transformers, f"{family}Config")
     return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
 
 

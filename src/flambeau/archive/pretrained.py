@@ -57,9 +57,12 @@ SUFFIXES = {  # of the class in `architectures` → tasks of that class, the def
     "MTModel": ("translation", "summarization", "text2text-generation"),
 }
 LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine may leave out some
+    "AriaForConditionalGeneration",
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
+    "CohereCompassForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "FastVlmForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
@@ -73,6 +76,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "GlmOcrForConditionalGeneration",
     "GotOcr2ForConditionalGeneration",
     "Granite4VisionForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",

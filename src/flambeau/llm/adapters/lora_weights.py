@@ -367,9 +367,14 @@ def parameters_of(arch: Architecture) -> dict[str, Tensor]:
 
 
 def part_places(arch: Architecture, weights: Mapping[str, Tensor]) -> dict[str, ParameterSlice]:
-    """Where the parameters are, by their names in any layout of a checkpoint."""
+    """Where the parameters are, by their names in any layout of a checkpoint.
+
+    Those of blocks that layers share are left out: PEFT has an adapter for each of these layers.
+    """
     places: dict[str, ParameterSlice] = {}
     for name, tensor in weights.items():
+        if name.startswith("model.blocks."):
+            continue
         for layout in reversed(layouts(arch, name, tensor)):
             places |= layout
     return places

@@ -33,10 +33,11 @@ from typing import TextIO
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.checkpoints.absent_weights import absent_value, may_lack
 from flambeau.llm.checkpoints.gguf_architecture import gguf_architecture
 from flambeau.llm.checkpoints.gguf_weights import open_gguf
 from flambeau.llm.checkpoints.mxfp4 import keep_mxfp4, read_mxfp4
-from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights
+from flambeau.llm.checkpoints.parameter_map import Placement, ShardFunction, as_is, listed, map_weights, parameters_of
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, is_mxfp4, is_packed, unpack_weights
 from flambeau.llm.checkpoints.staged_copies import StagedCopies
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile, StoredTensor, WeightFile, open_weights
@@ -145,6 +146,7 @@ def load_model(
         arrived = partial(arrived_or_converted, arrived, own)
     if model.lm_head is None:
         check_tied(given, arch.renames)
+    fill_absent(model, arch, placements, torch.device(device))
     fill(model, placements, torch.device(device), progress or progress_of(path.name), arrived)
     model.rotation.make_tables(torch.device(device))
     return model
@@ -258,6 +260,17 @@ def convert_parameters(module: nn.Module, dtype: torch.dtype) -> None:
     """Convert a module's own parameters; quantized weights of experts, which may be fp8, are not its own."""
     for name, parameter in [*module.named_parameters(recurse=False)]:
         setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
+
+
+def fill_absent(model: nn.Module, arch: Architecture, placements: list[Placement], device: torch.device) -> None:
+    """Make the parameters that the files need not have, and do not."""
+    if not arch.zeros and not arch.sinusoids:
+        return
+    placed = {placement.parameter for placement in placements}
+    for name, parameter in parameters_of(model).items():
+        if name not in placed and may_lack(arch, name):
+            owner, _, leaf = name.rpartition(".")
+            set_parameter(model.get_submodule(owner), leaf, absent_value(arch, name, parameter, device))
 
 
 def fill(

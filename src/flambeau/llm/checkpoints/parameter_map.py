@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flambeau.llm.checkpoints.absent_weights import may_lack
 from flambeau.llm.checkpoints.convolution_parts import in_real_parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
@@ -41,6 +42,7 @@ ShardFunction = Callable[[str, Tensor], Tensor]
 Cut = Callable[[Tensor], Tensor]
 
 KEYS = re.compile(r"\.self_attn\.(k|v)_(proj|norm)\.")
+TIME_MIX = re.compile(r"\.time_mix_(key|value|receptance)$")  # [1, 1, E] in files of RWKV
 STACK = re.compile(r"\.experts\.(gate_up|down)_proj$")
 ONE_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 MAX_NAMES = 5  # tensors of each kind in an error message
@@ -101,8 +103,8 @@ def map_weights(
                 mismatches.ill_shaped.append(f"{stored.name} ({problem} in {stored.file.path.name})")
                 continue
             placements.append(to_placement(stored, cut, place, given))
-    for one in choices.values():
-        if not any(layout.keys() <= found for layout in one):
+    for name, one in choices.items():
+        if not any(layout.keys() <= found for layout in one) and not may_lack(arch, name):
             mismatches.missing += sorted(one[0].keys() - found)
     mismatches.raise_if_any(files)
     return placements
@@ -188,11 +190,15 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
     is_flat = name.endswith(".mlp.score_bias")  # [1, N] in files of Ernie
     if arch.recurrence is not None and arch.recurrence.kind == "kimi_delta":
         is_flat = is_flat or name.endswith(".mixer.A_log")  # [1, 1, H, 1] in those of Kimi
+    is_flat = is_flat or bool(TIME_MIX.search(name))
     is_normalized = arch.normalized_head and name == "lm_head.weight"
+    is_below = arch.flat_experts and len(stored.shape) == 2 and bool(EXPERTS.search(name) or STACKED.search(name))
 
     def arrange(tensor: Tensor) -> Tensor:
-        if is_flat:
-            return tensor.flatten()
+        if is_flat:  # [2, N] where those of images are the second
+            return (tensor[0] if tensor.dim() == 2 else tensor).flatten()
+        if is_below:
+            tensor = torch.unflatten(tensor, 0, (arch.num_experts, -1))
         if is_transposed:
             tensor = tensor.transpose(-1, -2)
         if tensor.is_meta:  # only the shape is needed; torch.cat would import a compiler here, which takes 70 MB
@@ -209,7 +215,7 @@ def own_cuts(arch: Architecture, stored: StoredTensor, shard: ShardFunction | No
         return to_halves(rows, heads, arch.head_size, arch.rotary_size).view_as(tensor)
 
     if shard is None:
-        changes = is_flat or is_normalized or is_transposed or has_alternating_gates or is_grouped or heads
+        changes = is_flat or is_below or is_normalized or is_transposed or has_alternating_gates or is_grouped or heads
         yield name, arrange if changes else as_is
         return
 

@@ -187,6 +187,9 @@ class AllReduced(nn.Module):
 
 def add_all_reduce(model: Transformer, shard: Shard) -> None:
     """Make a rank's part of a network compute what depends on the parts of the others, too."""
+    for block in model.model.blocks or ():
+        for name in ("o_proj", "down_proj"):
+            block.add_module(name, AllReduced(getattr(block, name)))
     for layer in model.model.layers:
         assert isinstance(layer, DecoderLayer)
         parts = dict(layer.named_children())  # not every layer has all of them

@@ -159,6 +159,13 @@ def mixer_parts(recurrence: Recurrence) -> dict[str, list[Part]]:
     if recurrence.kind == "mamba2":
         wide = {"in_proj": [inner, inner, keys, keys, each], "conv1d": [inner, keys, keys], "norm": [inner]}
         return {**wide, **for_all([each], "dt_bias", "A_log", "D")}
+    if recurrence.kind == "rwkv":
+        return for_all([channels], "in_proj_k", "in_proj_v", "in_proj_r", "time_decay", "time_first")
+    if recurrence.kind == "gated":
+        gates = for_all(
+            [each], *(f"{gate}_gate_{part}" for gate in ("input", "recurrent") for part in ("weight", "bias"))
+        )
+        return {**gates, **for_all([inner], "in_proj_x", "in_proj_y", "conv1d", "recurrent_param")}
     if recurrence.kind == "lightning":
         qkv = [(3 * size, heads)] if recurrence.is_grouped else [inner] * 3
         return {"in_proj_qkv": qkv, **for_all([inner], "in_proj_z", "norm")}

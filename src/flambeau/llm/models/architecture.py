@@ -29,6 +29,8 @@ RouterKind = Literal[
     "biased_sigmoid",
     "biased_sqrt_softplus",
     "sigmoid",
+    "wide_sigmoid",
+    "late_sigmoid",
     "sparse_mixer",
 ]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
@@ -98,6 +100,10 @@ class Architecture:
     norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
     norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
     has_last_norm: bool = True  # before the head (OPT-350M has none)
+    has_first_norm: bool = True  # before attention of the first layer (ModernBERT has one after the embeddings)
+    head_layer: Activation | None = None  # a layer with this activation and a norm, before the head (ModernBERT)
+    head_layer_bias: bool = False
+    tied_bias: bool = False  # of a head whose weights are the embeddings (ModernBERT)
     is_parallel: bool = False  # attention and the feed-forward layer have the same input, and one norm
     has_gate: bool = True  # of the feed-forward layer
     activation: Activation = "silu"
@@ -151,6 +157,7 @@ class Architecture:
     shared_expert_size: int = 0  # the intermediate size of an expert that computes all tokens; 0: none
     expert_latent_size: int = 0  # what routed experts read and write, projected from the hidden size and back; 0: that
     gates_shared_expert: bool = False  # Qwen 2 MoE
+    expert_norm: bool = False  # what layers of experts give is normalized (A.X-K1)
     router: RouterKind = "softmax"  # how experts are chosen
     router_jitter: float = 0.0  # of a sparse mixer
     num_expert_groups: int = 1  # experts are chosen from the best groups only …
@@ -189,6 +196,10 @@ class Architecture:
     hyper: HyperShape | None = None  # several streams, of which layers read a sum and change all (DeepSeek V4)
     laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
     sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
+    block_layers: tuple[int, ...] = ()  # recurrent layers with a shared block of attention (Zamba 2)
+    num_blocks: int = 0  # that these layers use in turn
+    adapter_rank: int = 0  # of what each of these layers changes in its block
+    adapts_attention: bool = False  # and not only the feed-forward layer
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
@@ -207,6 +218,9 @@ class Architecture:
     normalized_head: bool = False  # in the files only: rows of the head have to be normalized (Baichuan 2)
     transposed: str = ""  # in the files only: a pattern of the names of weights that are transposed
     either_order: bool = False  # in the files only: stacks of experts may be transposed, which their shapes tell
+    flat_experts: bool = False  # in the files only: the rows of all experts lie one below the other (DBRX)
+    zeros: str = ""  # in the files only: a pattern of the names of parameters that they may lack, which are zeros
+    sinusoids: bool = False  # in the files only: they lack the embeddings of positions, which are sines and cosines
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"
@@ -280,6 +294,8 @@ class Architecture:
     @property
     def attending_layers(self) -> frozenset[int]:
         """The layers that have keys and values."""
+        if self.block_layers:
+            return frozenset(self.block_layers)
         has_both = self.recurrence is not None and self.recurrence.is_beside_attention
         others = self.feed_forward_layers | (frozenset() if has_both else self.recurrent_layers)
         return frozenset(range(self.num_layers)) - others

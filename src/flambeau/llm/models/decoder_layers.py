@@ -20,8 +20,10 @@ from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.mixers import make_mixer
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.receptance import ChannelMix
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotations
+from flambeau.llm.models.shared_blocks import BlockAdapters, SharedBlock
 
 
 def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttention | CompressedAttention:
@@ -37,7 +39,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(arch)
+        self.input_layernorm = make_norm(arch) if layer or arch.has_first_norm else nn.Identity()
         self.self_attn = make_attention(arch, layer)
         self.post_attention_layernorm = make_norm(arch)
         self.mlp = make_mlp(arch, layer)
@@ -50,6 +52,19 @@ class DecoderLayer(nn.Module):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y if self.residual_scale == 1.0 else x + y * self.residual_scale
+
+
+class ExpertNormLayer(DecoderLayer):
+    """What experts give is normalized before it is added (A.X-K1)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.post_feedforward_layernorm = make_norm(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = self.add(x, self.self_attn(self.input_layernorm(x), rotations, attend))
+        return self.add(x, self.post_feedforward_layernorm(self.mlp(self.post_attention_layernorm(x))))
 
 
 class PostNormLayer(DecoderLayer):
@@ -237,7 +252,8 @@ class RecurrentLayer(DecoderLayer):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
         """[…, E] to […, E]."""
-        y = mix(self.mixer, self.input_layernorm(x.to(self.input_layernorm.weight.dtype)), rotations, attend)
+        narrow = x.to(self.input_layernorm.weight.dtype)  # type: ignore[arg-type]
+        y = mix(self.mixer, self.input_layernorm(narrow), rotations, attend)
         x = self.add(x.float() if self.is_wide else x, y)
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
@@ -263,6 +279,42 @@ class HyperLayer(DecoderLayer):
         one, joint = self.ffn_hc(x)
         y = self.post_attention_layernorm(one)
         return self.ffn_hc.join(x, self.mlp(y, ids) if self.is_hashed else self.mlp(y), joint)
+
+
+class BlockLayer(RecurrentLayer):
+    """A recurrence that also reads what a shared block of attention gives (Zamba 2)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.layer, self.adapters = layer, BlockAdapters(arch)
+        self.linear = nn.Linear(arch.hidden_size, arch.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: Rotations,
+        attend: Attend,
+        block: SharedBlock | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """[…, E] to […, E]; `embedded` are the embeddings of the tokens."""
+        assert block is not None
+        assert embedded is not None
+        y = self.linear(block(x, embedded, self.layer, self.adapters, rotations, attend))
+        return x + self.mixer(self.input_layernorm(x + y), attend.recur)  # type: ignore[no-any-return]
+
+
+class ReceptanceLayer(RecurrentLayer):
+    """A recurrence and a feed-forward layer with a state (RWKV 4)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.mlp = ChannelMix(arch, layer)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        x = x + self.mixer(self.input_layernorm(x), attend.recur)
+        return x + self.mlp(self.post_attention_layernorm(x), attend.recur)  # type: ignore[no-any-return]
 
 
 class AttentionOnlyLayer(DecoderLayer):
@@ -308,8 +360,12 @@ class JointLayer(DecoderLayer):
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if arch.hyper is not None:
         return HyperLayer(arch, layer)
+    if layer in arch.block_layers:
+        return BlockLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
+    if arch.recurrence is not None and arch.recurrence.kind == "rwkv":
+        return ReceptanceLayer(arch, layer)
     if layer in arch.recurrent_layers:
         return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:
@@ -324,6 +380,8 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
         return SharingLayer(arch, layer)
     if has_layer_state(arch):
         return AltUpLayer(arch, layer) if arch.num_streams else GemmaLayer(arch, layer)
+    if arch.expert_norm and arch.has_experts(layer):
+        return ExpertNormLayer(arch, layer)
     kinds = {"before": DecoderLayer, "sum": SumNormLayer}
     return kinds.get(arch.norm_places, PostNormLayer)(arch, layer)
 

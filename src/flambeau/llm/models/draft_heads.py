@@ -210,7 +210,7 @@ class EagleHead(DraftHead):
     def make_layer(self, number: int) -> DecoderLayer:
         layer = super().make_layer(number)
         if number == 0:
-            layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+            layer.input_layernorm = nn.Identity()
         return layer
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:

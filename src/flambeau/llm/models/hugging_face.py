@@ -59,6 +59,7 @@ CANONICAL_FILES = {
     "values_from_keys": frozenset(),
     "qvk_blocks": 0,
     "either_order": False,
+    "flat_experts": False,
 }
 QUANTIZATION_METHODS = (
     "flambeau",
@@ -103,7 +104,7 @@ def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
     given = renamed(text_config(config, family), family)
-    given = given if family.rewrite is None else {**family.rewrite(given)}
+    given = renamed(family.arrange(given), family)  # once more: it may bring keys of sections
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -179,6 +180,8 @@ def text_config(config: Config, family: Family) -> Config:
     if not family.text_section:
         return config
     text = section(config, family.text_section)
+    if not text and family.text_types and "hidden_size" in config:  # older files have no sections
+        return config
     if not text:
         raise CheckpointError(f"config.json needs {family.text_section}, the settings of the language model")
     return {**{key: config[key] for key in CHECKPOINT_KEYS if config.get(key) is not None}, **text}

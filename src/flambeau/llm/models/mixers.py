@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.gated_recurrence import GatedRecurrence
 from flambeau.llm.models.kimi_delta import KimiDeltaNet
 from flambeau.llm.models.lightning_attention import LightningAttention
+from flambeau.llm.models.receptance import TimeMix
 from flambeau.llm.models.recurrent import DeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -14,6 +16,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "delta_net": DeltaNet,
     "kimi_delta": KimiDeltaNet,
     "lightning": LightningAttention,
+    "gated": GatedRecurrence,
+    "rwkv": TimeMix,
 }
 
 

@@ -97,6 +97,13 @@ def sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) 
     return scores_TA.float().sigmoid(), chosen_TA
 
 
+def late_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+    """The same, chosen by the sums of score and bias (Kolibri 1)."""
+    assert bias_N is not None
+    chosen_TA = (logits_TN.float() + bias_N).topk(settings.num_chosen, dim=-1)[1]
+    return logits_TN.float().gather(1, chosen_TA).sigmoid(), chosen_TA
+
+
 def sparse_mixer(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
     """One expert after another; each is weighed against those close to it that are left (Phi-3.5-MoE)."""
     left_TN, weights, chosen = logits_TN, [], []
@@ -117,8 +124,19 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
     "biased_sigmoid": biased_sigmoid,
     "biased_sqrt_softplus": biased_sqrt_softplus,
     "sigmoid": sigmoid,
+    "wide_sigmoid": sigmoid,
+    "late_sigmoid": late_sigmoid,
     "sparse_mixer": sparse_mixer,
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
-WIDE: frozenset[RouterKind] = frozenset({"grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus"})
-BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "biased_sqrt_softplus"})
+WIDE: frozenset[RouterKind] = frozenset(
+    {
+        "grouped_softmax",
+        "biased_softmax",
+        "biased_sigmoid",
+        "biased_sqrt_softplus",
+        "wide_sigmoid",
+        "late_sigmoid",
+    }
+)
+BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "late_sigmoid"})

@@ -113,6 +113,10 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "step-3.7": {},
     "longcat": {},
     "apertus": {},
+    "dbrx": {},
+    "ax-k1": {},
+    "kolibri": {},
+    "neox-japanese": {},
     **{kind: {} for kind in (*HYBRID_KINDS, *SPARSE_KINDS, *COMPRESSED_KINDS)},
 }
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}  # each key-value head on two ranks

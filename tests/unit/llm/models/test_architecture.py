@@ -127,7 +127,7 @@ def test_experts_are_counted_in_both_spellings():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"architectures": ["XGLMForCausalLM"]}, ["XGLMForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        ({"architectures": ["CTRLLMHeadModel"]}, ["CTRLLMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
         ({"architectures": None, "model_type": "bert"}, ["'bert'", "MistralForCausalLM"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ({"architectures": [3]}, ["3 is not supported"]),

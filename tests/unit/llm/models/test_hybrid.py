@@ -12,21 +12,30 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
+from flambeau.llm.adapters.lora_weights import AdapterTarget, read_adapter
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, unknown_parts
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import quantize
+from support.adapters import write_peft_adapter
 from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, config_of, write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.ranks import logits_in_threads
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
+BLOCKS = {"adapter_rank", "block_layers", "num_blocks"}
+WITHOUT_KERNELS = {  # parts that leave a network to Inductor
+    "recurrent-gemma": {"recurrence"},
+    "rwkv": {"recurrence"},
+    "zamba-2": {*BLOCKS, "adapts_attention"},
+    "zamba-2-unrotated": BLOCKS,
+}
 LENGTH = 31  # the room of a sequence is 32
 
 
@@ -93,6 +102,9 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
 @pytest.mark.parametrize("kind", HYBRID_KINDS)
 def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind, backend_kind):
     model, reference = checkpoint(kind)
+    if backend_kind == "kernels" and kind in WITHOUT_KERNELS:
+        assert set(unknown_parts(model.arch)) == WITHOUT_KERNELS[kind]
+        return
     ids = {i: some_ids(LENGTH, seed=i) for i in range(3)}
     backend, found = backend_for(model, 3, backend_kind), {i: [] for i in ids}
     done = dict.fromkeys(ids, 0)
@@ -139,6 +151,9 @@ def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
         "kimi-linear",
         "ling-3",
         "minimax-01",
+        "recurrent-gemma",
+        "zamba-2",
+        "rwkv",
     ],
 )
 def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
@@ -156,7 +171,19 @@ def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mamba-2", "lfm-2", "qwen-3-next", "olmo-hybrid", "jamba", "kimi-linear", "minimax-01"]
+    "kind",
+    [
+        "mamba-2",
+        "lfm-2",
+        "qwen-3-next",
+        "olmo-hybrid",
+        "jamba",
+        "kimi-linear",
+        "minimax-01",
+        "recurrent-gemma",
+        "zamba-2",
+        "rwkv",
+    ],
 )
 def test_a_decode_step_is_traced_without_a_break(checkpoint, kind):
     model, _ = checkpoint(kind)
@@ -274,11 +301,25 @@ def test_the_size_of_ling_s_recurrent_heads_is_in_either_key():
         ("minimax-01", {"postnorm": False}, "postnorm"),
         ("minimax-01", {"shared_intermediate_size": 8}, "shared_intermediate_size"),
         ("minimax-01", {"sliding_window": 9}, "sliding_window"),
+        ("zamba-2", {"num_key_value_heads": 2}, "num_key_value_heads 2"),
+        ("zamba-2", {"add_bias_linear": True}, "add_bias_linear"),
+        ("zamba-2", {"layers_block_type": ["mamba", "mamba", "mamba", "moe"]}, "layers_block_type"),
+        ("recurrent-gemma", {"block_types": ["recurrent", "mlp"]}, "block_types"),
     ],
 )
-def test_settings_of_linear_attention_that_are_not_supported_are_refused_by_name(kind, changes, message):
+def test_settings_of_recurrent_layers_that_are_not_supported_are_refused_by_name(kind, changes, message):
     with pytest.raises(CheckpointError, match=message):
         from_hugging_face({**config_of(kind), **changes})
+
+
+def test_adapters_of_blocks_that_layers_share_are_refused_by_name(tmp_path):
+    """PEFT has one for each layer that uses a block."""
+    write_checkpoint(tmp_path / "model", "zamba-2")
+    folder = write_peft_adapter(tmp_path / "model", tmp_path / "adapter", target_modules=["q_proj"])
+    arch = read_architecture(tmp_path / "model")
+    target = AdapterTarget(arch=arch, local=arch, shard=None, device=torch.device("cpu"), dtype=torch.float32)
+    with pytest.raises(CheckpointError, match="q_proj"):
+        read_adapter(folder, target)
 
 
 def test_layers_of_kimi_are_counted_from_one_in_published_files():

@@ -225,9 +225,9 @@ class CNetwork(ctypes.Structure):
         ("own_projection", CMatrix),
         ("own_norm", CNorm),
         *((name, c_float) for name in ("own_scale", "own_projection_scale")),
+        ("own_rows", CMatrix),
         *((name, c_int64) for name in ("num_streams", "active_stream")),
         *((name, POINTER(CMatrix)) for name in ("stream_projections", "stream_unembeddings")),
-        ("own_rows", CMatrix),
     )
 
 

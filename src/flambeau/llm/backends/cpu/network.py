@@ -105,6 +105,7 @@ EXTRAS = frozenset(
         "shared_expert_size",
         "expert_latent_size",
         "gates_shared_expert",
+        "expert_norm",
         "router",
         "router_jitter",
         "num_expert_groups",

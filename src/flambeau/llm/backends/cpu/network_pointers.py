@@ -37,7 +37,7 @@ from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.altup import AltUp, Laurel, Streams
 from flambeau.llm.models.architecture import Architecture, RouterKind
 from flambeau.llm.models.attention import Attention
-from flambeau.llm.models.decoder_layers import AltUpLayer, FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.decoder_layers import AltUpLayer, ExpertNormLayer, FeedForwardLayer, RecurrentLayer
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
 from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
@@ -56,6 +56,8 @@ ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
     "biased_softmax": 0,
     "biased_sigmoid": 1,
     "sigmoid": 2,
+    "wide_sigmoid": 2,
+    "late_sigmoid": 2,
     "sparse_mixer": 3,
 }
 GATES: tuple[GateKind | None, ...] = (  # as in csrc/network.h
@@ -424,6 +426,8 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         return "", "", "", ""
     if isinstance(layer, FeedForwardLayer):
         return "", "input_layernorm", "", ""
+    if isinstance(layer, ExpertNormLayer):
+        return "input_layernorm", "post_attention_layernorm", "", "post_feedforward_layernorm"
     if arch.norm_places in ("before", "stream") or isinstance(layer, RecurrentLayer):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (

@@ -23,7 +23,9 @@ from flambeau.llm.models.routers import WIDE
 PROGRAMS = 256  # about two for each of the 132 multiprocessors of an H200
 CHUNK = 4  # experts whose scores a program computes at a time: more need too many registers
 LOWEST_KEY = tl.constexpr(-(2**31))
-KINDS: frozenset[RouterKind] = frozenset({"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid"})
+KINDS: frozenset[RouterKind] = frozenset(
+    {"softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "wide_sigmoid"}
+)
 
 
 class Routed(NamedTuple):

@@ -80,7 +80,9 @@ def load_pretrained(
             loaded, words = choose_backend(model, arch, config, draft_block_bytes)
         except FAILURES as error:
             raise CheckpointError(
-                f"{type(network).__name__} of transformers cannot compute a text: {first_lines(error)}"
+                f"{type(network).__name__} of transformers cannot compute a text: {first_lines(error)}; if its files "
+                "are right, it needs more than the tokens of a text, or another version of transformers: use a "
+                "checkpoint of another network"
             ) from error
     logger.warning(
         "%s runs through transformers as %s, slower than the engine's own network would be (%s), %s",

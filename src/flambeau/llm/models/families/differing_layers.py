@@ -257,7 +257,7 @@ STEP = Family(
     switches_window=False,
     has_local_rope=True,
     experts=True,
-    rewrite=with_step_lists,
+    arrange=with_step_lists,
     parts={"norm_offset": 1.0, "router": "biased_sigmoid", "attention_gate": "sigmoid_per_head"},
     derive=step,
     understands=ROTARY_KEYS
@@ -304,7 +304,7 @@ DIFFERING_LAYERS = {
         switches_window=False,
         has_local_rope=True,
         experts=True,
-        rewrite=with_mimo_lists,
+        arrange=with_mimo_lists,
         parts={
             "has_sinks": True,
             "sinks_in_windows": True,

@@ -13,6 +13,11 @@ Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
 WindowedLayers = Literal["none", "named", "all", "late", "unrotated", "even", "pattern"]
 
+
+def as_is(config: Config) -> Config:
+    return config
+
+
 VisionKind = Literal["siglip", "qwen_2", "qwen_2.5", "qwen_3", "qwen_3.5"]
 
 
@@ -22,6 +27,8 @@ class Family:
 
     model_type: str
     text_section: str = ""  # of config.json: the section of the language model, in models with further encoders
+    text_types: frozenset[str] = frozenset()  # model_types of that section whose settings are here, not in another row
+    arrange: Callable[[Config], Config] = as_is  # config.json in the form of others; first of all
     qkv_bias: bool | None = None  # None: set by `attention_bias`
     output_bias: bool | None = None
     qk_norm: bool = False
@@ -40,7 +47,6 @@ class Family:
     epsilon_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
     renames: Renames = ()  # of tensors: patterns and what replaces them
-    rewrite: Callable[[Config], Config] | None = None  # config.json with the keys of others; first of all
     aliases: Mapping[str, str] = field(default_factory=dict)  # of keys: the family's own names → Llama's
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of keys that are supported
     has_kv_heads: bool = True  # False: as many as heads, whatever config.json says

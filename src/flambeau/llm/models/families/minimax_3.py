@@ -121,7 +121,7 @@ MINIMAX_3_TEXT = Family(
     output_bias=False,
     qk_norm=True,
     experts=True,
-    rewrite=with_flat_keys,
+    arrange=with_flat_keys,
     parts={
         "norm_offset": 1.0,
         "router": "biased_sigmoid",

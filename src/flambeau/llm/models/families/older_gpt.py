@@ -1,13 +1,13 @@
-"""GPT-1, GPT-Neo, CodeGen and BioGPT."""
+"""GPT-1, GPT-Neo, CodeGen, BioGPT, XGLM and the Japanese GPT-NeoX."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.models.families.config_parts import GPT_TOKENS
+from flambeau.llm.models.families.config_parts import GPT_TOKENS, ROTARY_KEYS, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
-from flambeau.llm.models.families.gpt_like import GPT_2_NAMES, GPT_ALIASES, GPT_LIKE, PLAIN_PARTS
+from flambeau.llm.models.families.gpt_like import DENSE_NAMES, GPT_2_NAMES, GPT_ALIASES, GPT_LIKE, PLAIN_PARTS
 
 
 def gpt_neo(config: Config) -> Config:
@@ -35,6 +35,18 @@ def gpt_1(config: Config) -> Config:
 
 def biogpt(config: Config) -> Config:
     return {"embedding_scale": config["hidden_size"] ** 0.5 if config["scale_embedding"] else 1.0}
+
+
+def neox_japanese(config: Config) -> Config:
+    """The last layer of attention has a bias, which the files have for no other layer."""
+    others = "|".join(map(str, range(config["num_hidden_layers"] - 1)))
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    factor = parameters.get("partial_rotary_factor", config["rotary_pct"])
+    return {
+        **partial_rotation({**config, "partial_rotary_factor": factor}),
+        "intermediate_size": int(config["hidden_size"] * config["intermediate_multiple_size"]),
+        "zeros": rf"^model\.layers\.({others})\.self_attn\.o_proj\.bias$" if others else "",
+    }
 
 
 OLDER_GPT = {
@@ -119,6 +131,79 @@ OLDER_GPT = {
             "tie_word_embeddings": True,
             "eos_token_id": 2,
             "bos_token_id": 0,
+        },
+    ),
+    "XGLMForCausalLM": Family(
+        model_type="xglm",
+        has_kv_heads=False,
+        qkv_bias=True,
+        output_bias=True,
+        is_rotated=False,
+        parts={
+            **PLAIN_PARTS,
+            "mlp_bias": True,
+            "learned_positions": True,
+            "position_offset": 2,
+            "sinusoids": True,
+            "unused": r"\.embed_positions\.weights$",
+        },
+        derive=biogpt,
+        epsilon_key="layer_norm_eps",  # which no file has
+        activation_key="activation_function",
+        aliases={
+            "d_model": "hidden_size",
+            "ffn_dim": "intermediate_size",
+            "num_layers": "num_hidden_layers",
+            "attention_heads": "num_attention_heads",
+        },
+        # The embedding at that place of the table is zeros; no position reaches the first two.
+        supported={"add_cross_attention": (None, False), "pad_token_id": (None, 0, 1)},
+        renames=(
+            (r"^model\.layer_norm\.", "model.norm."),
+            (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.self_attn_layer_norm\.", ".input_layernorm."),
+            (r"\.final_layer_norm\.", ".post_attention_layernorm."),
+            (r"\.fc1\.", ".mlp.up_proj."),
+            (r"\.fc2\.", ".mlp.down_proj."),
+        ),
+        defaults={
+            "activation_function": "gelu",
+            "layer_norm_eps": 1e-5,
+            "scale_embedding": True,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 0,
+        },
+    ),
+    "GPTNeoXJapaneseForCausalLM": Family(
+        model_type="gpt_neox_japanese",
+        has_kv_heads=False,
+        qkv_bias=False,
+        output_bias=True,
+        mlp_ratio=4,
+        parts={**PLAIN_PARTS, "grouped_qkv": True},
+        derive=neox_japanese,
+        understands=ROTARY_KEYS,
+        epsilon_key="layer_norm_eps",
+        aliases={"rotary_emb_base": "rope_theta"},
+        renames=(
+            (r"^gpt_neox_japanese\.", "model."),
+            (r"^model\.embed_in\.", "model.embed_tokens."),
+            (r"^embed_out\.", "lm_head."),
+            (r"^model\.final_layer_norm\.", "model.norm."),
+            (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
+            (r"\.attention\.dense_bias$", ".self_attn.o_proj.bias"),
+            (r"\.attention\.dense\.", ".self_attn.o_proj."),
+            *DENSE_NAMES,
+        ),
+        defaults={
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "rotary_pct": 1.0,
+            "intermediate_multiple_size": 4,
+            "tie_word_embeddings": True,
+            "eos_token_id": 31999,
+            "bos_token_id": 31996,
         },
     ),
 }

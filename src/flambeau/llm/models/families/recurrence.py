@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RecurrentKind = Literal["mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "compressor"]
-HEADED = ("mamba2", "delta_net", "kimi_delta", "lightning")  # the kinds whose states belong to heads
+RecurrentKind = Literal[
+    "mamba", "mamba2", "short_conv", "delta_net", "kimi_delta", "lightning", "gated", "rwkv", "compressor"
+]
+HEADED = ("mamba2", "delta_net", "kimi_delta", "lightning", "gated")  # the kinds whose states belong to heads
 InnerNorms = Literal["none", "learned", "plain"]  # with weights (Jamba), or without (Falcon Mamba)
 MixerNorm = Literal["after_gate", "before_gate", "none"]  # Mamba 2
 StateShapes = tuple[tuple[int, ...], ...]  # of one sequence: the window of the convolution, then the state matrix
@@ -65,6 +67,10 @@ class Recurrence:
             return (window,)
         if self.kind == "mamba":
             return window, (self.inner_size, self.state_size)
+        if self.kind == "rwkv":  # the last token, and a mean
+            return (self.state_size,), *[(self.inner_size,)] * 3
+        if self.kind == "gated":  # and whether it has begun
+            return window, (self.inner_size,), (1,)
         if self.kind == "lightning":
             return ((self.num_heads, self.head_size, self.state_size),)
         if self.kind == "mamba2":

@@ -56,7 +56,7 @@ LONGCAT = {
         has_kv_heads=False,
         qkv_bias=False,
         experts=True,
-        rewrite=with_single_layers,
+        arrange=with_single_layers,
         parts={
             "has_shortcuts": True,
             "paired_rope": True,

@@ -25,11 +25,14 @@ from flambeau.llm.models.families.llama_4 import LLAMA_4
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
 from flambeau.llm.models.families.minimax_3 import MINIMAX_3
 from flambeau.llm.models.families.mistral_large_4 import MISTRAL_LARGE_4, MISTRAL_LARGE_4_TEXT
+from flambeau.llm.models.families.modern_bert import MODERN_BERT
 from flambeau.llm.models.families.more_experts import MORE_EXPERTS
+from flambeau.llm.models.families.newer_experts import NEWER_EXPERTS
 from flambeau.llm.models.families.older_gpt import OLDER_GPT
 from flambeau.llm.models.families.qwen_vl import QWEN_VL
 from flambeau.llm.models.families.shortcuts import LONGCAT
 from flambeau.llm.models.families.sparse_latent import SPARSE_LATENT
+from flambeau.llm.models.families.text_decoders import TEXT_DECODERS
 from flambeau.llm.models.families.vision_decoders import VISION_DECODERS
 
 WITH_READERS = {
@@ -44,12 +47,15 @@ TABLES = (
     GEMMA_3N_ROWS,
     GEMMA_4,
     LAYER_NORM,
+    MODERN_BERT,
     GPT_LIKE,
     OLDER_GPT,
     EXPERTS,
     MORE_EXPERTS,
     DIFFERING_LAYERS,
     MINIMAX_3,
+    NEWER_EXPERTS,
+    TEXT_DECODERS,
     LATENT,
     LONGCAT,
     SPARSE_LATENT,
@@ -68,7 +74,7 @@ def text_family(config: Config, found: Family) -> Family:
     """The family of the language model in a checkpoint with pictures, by the model_type of its own section."""
     reader = found.images
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
-    if named is None:
+    if named is None or named in found.text_types:
         return found
     families = (*FAMILIES.values(), *VISION_DECODERS.values(), MISTRAL_LARGE_4_TEXT, GLM_5_3)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)

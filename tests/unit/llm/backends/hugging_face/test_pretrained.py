@@ -174,3 +174,12 @@ def test_a_folder_without_weights_is_refused_before_transformers_is_imported(tmp
     with caplog.at_level("INFO"), pytest.raises(CheckpointError, match=r"Qwen2_5Omni.* has no weights that are known"):
         load_engine(tmp_path, tokenizer=str(tokenizer))
     assert "Qwen2_5OmniForConditionalGeneration is not supported; transformers, which may have it, is" in caplog.text
+
+
+def test_a_network_that_needs_more_than_tokens_is_refused_with_the_remedy(tmp_path):
+    import transformers
+
+    sizes = {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32}
+    transformers.XLNetLMHeadModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"needs more than the tokens of a text.*use a checkpoint of another"):
+        load_other(tmp_path)

@@ -102,10 +102,10 @@ struct Network {
   Matrix own_projection{};
   Norm own_norm{};
   float own_scale = 1, own_projection_scale = 1;
+  Matrix own_rows{};  // [own_vocab, num_layers * own_size] of integers, if own_embedding is null
   // Streams of hidden states, of which layers compute one; 0: there is one. The others have matrices [S - 1].
   int64_t num_streams = 0, active_stream = 0;
   const Matrix *stream_projections = nullptr, *stream_unembeddings = nullptr;
-  Matrix own_rows{};  // [own_vocab, num_layers * own_size] of integers, if own_embedding is null
 
   int64_t gate_up_width() const { return has_gate ? 2 * intermediate : intermediate; }
 
