@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,9 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Threads of OpenMP that wait for each other keep the cores busy, which other processes of the tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# The trace of torch's compiler is computed if anything listens, and pytest does where a logger does not propagate.
+logging.getLogger("torch.__trace").addHandler = lambda handler: None
 
 gc.disable()  # until all tests are collected: modules are no garbage
 

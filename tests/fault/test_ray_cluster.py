@@ -117,9 +117,9 @@ def check(load):
     assert {reply.status for reply in load.replies} == {200}
 
 
-def noticed(server, number=1, model="napper"):
-    """Wait until a worker is not ready; `describe` asks the server alone."""
-    server.until(lambda: sum(w["status"] == "READY" for w in server.describe(model)["workers"]) == number)
+def noticed(server, pid):
+    """Wait until this process is not a ready worker, which stays so: a moment without it could pass between looks."""
+    server.until(lambda: pid not in ready_pids(server))
 
 
 def ready_pids(server, model="napper"):
@@ -150,7 +150,7 @@ def test_killed_worker_is_replaced(server):
     with Load(nap(server), 4) as load:
         timer = Timer()
         os.kill(victim["pids"][0], signal.SIGKILL)
-        noticed(server)
+        noticed(server, victim["pids"][0])
         timer.show("worker killed, noticed")
         server.until(lambda: len(ready_pids(server) - {victim["pids"][0]}) == 2)
         timer.show("worker killed, capacity back")
@@ -209,7 +209,7 @@ def test_node_is_lost_under_load_and_streams(server, ray):
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         rests = [pool.submit(read_rest, stream) for stream in streams]
-        noticed(server)
+        noticed(server, victim["pids"][0])
         timer.show("node killed, noticed")
         server.until(lambda: len(ready_pids(server) - {*victim["pids"]}) == 2)
         timer.show("node killed, capacity back")

@@ -1,8 +1,9 @@
-"""Tiny random networks in Hugging Face's format, one per task, with tokenizers that are trained on the spot."""
+"""Tiny random networks in Hugging Face's format, one per task, with small tokenizers."""
 
 from __future__ import annotations
 
 import json
+import re
 import string
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,23 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+def wordpiece_vocabulary() -> dict[str, int]:
+    """Letters, short words of the texts, and longer ones in two pieces; a trainer finds others each time it runs."""
+    words = sorted({word for text in TEXTS for word in re.findall(r"\w+", text.lower())})
+    pieces = [piece for word in words for piece in (word[:5], f"##{word[5:]}")[: 1 + (len(word) > 5)]]
+    letters = [*string.ascii_lowercase, *string.digits]
+    names = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *".,:?", *pieces]
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
+
+
 def wordpiece(folder: Path) -> Any:
     """A WordPiece tokenizer, as BERT has it."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(wordpiece_vocabulary(), unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    alphabet = [*string.ascii_lowercase, *string.digits]
-    tokenizer.train_from_iterator(
-        TEXTS, trainers.WordPieceTrainer(vocab_size=180, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    )
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.decoder = decoders.WordPiece()
     fast = PreTrainedTokenizerFast(

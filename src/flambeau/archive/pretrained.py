@@ -63,6 +63,7 @@ LANGUAGE_MODELS = (  # with encoders of images or sounds, of which the engine ma
     "CohereCompassForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
     "Ernie4_5_VLMoeForConditionalGeneration",
+    "Ernie4_5_VL_MoeForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "FastVlmForConditionalGeneration",
     "Gemma3ForConditionalGeneration",

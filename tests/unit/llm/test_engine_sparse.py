@@ -237,6 +237,11 @@ def test_layers_that_depend_on_others_are_not_calibrated_one_by_one(networks):
         ("deepseek-v3.2", {"scoring_func": "softmax"}, "scoring_func"),
         ("mistral-large-4", {"kv_source_layers": [0, 1, 2, 2, 4]}, "layers 2 and 3 must both be rotated"),
         ("mistral-large-4", {"kv_source_layers": [0, 0, 2, 1, 4]}, "kv_source_layers"),
+        (
+            "mistral-large-4",
+            {"no_rope_layers": [1] * 5, "kv_source_layers": [0, 1, 1, 0, 4]},
+            "the last layer before it",
+        ),
         ("mistral-large-4", {"n_group": 2}, "n_group"),
         ("mistral-large-4", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-5", {"indexer_types": ["shared", "full", "full", "full"]}, "first layer"),

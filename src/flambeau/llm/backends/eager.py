@@ -83,7 +83,7 @@ class PagedAttention:
         return attend(q, cache.keys[layer], values, inputs, options, chosen)
 
     def _choose(self, layer: int, selection: Selection) -> list[Tensor]:
-        """What the tokens of the step attend to: one mask [S, H, Q, C], or [H, Q, C] of each sequence."""
+        """What the tokens of the step attend to: one mask [S, G, Q, C], or [G, Q, C] of each sequence."""
         cached, inputs = self._cache.index_keys[layer], self._inputs
         store(cached, inputs.slots_T, selection.k.unsqueeze(-2))
         q_TIK, weights_TI = selection.q, selection.weights
@@ -163,9 +163,11 @@ def attend_ragged(
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
-    """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C] is true."""
+    """Attention of q […, H, Q, D] to k, v […, G, C, D], where the mask […, Q, C], or […, G, Q, C], is true."""
     scale, softcap, sinks, alibi = options.scale, options.softcap, options.sinks, options.alibi
     if softcap is None and sinks is None and alibi is None:
+        if mask.dim() > 2 and mask.shape[-3] > 1:  # one for each key-value head
+            return attend_apart(q, k, v, mask, scale)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     num_heads, shared = q.shape[-3], q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(shared, dim=-3), v.repeat_interleave(shared, dim=-3)
@@ -181,6 +183,14 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionO
     sink = sinks.float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
     weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
     return weights.to(v.dtype) @ v
+
+
+def attend_apart(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The same with a mask […, G, Q, C] for each key-value head; heads that share it have no copies."""
+    q = torch.unflatten(q, -3, (k.shape[-3], -1))
+    k, v = (one.unsqueeze(-3).expand(*one.shape[:-2], q.shape[-3], *one.shape[-2:]) for one in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(-3), scale=scale)
+    return y.flatten(-4, -3)
 
 
 def alibi_biases(kind: AlibiKind, num_heads: int, places_C: Tensor, scale: float) -> Tensor:

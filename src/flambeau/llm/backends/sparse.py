@@ -1,7 +1,7 @@
 """Which cached tokens the tokens of a step attend to, by the scores of an indexer; in plain PyTorch.
 
 Shapes: … any leading dimensions (sequences) · Q tokens of a step · C cached tokens · B blocks of them · I heads of an
-indexer · K size of a head · H heads of attention, or 1 for all
+indexer · K size of a head · G key-value heads, or 1 for all
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUMBERS_AT_ONCE = 1 << 26  # scores of single heads: a quarter of a gigabyte
 
 
 def chosen_keys(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tensor:
-    """Which keys […, H, Q, C] are attended to, of those where the mask […, Q, C] is true.
+    """Which keys […, G, Q, C] are attended to, of those where the mask […, Q, C] is true.
 
     `selection` has queries […, Q, I, K] and weights […, Q, I], and the cache keys […, C, K].
     """
@@ -52,7 +52,7 @@ def chosen_at_once(selection: Selection, k_CK: Tensor, mask_QC: Tensor) -> Tenso
 
 
 def in_chosen_blocks(q: Tensor, k_CK: Tensor, mask_QC: Tensor, count: int, blocks: BlockChoice) -> Tensor:
-    """The keys […, H, Q, C] in the best blocks of each head, by their best key, and in the last ones."""
+    """The keys […, G, Q, C] in the best blocks of each head, by their best key, and in the last ones."""
     scores_IQC = q.float().transpose(-3, -2) @ k_CK.float().transpose(-1, -2).unsqueeze(-3)
     allowed = scores_IQC.masked_fill(~mask_QC.unsqueeze(-3), -torch.inf)
     num_cached = mask_QC.shape[-1]
@@ -65,10 +65,8 @@ def in_chosen_blocks(q: Tensor, k_CK: Tensor, mask_QC: Tensor, count: int, block
         is_local = (behind_QB >= 0) & (behind_QB < blocks.num_local)
         scores_IQB = scores_IQB.masked_fill(is_local.unsqueeze(-3), torch.inf)
     found_IQB = best(scores_IQB, scores_IQB > -torch.inf, count)
-    found_IQC = found_IQB.repeat_interleave(blocks.size, dim=-1)[..., :num_cached] & mask_QC.unsqueeze(-3)
-    shared = blocks.num_heads // q.shape[-2]
-    first = blocks.first_head
-    return found_IQC.repeat_interleave(shared, dim=-3)[..., first : first + blocks.num_own_heads, :, :]
+    found_GQB = found_IQB[..., blocks.first_head : blocks.first_head + blocks.num_heads, :, :]
+    return found_GQB.repeat_interleave(blocks.size, dim=-1)[..., :num_cached] & mask_QC.unsqueeze(-3)
 
 
 def chosen_pools(selection: Selection, pools: Pools, cached_CK: Tensor, mask_QC: Tensor) -> Tensor:

@@ -281,6 +281,8 @@ def fill(
     arrived: Arrived | None,
 ) -> None:
     """Copy every tensor to its parameter."""
+    if arrived is not None:
+        placements = largest_first(placements)
     total_bytes, done_bytes = sum(placement.num_bytes for placement in placements), 0
     missing, released_bytes = Counter(placement.owner for placement in placements), 0
     place_all = place_by_threads if device.type == "cuda" else place_one_by_one
@@ -295,6 +297,17 @@ def fill(
             released_bytes = done_bytes
         if progress is not None:
             progress(done_bytes, total_bytes)
+
+
+def largest_first(placements: list[Placement]) -> list[Placement]:
+    """The placements by the size of their module, else in their order.
+
+    What is made of a module on the way is as large as the module: for the largest, there is little else in memory then.
+    """
+    sizes = Counter[str]()
+    for placement in placements:
+        sizes[placement.owner] += placement.num_bytes
+    return sorted(placements, key=lambda placement: -sizes[placement.owner])
 
 
 @contextmanager

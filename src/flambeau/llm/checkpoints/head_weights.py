@@ -330,7 +330,7 @@ def find_mtp(files: list[WeightFile], arch: Architecture) -> MtpNaming | None:
     num_depths = next(depth for depth in count() if arch.num_layers + depth not in depths)
     if num_depths > 1:
         return deepseek_naming(arch.num_layers, num_depths)
-    if any(name.startswith("mtp.layers.0.eh_proj.") for name in names):
+    if not arch.has_mlp and any(name.startswith("mtp.layers.0.eh_proj.") for name in names):
         return nemotron_naming(names)
     for naming in namings(arch.num_layers):
         if any(name.startswith(naming.projection) for name in names):

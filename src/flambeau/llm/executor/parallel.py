@@ -223,9 +223,9 @@ def join_attention(attention: Attention | LatentAttention | CompressedAttention,
         share_norms(attention, shard.rank, shard.size)
     share_inner_norm(attention, shard.rank, shard.size)
     if attention.indexer is not None:
-        first, heads = shard.rank * attention.num_heads, shard.arch.num_heads
-        own = attention.indexer.choice._replace(num_heads=heads, first_head=first, num_own_heads=attention.num_heads)
-        attention.indexer.choice = own
+        first = shard.rank * shard.arch.num_kv_heads // shard.size
+        choice = attention.indexer.choice
+        attention.indexer.choice = choice._replace(num_heads=attention.num_kv_heads, first_head=first)
     if attention.alibi is not None:
         first = shard.rank * attention.num_heads
         attention.alibi = attention.alibi._replace(num_heads=shard.arch.num_heads, first_head=first)

@@ -121,13 +121,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
-        heads, v = self.heads_and_values(self.qkv_proj(x))
+        qk, v = self.heads_and_values(self.qkv_proj(x))
         gates: Tensor | None = None
         if self.has_gates:
-            pairs, rest = heads.tensor_split([2 * self.num_heads], dim=-2)
+            pairs, keys = qk.tensor_split([2 * self.num_heads], dim=-2)
             gates = pairs[..., 1::2, :]
-            heads = torch.cat((pairs[..., ::2, :], rest), dim=-2)
-        qk = heads
+            qk = torch.cat((pairs[..., ::2, :], keys), dim=-2)
         if not self.normalizes_late:
             qk = self.normalize(qk)
         if self.clip is not None:

@@ -258,29 +258,6 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
-class HyperLayer(DecoderLayer):
-    """Attention, or a recurrence, and a feed-forward layer, which read and change several streams."""
-
-    def __init__(self, arch: Architecture, layer: int) -> None:
-        super().__init__(arch, layer)
-        self.is_recurrent = layer not in arch.attending_layers
-        self.is_hashed = layer in arch.hashed_layers
-        if self.is_recurrent:
-            del self.self_attn
-            self.mixer = make_mixer(arch, layer)
-        self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
-
-    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, ids: Tensor | None = None) -> Tensor:
-        """[…, S, E] of the tokens […] to […, S, E]."""
-        one, joint = self.attn_hc(x)
-        y = self.input_layernorm(one)
-        y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
-        x = self.attn_hc.join(x, y, joint)
-        one, joint = self.ffn_hc(x)
-        y = self.post_attention_layernorm(one)
-        return self.ffn_hc.join(x, self.mlp(y, ids) if self.is_hashed else self.mlp(y), joint)
-
-
 class BlockLayer(RecurrentLayer):
     """A recurrence that also reads what a shared block of attention gives (Zamba 2)."""
 
@@ -315,6 +292,29 @@ class ReceptanceLayer(RecurrentLayer):
         """[…, E] to […, E]."""
         x = x + self.mixer(self.input_layernorm(x), attend.recur)
         return x + self.mlp(self.post_attention_layernorm(x), attend.recur)  # type: ignore[no-any-return]
+
+
+class HyperLayer(DecoderLayer):
+    """Attention, or a recurrence, and a feed-forward layer, which read and change several streams."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.is_recurrent = layer not in arch.attending_layers
+        self.is_hashed = layer in arch.hashed_layers
+        if self.is_recurrent:
+            del self.self_attn
+            self.mixer = make_mixer(arch, layer)
+        self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, ids: Tensor | None = None) -> Tensor:
+        """[…, S, E] of the tokens […] to […, S, E]."""
+        one, joint = self.attn_hc(x)
+        y = self.input_layernorm(one)
+        y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
+        x = self.attn_hc.join(x, y, joint)
+        one, joint = self.ffn_hc(x)
+        y = self.post_attention_layernorm(one)
+        return self.ffn_hc.join(x, self.mlp(y, ids) if self.is_hashed else self.mlp(y), joint)
 
 
 class AttentionOnlyLayer(DecoderLayer):
@@ -358,10 +358,10 @@ class JointLayer(DecoderLayer):
 
 
 def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
-    if arch.hyper is not None:
-        return HyperLayer(arch, layer)
     if layer in arch.block_layers:
         return BlockLayer(arch, layer)
+    if arch.hyper is not None:
+        return HyperLayer(arch, layer)
     if arch.norm_places == "stream":
         return StreamLayer(arch, layer)
     if arch.recurrence is not None and arch.recurrence.kind == "rwkv":

@@ -23,13 +23,12 @@ from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
 
 
 class BlockChoice(NamedTuple):
-    """How heads choose blocks of tokens, each for some heads of attention."""
+    """How heads choose blocks of tokens, each for a key-value head."""
 
     size: int  # tokens of a block
     num_local: int  # the last blocks, which are always chosen
-    num_heads: int  # of attention, of all ranks
-    first_head: int = 0  # of this rank
-    num_own_heads: int = 0
+    num_heads: int  # of this rank
+    first_head: int = 0
 
 
 class Selection(NamedTuple):
@@ -131,8 +130,7 @@ class BlockIndexer(nn.Module):
         self.wq_b = nn.Linear(arch.hidden_size, shape.num_heads * shape.head_size, bias=False)
         self.wk = nn.Linear(arch.hidden_size, shape.head_size, bias=False)
         self.q_norm, self.k_norm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
-        heads = arch.num_heads
-        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, heads, num_own_heads=heads)
+        self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, shape.num_heads)
 
     def forward(self, x: Tensor, angles: Angles) -> Selection:
         """From inputs […, E] of a layer."""

@@ -130,13 +130,6 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
 WIDE: frozenset[RouterKind] = frozenset(
-    {
-        "grouped_softmax",
-        "biased_softmax",
-        "biased_sigmoid",
-        "biased_sqrt_softplus",
-        "wide_sigmoid",
-        "late_sigmoid",
-    }
+    {"grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "wide_sigmoid", "late_sigmoid"}
 )
 BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "late_sigmoid"})

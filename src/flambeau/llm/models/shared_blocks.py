@@ -50,7 +50,7 @@ class SharedBlock(nn.Module):
         return self.down_proj(self.activate(gate) * up)  # type: ignore[no-any-return]
 
 
-class Adapter(nn.Sequential):
+class BlockAdapter(nn.Sequential):
     """A product of two small matrices; the second one has the name of the projection that it changes."""
 
     def __init__(self, inputs: int, rank: int, name: str, outputs: int) -> None:
@@ -65,10 +65,10 @@ class BlockAdapters(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         hidden, size, rank = arch.hidden_size, arch.head_size, arch.adapter_rank
-        self.gate_up = Adapter(hidden, rank, "gate_up_proj", 2 * arch.intermediate_size)
+        self.gate_up = BlockAdapter(hidden, rank, "gate_up_proj", 2 * arch.intermediate_size)
         outputs = {"q": arch.num_heads * size, "k": arch.num_kv_heads * size, "v": arch.num_kv_heads * size}
         self.qkv = nn.ModuleDict(
-            {key: Adapter(2 * hidden, rank, f"{key}_proj", number) for key, number in outputs.items()}
+            {key: BlockAdapter(2 * hidden, rank, f"{key}_proj", number) for key, number in outputs.items()}
             if arch.adapts_attention
             else {}
         )

@@ -56,7 +56,7 @@ def tokenizer(special=()):
 @cache
 def engine(special=(), with_draft=False):
     known = tokenizer(special)
-    model = tiny_model(replace(ARCH, vocab_size=known.vocab_size + 7, max_length=4096))
+    model = tiny_model(replace(ARCH, vocab_size=known.vocab_size + 7, num_layers=1, max_length=4096))
     options = {"draft": tiny_draft(model), "speculate_k": 3} if with_draft else {}
     return tiny_engine(model, tokenizer=known, num_blocks=4000, **options)
 
@@ -67,20 +67,32 @@ def special_of(name):
 
 def replies(engine, turn, count, **params):
     """What choices of one request say: reasoning, text and calls, with their finish reasons."""
+    [found] = replies_of(engine, [(turn, count, params)])
+    return found
+
+
+def replies_of(engine, requests):
+    """The same of several requests, which run together."""
     ids = engine.tokenizer.encode(PROMPT)
-    engine.add("r", ids, SamplingParams(n=count, **{"max_tokens": 2000, **params}), turn=turn)
-    parsers, found, reasons = [turn.parser() for _ in range(count)], [ChatDelta() for _ in range(count)], [""] * count
+    parsers, found, reasons = {}, {}, {}
+    for number, (turn, count, params) in enumerate(requests):
+        params = SamplingParams(n=count, **{"max_tokens": 2000, **params})
+        engine.add(f"{number}", ids, params, turn=turn)
+        for index in range(count):
+            key = f"{number}", index
+            parsers[key], found[key], reasons[key] = turn.parser(), ChatDelta(), ""
     while engine.has_work:
         for output in engine.step():
             assert not output.error
-            found[output.index].add(parsers[output.index].take(output.text))
+            key = output.request_id, output.index
+            found[key].add(parsers[key].take(output.text))
             if output.finish_reason:
-                reasons[output.index] = output.finish_reason
-                found[output.index].add(parsers[output.index].finish())
-    return [
-        (delta.reasoning, delta.text, whole_calls(delta.calls), reason)
-        for delta, reason in zip(found, reasons, strict=True)
-    ]
+                reasons[key] = output.finish_reason
+                found[key].add(parsers[key].finish())
+    said: list[list] = [[] for _ in requests]
+    for key, delta in found.items():
+        said[int(key[0])].append((delta.reasoning, delta.text, whole_calls(delta.calls), reasons[key]))
+    return said
 
 
 def check_calls(calls):
@@ -94,18 +106,23 @@ def turn_of(engine, name, reasoning="none", **options):
     )
 
 
-SEEDS = {"minimax_m2": 6}  # others make more calls than fit into 2,000 tokens
+SEEDS = {"minimax_m2": 6, "deepseek_v32": 2, "deepseek_v4": 6}  # others make more calls than fit into 2,000 tokens
 PLAIN = ("hermes", "qwen3_coder", "pythonic", "json")  # their markers are text in the vocabularies of real models
 
 
 @pytest.mark.parametrize("name", [*TOOL_FORMATS])
 def test_forced_call_always_holds_its_schema(name):
     made = engine(() if name in PLAIN else special_of(name))
-    for _, text, calls, reason in replies(made, turn_of(made, name), 5, seed=SEEDS.get(name, 1)):
+    requests = [
+        (turn_of(made, name), 5, {"seed": SEEDS.get(name, 1)}),
+        (turn_of(made, name, is_parallel=False), 3, {"seed": 2}),
+    ]
+    several, single = replies_of(made, requests)
+    for _, text, calls, reason in several:
         assert (text, reason) == ("", "stop")
         assert calls
         check_calls(calls)
-    for _, text, calls, reason in replies(made, turn_of(made, name, is_parallel=False), 3, seed=2):
+    for _, text, calls, reason in single:
         assert (text, len(calls), reason) == ("", 1, "stop")
         check_calls(calls)
 

@@ -12,13 +12,12 @@ import torch
 from flambeau.llm.checkpoints.assistant_weights import is_assistant, read_assistant
 from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
-from flambeau.llm.loader import load_network
 from flambeau.llm.proposers import check_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import GEMMA_4_HEADS, random_weights, read_checkpoint, reference
 from support.distributions import check_distribution
+from support.head_engines import head_engine, run_with_head
 
 CPU = torch.device("cpu")
 SIZE = 105  # of the vocabulary, in clusters of 7
@@ -87,54 +86,16 @@ def proposed(model, head, tokens: list[int], number: int) -> list[int]:
     return found[0, len(tokens) :].tolist()
 
 
-def make_engine(folder: Path, config: EngineConfig) -> Engine:
-    loaded = load_network(folder / "target", config, CPU, None)
-    loaded.backend.wait_until_compiled(timeout_s=250)
-    return Engine(
-        *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
-    )
-
-
-def record(engine: Engine) -> list[tuple[list[int], list[int]]]:
-    """The tokens of sequences and what is proposed after them."""
-    proposer, found = engine._executor._speculator._proposer._other, []
-    propose = proposer.propose
-
-    def recorded(sequences, limits, num_ahead):
-        proposal = propose(sequences, limits, num_ahead)
-        if proposal is not None:
-            rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
-            found.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
-        return proposal
-
-    proposer.propose = recorded
-    return found
-
-
 @pytest.mark.parametrize(("kind", "compiles"), [("gemma-4", True), ("gemma-4-moe", True), ("gemma-4-unified", False)])
 def test_proposals_are_those_of_transformers(kind, compiles, tmp_path):
     """After prompts, prefixes, preemptions, rejected tokens and windows; texts are those without the drafter."""
     model, head = write(tmp_path, kind)
-    shared = [*range(10, 29)]
-    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6], [*shared, 4, 5], [*shared, 9], [*shared[:12], 1]]
     config = EngineConfig(device="cpu", num_blocks=24, block_size=4, max_num_seqs=4, speculate_k=4, compile=compiles)
-    texts = []
-    for draft in ("", str(tmp_path / "drafter")):
-        engine = make_engine(tmp_path, replace(config, draft=draft))
-        rounds = record(engine) if draft else []
-        for _ in range(2):
-            found = engine.generate(prompts, temperature=0.0, max_tokens=14, ignore_eos=True)
-        rounds = [*rounds]
-        assert not draft or sum(each.counts.num_drafted for each in found) > 20
-        found += engine.generate(prompts, temperature=0.8, seed=5, max_tokens=14, ignore_eos=True)
-        texts.append([each.token_ids for each in found])
-    assert texts[0] == texts[1]
-    assert engine.info.speculation == "assistant"
-    assert engine.state.num_preempted > 0
-    loose = engine.generate(prompts, temperature=0.8, max_tokens=14, ignore_eos=True)
-    assert sum(each.counts.num_drafted for each in loose) > 0
-    engine.close()
-    for tokens, ids in rounds:
+    found = run_with_head(tmp_path / "target", config, draft=str(tmp_path / "drafter"))
+    assert found.kind == "assistant"
+    assert found.num_preempted > 0
+    assert len(found.rounds) > 10
+    for tokens, ids in found.rounds:
         assert proposed(model, head, tokens, len(ids)) == ids
 
 
@@ -154,7 +115,7 @@ def test_every_token_is_accepted_where_both_compute_the_same(tmp_path):
     model.save_pretrained(tmp_path / "target")
     head.save_pretrained(tmp_path / "drafter")
     config = EngineConfig(device="cpu", compile=False, num_blocks=40, draft=str(tmp_path / "drafter"), speculate_k=4)
-    engine = make_engine(tmp_path, config)
+    engine = head_engine(tmp_path / "target", config)
     for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.9}):
         found = engine.generate([[5, 6, 7], [40, 41]], max_tokens=11, ignore_eos=True, **options)
         counts = [each.counts for each in found]
@@ -201,5 +162,5 @@ def test_without_a_seed_the_distribution_is_the_targets(tmp_path):
     config = EngineConfig(
         device="cpu", compile=False, num_blocks=700, block_size=4, max_num_seqs=64, max_step_tokens=1024
     )
-    engine = make_engine(tmp_path, replace(config, draft=str(tmp_path / "drafter"), speculate_k=2))
+    engine = head_engine(tmp_path / "target", replace(config, draft=str(tmp_path / "drafter"), speculate_k=2))
     check_distribution(engine, engine.model)

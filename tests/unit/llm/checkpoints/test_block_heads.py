@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.checkpoints.block_weights import block_layers, is_block_head, read_block_head
 from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
-from flambeau.llm.loader import load_network
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import VOCAB_SIZE, random_weights, read_checkpoint, reference
 from support.distributions import check_distribution
+from support.head_engines import head_engine, run_with_head
 
 CPU = torch.device("cpu")
 LAYERS = [0, 1, 2]  # of the target, after which hidden states are read
@@ -97,21 +96,11 @@ def proposed(model, head, tokens: list[int], form: str) -> list[int]:
     return model.lm_head(found.last_hidden_state[:, 1:]).argmax(-1)[0].tolist()
 
 
-def make_engine(folder: Path, config: EngineConfig) -> Engine:
-    loaded = load_network(folder, config, CPU, None)
-    loaded.backend.wait_until_compiled(timeout_s=250)
-    return Engine(
-        *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
-    )
-
-
 @pytest.mark.parametrize(("form", "compiles"), [("z-lab", True), ("z-lab with windows", False), ("Muse", False)])
 def test_proposals_are_those_of_transformers(form, compiles, tmp_path):
     """After prompts in chunks, prefixes, preemptions and rejected tokens."""
     reference("qwen-3", num_hidden_layers=4).save_pretrained(tmp_path / "target")
     model, head = read_checkpoint(tmp_path / "target"), write_head(tmp_path / "head", form)
-    shared = [*range(10, 29)]
-    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6], [*shared, 4, 5], [*shared, 9], [*shared[:12], 1]]
     config = EngineConfig(
         device="cpu",
         num_blocks=24,
@@ -121,36 +110,12 @@ def test_proposals_are_those_of_transformers(form, compiles, tmp_path):
         speculate_k=7,
         compile=compiles,
     )
-    texts, rounds = [], []
-    for draft in ("", str(tmp_path / "head")):
-        engine = make_engine(tmp_path / "target", replace(config, draft=draft))
-        if draft:
-            proposer = engine._executor._speculator._proposer._other
-            propose = proposer.propose
-
-            def recorded(sequences, limits, num_ahead, propose=propose):
-                proposal = propose(sequences, limits, num_ahead)
-                if proposal is not None:
-                    rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
-                    rounds.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
-                return proposal
-
-            proposer.propose = recorded
-        for _ in range(2):
-            found = engine.generate(prompts, temperature=0.0, max_tokens=14, ignore_eos=True)
-        if draft:
-            proposer.propose = propose
-        found += engine.generate(prompts, temperature=0.8, seed=5, max_tokens=14, ignore_eos=True)
-        texts.append([each.token_ids for each in found])
-    assert texts[0] == texts[1]
-    assert engine.info.speculation == "dflash"
-    assert engine.state.num_preempted > 0
-    loose = engine.generate(prompts, temperature=0.8, max_tokens=14, ignore_eos=True)
-    assert sum(each.counts.num_drafted for each in loose) > 0
-    engine.close()
-    assert max(len(ids) for _, ids in rounds) == 5
-    assert len(rounds) > 20
-    for tokens, ids in rounds:
+    found = run_with_head(tmp_path / "target", config, draft=str(tmp_path / "head"))
+    assert found.kind == "dflash"
+    assert found.num_preempted > 0
+    assert max(len(ids) for _, ids in found.rounds) == 5
+    assert len(found.rounds) > 10
+    for tokens, ids in found.rounds:
         assert proposed(model, head, tokens, form)[: len(ids)] == ids
 
 
@@ -200,5 +165,5 @@ def test_without_a_seed_the_distribution_is_the_targets(tmp_path):
     config = EngineConfig(
         device="cpu", compile=False, num_blocks=700, block_size=4, max_num_seqs=64, max_step_tokens=1024
     )
-    engine = make_engine(tmp_path / "target", replace(config, draft=str(tmp_path / "head"), speculate_k=2))
+    engine = head_engine(tmp_path / "target", replace(config, draft=str(tmp_path / "head"), speculate_k=2))
     check_distribution(engine, engine.model)

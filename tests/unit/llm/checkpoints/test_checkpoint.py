@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.checkpoint import largest_first, load_model, read_architecture
+from flambeau.llm.checkpoints.parameter_map import Placement, as_is
 from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.errors import CheckpointError, NoRoom
 from flambeau.llm.models import presets
@@ -504,3 +505,13 @@ def test_a_tensor_in_two_shards_must_be_the_same(tmp_path):
     save_file({**others, name: tensor + 1}, shards[-1])
     with pytest.raises(CheckpointError, match=f"different tensors of the name {name}"):
         load_model(tmp_path)
+
+
+def test_the_largest_modules_are_filled_first():
+    """What is made on the way is as large as the module; parts of one module stay together in their order."""
+    sizes = {"a.weight": 3, "b.weight": 4, "a.bias": 2, "head.weight": 9, "c.weight": 4}
+    placements = [
+        Placement(stored=None, cut=as_is, parameter=name, region=(), num_bytes=size) for name, size in sizes.items()
+    ]
+    found = [placement.parameter for placement in largest_first(placements)]
+    assert found == ["head.weight", "a.weight", "a.bias", "b.weight", "c.weight"]

@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.checkpoints.head_weights import eagle_architecture
+from flambeau.llm.checkpoints.head_weights import eagle_architecture, read_eagle
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.engine import Engine
-from flambeau.llm.loader import load_network
 from flambeau.llm.models.draft_heads import HeadSettings
 from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import VOCAB_SIZE, reference
+from support.head_engines import run_with_head
 from support.tiny_heads import published_eagle
 
 CPU = torch.device("cpu")
@@ -90,17 +89,9 @@ def test_texts_are_those_without_the_head(kind, tmp_path, monkeypatch, caplog):
     folder.mkdir()
     save_file({name: x.clone().contiguous() for name, x in published_eagle(head).items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
-    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
-    texts, given = [], EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
-    for draft in ("", str(folder)):
-        loaded = load_network(tmp_path / "target", replace(given, draft=draft), CPU, None)
-        loaded.backend.wait_until_compiled(timeout_s=250)
-        engine = Engine(
-            *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
-        )
-        found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
-        texts.append([each.token_ids for each in found])
-        engine.close()
-    assert texts[0] == texts[1]
-    assert sum(each.counts.num_drafted for each in found) > 20
-    assert loaded.draft.head.settings == replace(settings, arch=loaded.draft.head.arch)
+    config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3)
+    found = run_with_head(tmp_path / "target", config, draft=str(folder))
+    assert found.kind == "eagle3"
+    assert len(found.rounds) > 10
+    read = read_eagle(folder, target.arch)
+    assert read == replace(settings, arch=read.arch)

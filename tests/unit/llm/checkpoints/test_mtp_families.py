@@ -14,11 +14,10 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
-from flambeau.llm.loader import load_network
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import VOCAB_SIZE, read_checkpoint, reference
+from support.head_engines import head_engine, run_with_head
 
 CPU = torch.device("cpu")
 DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "mtp_block.": "", "post_norm": "shared_head.norm"}
@@ -210,15 +209,7 @@ def generate(folder, speculation, **options):
     """Greedy texts, and how many tokens were proposed."""
     prompts = [[7, 8, 9, 10, 11] * 3, [5, 6, 7], [30, 20, 10, 4, 5, 2]]
     config = EngineConfig(device="cpu", num_blocks=60, block_size=4, max_num_seqs=4, speculate_k=3, **options)
-    loaded = load_network(folder, replace(config, speculation=speculation), CPU, None)
-    loaded.backend.wait_until_compiled(timeout_s=250)
-    engine = Engine(
-        *(loaded.arch, loaded.backend),
-        num_blocks=loaded.num_blocks,
-        state_cache=loaded.state_cache,
-        config=loaded.config,
-        draft=loaded.draft,
-    )
+    engine = head_engine(folder, replace(config, speculation=speculation))
     assert engine.info.speculation == speculation
     found = engine.generate(prompts, temperature=0.0, max_tokens=12, ignore_eos=True)
     engine.close()
@@ -253,6 +244,7 @@ def write_several(folder: Path, kind: str, number: int):
     return model, layers
 
 
+@torch.inference_mode()
 def proposed_by_several(model, layers, tokens: list[int]) -> list[int]:
     from transformers.cache_utils import MtpCache
 
@@ -269,43 +261,15 @@ def test_several_layers_propose_one_token_each(kind, options, tmp_path, monkeypa
     """Those of transformers, after prompts, prefixes and rejected tokens; and texts are those without them."""
     monkeypatch.setattr(AdaptiveK, "num_ahead", lambda self, _: max(self._numbers))
     model, layers = write_several(tmp_path, kind, 3)
-    shared = [*range(10, 29)]
-    prompts = [[7, 8, 9, 10, 11] * 3, [5, 6], [*shared, 4, 5], [*shared, 9], [*shared[:12], 1]]
     config = EngineConfig(
         **{"device": "cpu", "compile": False, "num_blocks": 80, "block_size": 4, "max_num_seqs": 4, "speculate_k": 4}
         | options
     )
-    texts, proposed = [], []
-    for speculation in (None, "mtp"):
-        loaded = load_network(tmp_path, replace(config, speculation=speculation), CPU, None)
-        engine = Engine(
-            *(loaded.arch, loaded.backend), num_blocks=loaded.num_blocks, config=loaded.config, draft=loaded.draft
-        )
-        if speculation:
-            proposer = engine._executor._speculator._proposer._other
-            propose = proposer.propose
-
-            def recorded(sequences, limits, num_ahead, propose=propose):
-                proposal = propose(sequences, limits, num_ahead)
-                if proposal is not None:
-                    rows = zip(sequences, proposal.ids_SK.tolist(), proposal.lengths, strict=True)
-                    proposed.extend(([*s.tokens], ids[:length]) for s, ids, length in rows if length)
-                return proposal
-
-            proposer.propose = recorded
-        for _ in range(2):
-            found = engine.generate(prompts, temperature=0.0, max_tokens=14, ignore_eos=True)
-        if speculation:
-            proposer.propose = propose
-        found += engine.generate(prompts, temperature=0.8, seed=5, max_tokens=14, ignore_eos=True)
-        texts.append([each.token_ids for each in found])
-    assert texts[0] == texts[1]
-    loose = engine.generate(prompts, temperature=0.8, max_tokens=14, ignore_eos=True)
-    assert all(sum(each.counts.num_drafted for each in some) > 0 for some in (found[:5], found[5:], loose))
-    assert (engine.state.num_preempted > 0) == ("num_blocks" in options)
-    assert max(len(ids) for _, ids in proposed) == min(3, config.speculate_k)
-    for tokens, ids in proposed:
-        assert proposed_by_several(model, layers, tokens)[: len(ids)] == ids
+    found = run_with_head(tmp_path, config, speculation="mtp")
+    assert (found.num_preempted > 0) == ("num_blocks" in options)
+    assert max(len(ids) for _, ids in found.rounds) == min(3, config.speculate_k)
+    wanted = {(*tokens,): proposed_by_several(model, layers, [*tokens]) for tokens, _ in found.rounds}
+    assert [ids for _, ids in found.rounds] == [wanted[*tokens,][: len(ids)] for tokens, ids in found.rounds]
 
 
 def test_layers_that_are_declared_and_not_published_are_refused(tmp_path):

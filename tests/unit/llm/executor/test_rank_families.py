@@ -110,7 +110,6 @@ TWO: dict[str, dict[str, Any]] = {  # how a network differs from the tiny one of
     "bitnet": {},
     "laguna": {},
     "mimo-v2": {},
-    "step-3.7": {},
     "longcat": {},
     "apertus": {},
     "dbrx": {},

@@ -144,6 +144,8 @@ def with_step_lists(config: Config) -> Config:
             found[key] = found[key][:count]
     if found.get("layer_types") is None:
         found["layer_types"] = [WIDE] * count
+    if LOCAL not in found["layer_types"]:
+        found["sliding_window"] = found.get("sliding_window") or 1  # of no layer
     sparse = found.pop("moe_layers_enum", None)
     if found.get("mlp_layer_types") is None:
         items = range(STEP_FIRST_SPARSE, count) if sparse is None else sparse

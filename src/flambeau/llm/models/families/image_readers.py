@@ -335,7 +335,6 @@ IMAGE_READERS = {
 REFUSED = {  # why models that read images are not read
     "MllamaForConditionalGeneration": "layers of its own attend to images",
     "PaliGemmaForConditionalGeneration": "its prompts attend to themselves in both directions",
-    "Ernie4_5_VL_MoeForConditionalGeneration": "tokens of images have experts of their own",
     "Molmo2ForConditionalGeneration": "its decoder is not known",
     "Idefics2ForConditionalGeneration": "what stands for an image depends on the text beside it",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "its encoder cannot be read apart from its decoder",

@@ -71,11 +71,16 @@ def sources(config: Config, rotated: frozenset[int]) -> tuple[int, ...]:
         return ()
     if len(given) != count:
         raise CheckpointError(f"kv_source_layers must name {count} layers")
+    last: dict[bool, int] = {}  # the last layer of each kind that others read
     for layer, source in enumerate(given):
         if not 0 <= source <= layer or given[source] != source:
             raise CheckpointError(f"kv_source_layers: layer {layer} cannot read latents of layer {source}")
         if (source in rotated) != (layer in rotated):
             raise CheckpointError(f"kv_source_layers: layers {source} and {layer} must both be rotated, or neither")
+        if source == layer and layer in given[layer + 1 :]:
+            last[layer in rotated] = layer
+        elif source != layer and last[layer in rotated] != source:  # transformers would read the last one
+            raise CheckpointError(f"kv_source_layers: layer {layer} must read the last layer before it that is shared")
     return () if [*given] == [*range(count)] else tuple(given)
 
 

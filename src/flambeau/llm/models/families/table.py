@@ -67,6 +67,7 @@ TABLES = (
     QWEN_VL,
     WITH_READERS,
 )
+OLDER_TYPES = {"exaone4_5_text": "exaone4"}  # of language models in the first files of a family
 FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family in table.items()}
 
 
@@ -76,6 +77,7 @@ def text_family(config: Config, found: Family) -> Family:
     named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
     if named is None or named in found.text_types:
         return found
+    named = OLDER_TYPES.get(named, named)
     families = (*FAMILIES.values(), *VISION_DECODERS.values(), MISTRAL_LARGE_4_TEXT, GLM_5_3)
     base = next((f for f in families if f.model_type == named and not f.text_section), None)
     if base is None:

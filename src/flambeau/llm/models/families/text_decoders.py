@@ -57,13 +57,17 @@ def ernie_vision(config: Config) -> Config:
 def compass_positions(config: Config) -> Config:
     """Types of layers have rope parameters of their own, or none: those layers are not rotated."""
     found, parameters = dict(config), config.get("rope_parameters") or {}
-    found.setdefault("layer_types", ["full_attention"] * config["num_hidden_layers"])
-    given = [parameters.get(kind) for kind in dict.fromkeys(found["layer_types"])]
+    if found.get("layer_types") is None:
+        found["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    kinds = dict.fromkeys(found["layer_types"])
+    if not set(kinds) <= set(parameters):
+        raise CheckpointError(f"rope_parameters must have {' and '.join(kinds)}; null stands for no positions")
+    given = [parameters[kind] for kind in kinds]
     rotated = [each for each in given if each is not None]
     if any(each != rotated[0] for each in rotated):
         raise CheckpointError("rope_parameters that differ between types of layers are not supported")
     found["rope_parameters"] = rotated[0] if rotated else {}
-    found["unrotated_types"] = [kind for kind in found["layer_types"] if parameters.get(kind) is None]
+    found["unrotated_types"] = [kind for kind in found["layer_types"] if parameters[kind] is None]
     return found
 
 
@@ -88,6 +92,16 @@ COMPASS = replace(
     defaults=COMPASS_DEFAULTS,
 )
 
+ERNIE_VISION = replace(
+    text_only(ERNIE),
+    model_type="ernie4_5_vl_moe",
+    text_types=frozenset({"ernie4_5_vl_moe_text"}),
+    arrange=ernie_numbers,
+    parts={**ERNIE.parts, "transposed": r"\.mlp\.gate\.weight$"},
+    derive=ernie_vision,
+    understands=ERNIE.understands | SECTIONS,
+)
+
 TEXT_DECODERS: dict[str, Family] = {
     "HunYuanVLForConditionalGeneration": replace(
         text_only(HUNYUAN),
@@ -97,15 +111,8 @@ TEXT_DECODERS: dict[str, Family] = {
         parts={**HUNYUAN.parts, "unused": rf"{VISION}|^(model\.)?vit\."},
         understands=HUNYUAN.understands | SECTIONS | {"sep_token_id", "vision_config", "image_token_id"},
     ),
-    "Ernie4_5_VLMoeForConditionalGeneration": replace(
-        text_only(ERNIE),
-        model_type="ernie4_5_vl_moe",
-        text_types=frozenset({"ernie4_5_vl_moe_text"}),
-        arrange=ernie_numbers,
-        parts={**ERNIE.parts, "transposed": r"\.mlp\.gate\.weight$"},
-        derive=ernie_vision,
-        understands=ERNIE.understands | SECTIONS,
-    ),
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE_VISION,
+    "Ernie4_5_VL_MoeForConditionalGeneration": ERNIE_VISION,  # an older name
     "CohereCompassForCausalLM": COMPASS,
     "CohereCompassForConditionalGeneration": replace(
         text_only(COMPASS),

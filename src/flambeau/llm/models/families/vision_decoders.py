@@ -17,6 +17,10 @@ def glm_4v(config: Config) -> Config:
     return {**partial_rotation(config), **axes(config)}
 
 
+def glm_ocr(config: Config) -> Config:
+    return {**glm_4v(config), "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0)}
+
+
 def glm_4v_moe(config: Config) -> Config:
     return {**glm_4_moe(config), **axes(config)}
 
@@ -64,7 +68,7 @@ VISION_DECODERS = {  # by the model_type of their section
         _GLM_4,
         model_type="glm_ocr_text",
         qkv_bias=False,
-        derive=glm_4v,
+        derive=glm_ocr,
         understands=_GLM_4.understands | SECTION_KEYS,
         defaults={
             "vocab_size": 59392,

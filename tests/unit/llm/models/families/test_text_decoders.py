@@ -93,6 +93,17 @@ def test_older_files_of_hunyuan_vl_have_no_section_of_the_text(tmp_path):
     torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "HunYuanVL"), **TOLERANCE)
 
 
+def test_older_names_of_ernie_and_exaone_are_known(tmp_path):
+    write_whole(tmp_path, "Ernie4_5_VLMoe")
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {**config, "architectures": ["Ernie4_5_VL_MoeForConditionalGeneration"]}
+    assert from_hugging_face(older) == from_hugging_face(config)
+    reference = write_whole(tmp_path, "Exaone4_5")
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    rewrite(tmp_path, {"text_config": {**text, "model_type": "exaone4_5_text"}}, lambda tensors: tensors)
+    torch.testing.assert_close(found_logits(tmp_path), text_logits(reference, "Exaone4_5"), **TOLERANCE)
+
+
 def test_dbrx_is_rotated_by_the_theta_of_its_section():
     """transformers leaves it out where its own key is there."""
     config = config_of("dbrx")
@@ -117,6 +128,12 @@ def test_settings_of_dbrx_that_are_not_supported_are_named(section, key, value, 
     config = config_of("dbrx")
     config[section][key] = value
     with pytest.raises(CheckpointError, match=words):
+        from_hugging_face(config)
+
+
+def test_positions_that_are_not_those_of_a_type_of_layers_are_refused():
+    config = {**config_of("cohere-compass"), "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters must have sliding_attention and full_attention"):
         from_hugging_face(config)
 
 

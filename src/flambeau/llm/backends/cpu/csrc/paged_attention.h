@@ -287,44 +287,79 @@ void attend_tile(const PagedStep<stored>& step, int64_t first, int64_t last, con
   });
 }
 
-// Heads of any size, of a group and some tokens of a sequence: keys and values are widened one by one, and read once for
-// all of them.
+// The scores of `rows` queries of any size for sixteen keys, which are transposed [size, 16].
+template <int rows>
+FLAMBEAU_ONCE void score_sixteen(const float* queries, int64_t width, int64_t size, const float* keys, float* scores,
+                                 int64_t room) {
+  Floats sums[rows] = {};
+  for (int64_t d = 0; d < size; ++d) {
+    const Floats key = load(keys + d * kLanes);
+    for (int m = 0; m < rows; ++m) sums[m] += queries[m * width + d] * key;
+  }
+  for (int m = 0; m < rows; ++m) write(sums[m], scores + m * room);
+}
+
+constexpr int64_t kTransposedRows = 8;  // for fewer queries, each product is summed over its lanes
+
+// Heads of any size, of a group and some tokens of a sequence: keys and values are widened sixteen at a time, and read
+// once for all of them. Places that a token does not see get a weight of zero.
 template <typename stored>
 void attend_rows(const PagedStep<stored>& step, int64_t size, int64_t first, int64_t last, const int64_t* table,
                  int64_t kv_head) {
-  static thread_local std::vector<float> scores, queries, totals, number;
+  static thread_local std::vector<float> scores, queries, totals, numbers, transposed;
   const int64_t group = step.heads / step.kv_heads, rows = (last - first) * group;
   const int64_t width = (size + kLanes - 1) / kLanes * kLanes, each = room_of_head<stored>(size);
-  std::vector<int64_t> begins(rows), ends(rows);
-  queries.assign(rows * width, 0.0f), totals.assign(rows * width, 0.0f), number.assign(width, 0.0f);
+  const auto place_of = [&](int64_t row) { return step.positions[first + row / group]; };
   const auto head_of = [&](int64_t row) { return kv_head * group + row % group; };
+  queries.assign(rows * width, 0.0f), totals.assign(rows * width, 0.0f), numbers.assign(kLanes * width, 0.0f);
+  transposed.resize(size * kLanes);
+  int64_t begin = step.first_seen(place_of(0)), end = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t t = first + row / group;
-    begins[row] = step.first_seen(step.positions[t]), ends[row] = step.positions[t] + 1;
-    const float* q = step.q + t * step.q_stride + head_of(row) * size;
+    begin = std::min(begin, step.first_seen(place_of(row))), end = std::max(end, place_of(row) + 1);
+    const float* q = step.q + (first + row / group) * step.q_stride + head_of(row) * size;
     for (int64_t d = 0; d < size; ++d) queries[row * width + d] = q[d] * step.scale;
   }
-  const int64_t begin = *std::min_element(begins.begin(), begins.end()), end = *std::max_element(ends.begin(), ends.end());
   const int64_t room = (end - begin + kLanes) / kLanes * kLanes;
   if (static_cast<int64_t>(scores.size()) < rows * room) scores.resize(rows * room);
-  const auto each_place = [&](const stored* cache, const auto& visit) {
-    for (int64_t place = begin; place < end; ++place) {
-      const int64_t slot = table[place / step.block_size] * step.block_size + place % step.block_size;
-      read_row(cache + (slot * step.kv_heads + kv_head) * each, size, number.data());
-      for (int64_t row = 0; row < rows; ++row)
-        if (begins[row] <= place && place < ends[row]) visit(row, &scores[row * room + place - begin]);
+  const auto each_sixteen = [&](const stored* cache, const auto& visit) {
+    for (int64_t place = begin; place < end; place += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, end - place);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t slot = table[(place + i) / step.block_size] * step.block_size + (place + i) % step.block_size;
+        read_row(cache + (slot * step.kv_heads + kv_head) * each, size, &numbers[i * width]);
+      }
+      visit(place - begin, count);
     }
   };
-  each_place(step.keys, [&](int64_t row, float* score) {
-    Floats product{};
-    for (int64_t d = 0; d < width; d += kLanes) product += load(&queries[row * width + d]) * load(&number[d]);
-    *score = sum(product);
+  each_sixteen(step.keys, [&](int64_t at, int64_t count) {
+    if (rows >= kTransposedRows) {
+      for (int64_t d = 0; d < size; ++d)
+        for (int64_t i = 0; i < kLanes; ++i) transposed[d * kLanes + i] = numbers[i * width + d];
+      in_portions<kRowsAtOnce>(rows, [&](auto some, int64_t row) {
+        score_sixteen<some.value>(&queries[row * width], width, size, transposed.data(), &scores[row * room + at], room);
+      });
+      return;
+    }
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < count; ++i) {
+        Floats product{};
+        for (int64_t d = 0; d < width; d += kLanes) product += load(&queries[row * width + d]) * load(&numbers[i * width + d]);
+        scores[row * room + at + i] = sum(product);
+      }
   });
-  for (int64_t row = 0; row < rows; ++row)
-    weigh(step, head_of(row), begins[row], &scores[row * room + begins[row] - begin], ends[row] - begins[row]);
-  each_place(step.values, [&](int64_t row, const float* weight) {
-    float* total = &totals[row * width];
-    for (int64_t d = 0; d < width; d += kLanes) write(load(total + d) + load(&number[d]) * *weight, total + d);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t seen = step.first_seen(place_of(row)) - begin, stop = place_of(row) + 1 - begin;
+    float* mine = &scores[row * room];
+    std::fill(mine, mine + seen, 0.0f), std::fill(mine + stop, mine + room, 0.0f);
+    weigh(step, head_of(row), begin + seen, mine + seen, stop - seen);
+  }
+  each_sixteen(step.values, [&](int64_t at, int64_t count) {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t d = 0; d < width; d += kLanes) {
+        Floats total = load(&totals[row * width + d]);
+        for (int64_t i = 0; i < count; ++i) total += load(&numbers[i * width + d]) * scores[row * room + at + i];
+        write(total, &totals[row * width + d]);
+      }
   });
   for (int64_t row = 0; row < rows; ++row)
     std::copy_n(&totals[row * width], size, step.out + ((first + row / group) * step.heads + head_of(row)) * size);
