@@ -126,26 +126,32 @@ def expected_logits(network) -> list[torch.Tensor]:
         return [network(torch.tensor([[*prompt, 11]])).logits[0].float() for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_peft(tmp_path, kind):
-    family, options = KINDS[kind]
-    write_checkpoint(tmp_path, family)
-    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", **options)
-    shapes = {name: shape for name, shape in layer_shapes(tmp_path, ("o_proj", "k_proj")).items() if shape[1] > 1}
+@pytest.fixture(scope="module", params=KINDS)
+def adapted(request, tmp_path_factory):
+    """A checkpoint, an adapter of this kind, and the logits that peft finds with it."""
+    family, options = KINDS[request.param]
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, family)
+    adapter = write_peft_adapter(folder, folder / "adapter", **options)
+    return folder, adapter, expected_logits(read_peft_adapter(folder, adapter))
+
+
+def test_logits_are_those_of_peft(tmp_path, adapted):
+    folder, adapter, with_it = adapted
+    shapes = {name: shape for name, shape in layer_shapes(folder, ("o_proj", "k_proj")).items() if shape[1] > 1}
     other = write_adapter(tmp_path / "other", shapes) if shapes else adapter
-    networks = read_peft_adapter(tmp_path, adapter), read_checkpoint(tmp_path)
-    of_other = merge(read_checkpoint(tmp_path), other) if shapes else networks[0]
-    with_it, plain, with_other = map(expected_logits, (*networks, of_other))
+    plain = expected_logits(read_checkpoint(folder))
+    with_other = expected_logits(merge(read_checkpoint(folder), other)) if shapes else with_it
     assert (torch.cat(with_it) - torch.cat(plain)).abs().max() > 0.05
     expected = [(plain, with_it, with_other)[number][i] for i, number in enumerate(NUMBERS)]
 
-    model = load_model(tmp_path)
+    model = load_model(folder)
     store = AdapterStore(target_of(model), model)
     store.load(1, adapter)
     store.load(2, other)
     backends = [EagerBackend(model, room(model, len(PROMPTS)), adapters=store)]
     if can_compute(model, room(model, 1)):
-        packed = CpuBackend(load_model(tmp_path), room(model, len(PROMPTS)), adapters=store)
+        packed = CpuBackend(load_model(folder), room(model, len(PROMPTS)), adapters=store)
         packed.wait_until_compiled()
         assert packed.decode_path == "CPU kernels"
         backends.append(packed)
@@ -164,7 +170,7 @@ def test_logits_are_those_of_peft(tmp_path, kind):
             torch.testing.assert_close(one, other_one, **TOLERANCE)
 
     merging = MergeOnLoad(adapter, target_of(model), None)
-    merged = load_model(tmp_path, arrived=merging)
+    merged = load_model(folder, arrived=merging)
     merging.finish(merged)
     for one, other_one in zip(
         logits_of(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4), with_it, strict=True
@@ -172,24 +178,20 @@ def test_logits_are_those_of_peft(tmp_path, kind):
         torch.testing.assert_close(one, other_one, **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_compute_what_peft_computes(tmp_path, monkeypatch, kind):
-    family, options = KINDS[kind]
-    write_checkpoint(tmp_path, family)
-    adapter = write_peft_adapter(tmp_path, tmp_path / "adapter", **options)
-    expected = expected_logits(read_peft_adapter(tmp_path, adapter))
-    arch, cpu, ranks = read_architecture(tmp_path), torch.device("cpu"), TensorParallelGroup(0, 2, None)
+def test_two_ranks_compute_what_peft_computes(monkeypatch, adapted):
+    folder, adapter, expected = adapted
+    arch, cpu, ranks = read_architecture(folder), torch.device("cpu"), TensorParallelGroup(0, 2, None)
 
     def compute(rank: int) -> list[list[torch.Tensor]]:
         shard, local = Shard(arch, rank, 2), local_architecture(arch, 2)
         target = AdapterTarget(arch=arch, local=local, shard=shard, device=cpu, dtype=torch.float32)
         total = partial(sum_over_ranks, ranks=ranks)
-        part = load_part(tmp_path, rank)
+        part = load_part(folder, rank)
         store = AdapterStore(target, part)
         store.load(1, adapter, total)
         added = EagerBackend(part, room(part, len(PROMPTS)), adapters=store)
         merging = MergeOnLoad(adapter, target, None, total)
-        merged = load_part(tmp_path, rank, arrived=merging)
+        merged = load_part(folder, rank, arrived=merging)
         merging.finish(merged)
         return [logits_of(added, [1] * 4), logits_of(EagerBackend(merged, room(merged, len(PROMPTS))), [0] * 4)]
 
