@@ -103,8 +103,7 @@ def read_config(folder: Path) -> Config:
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
-    given = renamed(text_config(config, family), family)
-    given = renamed(family.arrange(given), family)  # once more: it may bring keys of sections
+    given = renamed(family.arrange(text_config(config, family)), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
