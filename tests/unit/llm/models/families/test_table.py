@@ -27,6 +27,11 @@ def test_the_page_of_images_lists_all_classes_that_read_them_or_are_refused():
     assert {name for row in rows for name in row.split("`")[1::2]} == {*IMAGE_READERS, *REFUSED}
 
 
+def test_the_readme_and_the_changelog_count_the_classes():
+    for page in ("README.md", "CHANGELOG.md"):
+        assert f"{len(FAMILIES)} classes" in (DOCS.parent / page).read_text()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_class_whose_images_cannot_be_read_is_refused_with_the_reason(name):
     with pytest.raises(CheckpointError, match=f"^{name} is not supported, because .* use another"):
