@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import pytest
@@ -73,6 +76,13 @@ def test_paths_with_a_version_and_keys_of_traffic_do_not_alternate(shared):
 def test_descriptions_and_metrics_tell_the_versions_apart(shared):
     documents = shared.manage("GET", "/models/m/all").json
     assert {one["modelVersion"]: one["trafficPercent"] for one in documents} == {"1.0": 50, "2.0": 50}
+    assert all(one["errors"] == 0 and one["latencyMs"]["p99"] > 0 for one in documents)
+    words = ["models", "traffic", "m", "--url", shared.management_url]
+    command = [sys.executable, "-m", "flambeau.cli.main", *words]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert [line.split()[:3] for line in listed.stdout.splitlines()[1:]] == [
+        [one["modelVersion"], "50", "%"] for one in documents
+    ]
     assert shared.describe("m")["modelVersion"] == "1.0"  # descriptions are those of the default
 
     def requests():
@@ -113,6 +123,11 @@ def test_grpc_shares_requests(shared):
         _, call = client.inference.Predictions.with_call(request("m", {}), timeout=60, metadata=metadata)
         chosen.add(dict(call.trailing_metadata())[VERSION])
     assert len(chosen) == 1
+    metadata = [("x-flambeau-traffic-key", "ann")]
+    requests = [request("m", {}, sequence_id="s")] * 6
+    call = client.inference.StreamPredictions2(iter(requests), timeout=60, metadata=metadata)
+    assert len([*call]) == 6
+    assert {dict(call.trailing_metadata())[VERSION]} == chosen
     client.close()
 
 
@@ -125,20 +140,78 @@ def test_chats_share_requests_and_streams_say_which_version_writes(server, tmp_p
         assert server.manage("POST", f"/models?url=tiny-{version}.mar&initial_workers=1").status == 200
     server.manage("PUT", "/models/tiny/2.0/traffic?percent=50")
     openai = OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    found = Counter()
-    for is_streamed in (False, True, False, True):
+    found, prints = Counter(), {}
+    for is_streamed in (False, False, True, True):
         reply = openai.completions.with_raw_response.create(model="tiny", prompt="ab", max_tokens=3, stream=is_streamed)
         found[reply.headers[VERSION]] += 1
         if is_streamed:
             assert [*reply.parse()]
+        else:
+            prints[reply.headers[VERSION]] = reply.parse().system_fingerprint
+    assert len({*prints.values()}) == len(prints)  # each version has a fingerprint of its own
     assert found == {"1.0": 2, "2.0": 2}
+    server.manage("PUT", "/models/tiny/2.0/traffic?percent=0&mirror=100")
+    reply = openai.completions.create(model="tiny", prompt="ab", max_tokens=5, temperature=0, stream=True)
+    assert [*reply]
+    server.until(lambda: mirrored(server, "tiny")["equal"] == 1)
     assert VERSION not in openai.completions.with_raw_response.create(model="tiny@2.0", prompt="ab").headers
+
+
+SCORES = """
+import json, time
+class Scores:
+    def initialize(self, context):
+        self.version = context.manifest["model"]["modelVersion"]
+    def handle(self, data, context):
+        asked = data[0]["body"]
+        if self.version == "2.0":
+            time.sleep(asked.get("sleep", 0))
+            assert not asked.get("fails"), "no"
+        more = asked.get("more", 0) * (self.version == "2.0")
+        return [{"score": 0.5 + more, "text": "x" * asked.get("size", 0)}]
+"""
+
+
+def mirrored(server, model):
+    return server.manage("GET", f"/models/{model}/2.0/traffic").json["mirror"]
+
+
+def test_copies_are_compared_and_do_not_delay_or_fail_the_requests_of_clients(server, tmp_path):
+    (tmp_path / "scores.py").write_text(SCORES)
+    for version in ("1.0", "2.0"):
+        pack(Recipe(model_name="scores", version=version, handler=str(tmp_path / "scores.py")), tmp_path)
+        (tmp_path / "scores.mar").rename(server.store / f"scores-{version}.mar")
+        assert server.manage("POST", f"/models?url=scores-{version}.mar&initial_workers=1").status == 200
+    reply = server.manage("PUT", "/models/scores/2.0/traffic?mirror=100")
+    assert reply.json["status"].endswith("gets copies of 100 % of the requests that name no version")
+    bodies = [{"more": 1e-6}, {"size": 300_000}, {"more": 0.1}, {"fails": True}, {"size": 50_000}]
+    for body in bodies:
+        reply = server.predict("scores", body)
+        assert (reply.status, reply.headers[VERSION]) == (200, "1.0")
+    expected = {"percent": 100, "mirrored": 5, "equal": 2, "different": 1, "failed": 1, "dropped": 1}
+    server.until(lambda: mirrored(server, "scores") == expected)
+    differences = server.manage("GET", "/models/scores/2.0/traffic").json["differences"]
+    assert [one["difference"].partition(",")[0] for one in differences] == ["score: 0.5", "status 200"]
+    text = server.request("GET", "/metrics", port=server.metrics_port).text
+    assert 'flambeau_mirror_requests_total{model="scores",version="2.0",result="equal"} 2' in text
+    assert 'flambeau_requests_total{model="scores",version="2.0"' not in text
+    started = time.monotonic()
+    assert server.predict("scores", {"sleep": 30}).status == 200
+    assert server.predict("scores", {}).status == 200
+    assert time.monotonic() - started < 20
+    server.until(lambda: mirrored(server, "scores")["mirrored"] == 7)
+    os.kill(server.manage("GET", "/models/scores/2.0").json[0]["workers"][0]["pid"], signal.SIGKILL)
+    server.until(lambda: mirrored(server, "scores")["failed"] == 2)  # it is not retried
+    assert server.manage("PUT", "/models/scores/2.0/traffic?mirror=0").status == 200
+    assert "mirror" not in server.describe("scores")
 
 
 @pytest.mark.parametrize(
     ("call", "status", "message"),
     [
-        ("/models/m/2.0/traffic", 400, "Parameter percent is required"),
+        ("/models/m/2.0/traffic", 400, "Parameter percent is required, or mirror"),
+        ("/models/m/2.0/traffic?mirror=-1", 400, "mirror is '-1'; it must be a whole number from 0 to 100"),
+        ("/models/m/1.0/traffic?mirror=10", 400, "version 1.0 of m is the default"),
         ("/models/m/2.0/traffic?percent=101", 400, "percent is '101'; it must be a whole number from 0 to 100"),
         ("/models/m/2.0/traffic?percent=ten", 400, "percent is 'ten'"),
         ("/models/m/1.0/traffic?percent=10", 400, "version 1.0 of m is the default"),
@@ -149,5 +222,5 @@ def test_chats_share_requests_and_streams_say_which_version_writes(server, tmp_p
 def test_invalid_shares_are_refused(server, call, status, message):
     reply = server.manage("PUT", call)
     assert (reply.status, message in reply.message) == (status, True)
-    assert server.manage("GET", "/models/m/2.0/traffic").status == 405
+    assert server.manage("POST", "/models/m/2.0/traffic").status == 405
     assert VERSION not in server.predict("m", {}).headers

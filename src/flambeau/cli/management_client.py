@@ -35,7 +35,7 @@ def ls(url: str, *, as_json: bool) -> None:
         [
             document["modelName"],
             document["modelVersion"],
-            *([f"{document.get('trafficPercent', 100)} %"] if has_shares else ()),
+            *([share_of(document)] if has_shares else ()),
             f"{sum(worker['status'] == 'READY' for worker in document['workers'])}/{document['minWorkers']}",
             str(document["batchSize"]),
             str(document["jobQueueStatus"]["pendingRequests"]),
@@ -45,6 +45,11 @@ def ls(url: str, *, as_json: bool) -> None:
     ]
     shares = ["TRAFFIC"] if has_shares else []
     print_table(["MODEL", "VERSION", *shares, "READY", "BATCH", "WAITING", "FROM"], rows)
+
+
+def share_of(document: Mapping[str, Any]) -> str:
+    """The share of a version; empty where versions do not share requests."""
+    return f"{document['trafficPercent']} %" if "trafficPercent" in document else ""
 
 
 def describe(url: str, name: str, version: str | None, *, as_json: bool) -> None:
@@ -93,9 +98,30 @@ def set_default(url: str, name: str, version: str, *, as_json: bool) -> None:
     print_status(call(url, "PUT", path_of(name, version) + "/set-default"), as_json=as_json)
 
 
-def set_traffic(url: str, name: str, version: str, percent: int, *, as_json: bool) -> None:
-    answer = call(url, "PUT", path_of(name, version) + "/traffic", percent=percent)
+def set_traffic(url: str, name: str, version: str, percent: int | None, mirror: int | None, *, as_json: bool) -> None:
+    answer = call(url, "PUT", path_of(name, version) + "/traffic", percent=percent, mirror=mirror)
     print_status(answer, as_json=as_json)
+
+
+def traffic(url: str, name: str, version: str | None, *, as_json: bool) -> None:
+    """The versions of a model side by side, or those of one: where its answers to copies differ."""
+    versions = [version] if version else [one["modelVersion"] for one in call(url, "GET", path_of(name, "all"))]
+    found = {one: call(url, "GET", path_of(name, one) + "/traffic") for one in versions}
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for one, document in found.items():
+        answers, errors, times = document["answers"], document["errors"], document["latencyMs"]
+        shares = [f"{document['percent']} %", str(answers), f"{errors} ({errors / max(1, answers):.2%})"]
+        rows.append([one, *shares, *("-" if times[name] is None else f"{times[name]:g} ms" for name in ("p50", "p99"))])
+    print_table(["VERSION", "TRAFFIC", "ANSWERS", "ERRORS", "P50", "P99"], rows)
+    for one, document in found.items():
+        if mirror := document.get("mirror"):
+            counts = ", ".join(f"{count} {result}" for result, count in mirror.items() if result != "percent")
+            print(f"\n{one} gets copies of {mirror['percent']} %: {counts}")
+        for difference in document["differences"]:
+            print(f"  {difference['requestId']}  {difference['difference']}")
 
 
 def load_adapter(url: str, name: str, path: str, model: str | None, *, as_json: bool) -> None:

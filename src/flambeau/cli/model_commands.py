@@ -101,18 +101,27 @@ def models_default(
 @models_app.command("traffic")
 def models_traffic(
     name: ModelName,
-    version: Annotated[str, typer.Argument(help="Model version.")],
-    percent: Annotated[int, typer.Argument(min=0, max=100, help="Percentage of requests; 0 ends the sharing.")],
+    version: Annotated[str | None, typer.Argument(help="Model version.")] = None,
+    percent: Annotated[
+        int | None, typer.Argument(min=0, max=100, help="Percentage of requests; 0 ends the sharing.")
+    ] = None,
+    mirror: Annotated[
+        int | None,
+        typer.Option(min=0, max=100, help="Percentage of requests to copy to it, only to compare the answers."),
+    ] = None,
     as_json: Json = False,
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
     """Give a version a part of the requests that name none.
 
-    The default version gets the others.
+    The default version gets the others. Without a percentage, show how the versions do.
     """
     from flambeau.cli import management_client as models
 
-    models.set_traffic(url, name, version, percent, as_json=as_json)
+    if version is None or (percent is None and mirror is None):
+        models.traffic(url, name, version, as_json=as_json)
+    else:
+        models.set_traffic(url, name, version, percent, mirror, as_json=as_json)
 
 
 AdapterName = Annotated[str, typer.Argument(help="Name that requests use for the adapter.")]

@@ -311,10 +311,15 @@ class AsyncModels:
         path = calls.path_of("models", name, version, "set-default")
         return await self._client.call(calls.management("PUT", path, calls.status_of))
 
-    async def set_traffic(self, name: str, version: str, percent: int) -> str:
-        """Give a version a percentage of the requests that name none; the default version has the others."""
+    async def set_traffic(
+        self, name: str, version: str, percent: int | None = None, *, mirror: int | None = None
+    ) -> str:
+        """Give a version a percentage of the requests that name none, the default version has the others; or copies of
+        a percentage (`mirror`), whose answers are only compared.
+        """
         path = calls.path_of("models", name, version, "traffic")
-        return await self._client.call(calls.management("PUT", path, calls.status_of, percent=percent))
+        call = calls.management("PUT", path, calls.status_of, percent=percent, mirror=mirror)
+        return await self._client.call(call)
 
     async def unregister(self, name: str, version: str | None = None) -> str:
         """Remove a model after it has answered the requests it accepted."""

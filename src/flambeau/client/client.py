@@ -302,10 +302,13 @@ class ClientModels:
         path = calls.path_of("models", name, version, "set-default")
         return self._client.call(calls.management("PUT", path, calls.status_of))
 
-    def set_traffic(self, name: str, version: str, percent: int) -> str:
-        """Give a version a percentage of the requests that name none; the default version has the others."""
+    def set_traffic(self, name: str, version: str, percent: int | None = None, *, mirror: int | None = None) -> str:
+        """Give a version a percentage of the requests that name none, the default version has the others; or copies of
+        a percentage (`mirror`), whose answers are only compared.
+        """
         path = calls.path_of("models", name, version, "traffic")
-        return self._client.call(calls.management("PUT", path, calls.status_of, percent=percent))
+        call = calls.management("PUT", path, calls.status_of, percent=percent, mirror=mirror)
+        return self._client.call(call)
 
     def unregister(self, name: str, version: str | None = None) -> str:
         """Remove a model after it has answered the requests it accepted."""

@@ -174,8 +174,13 @@ TRAFFIC = (
         name="percent",
         kind="whole",
         high=WHOLE,
-        is_required=True,
         doc="The percentage of the requests that name no version; 0 ends the sharing.",
+    ),
+    CallParameter(
+        name="mirror",
+        kind="whole",
+        high=WHOLE,
+        doc="The percentage of the default version's requests that are copied to this version; 0 ends the copies.",
     ),
 )
 SCALE = (

@@ -17,6 +17,7 @@ from msgspec import to_builtins
 from flambeau.config.model import MAX_WORKERS
 from flambeau.errors import BadRequest, JobFailed, NotAllowed, Unavailable, WorkersFailed
 from flambeau.logs.line_formats import masked
+from flambeau.metrics.traffic import percentile
 from flambeau.serving import adapters
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.job import Job, ReplyCollector, RequestBody
@@ -24,6 +25,7 @@ from flambeau.serving.model import Model
 from flambeau.serving.registry import default_settings
 from flambeau.serving.server import Server
 from flambeau.serving.slow_requests import slowest_of
+from flambeau.serving.traffic_split import WHOLE
 from flambeau.serving.workers.host_resources import gpu_usage
 from flambeau.serving.workers.supervisor import Slot
 
@@ -33,6 +35,7 @@ Result = TypeVar("Result")
 
 PAGE = 100
 FIRST_BUCKETS = 16
+FAILED_FROM = 400  # statuses that are errors
 NO_GPUS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -181,15 +184,44 @@ async def set_default(server: Server, name: str, version: str) -> OperationResul
     return OperationResult(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
 
-async def set_traffic(server: Server, name: str, version: str, percent: int | None) -> OperationResult:
-    """Give a version a percentage of the requests that name none."""
-    if percent is None:
-        raise BadRequest("Parameter percent is required: a whole number from 0 to 100.")
-    server.set_traffic(name, version, percent)
-    await server.change_saved()
-    return OperationResult(
-        200, f'Version "{version}" of model "{name}" gets {percent} % of the requests that name no version'
-    )
+async def set_traffic(
+    server: Server, name: str, version: str, percent: int | None, mirror: int | None = None
+) -> OperationResult:
+    """Give a version a percentage of the requests that name none, or copies of a percentage of them."""
+    if percent is None and mirror is None:
+        raise BadRequest("Parameter percent is required, or mirror: a whole number from 0 to 100.")
+    done = []
+    if percent is not None:
+        server.set_traffic(name, version, percent)
+        await server.change_saved()
+        done.append(f"{percent} %")
+    if mirror is not None:
+        server.set_mirror(name, version, mirror)
+        done.append(f"copies of {mirror} %")
+    text = f'Version "{version}" of model "{name}" gets {" and ".join(done)} of the requests that name no version'
+    return OperationResult(200, text)
+
+
+def traffic_document(server: Server, name: str, version: str) -> dict[str, Any]:
+    """How a version does with its part of the requests, and how its answers to copies differ."""
+    model = server.registry.find(name, version)
+    percent = WHOLE * server.registry.is_default(model) if model.split is None else model.split.percent_of(model)
+    return {"percent": percent, **results_of(model), "differences": [*model.mirror.differences]}
+
+
+def results_of(model: Model) -> dict[str, Any]:
+    """Answers, errors and latency of a version since it was registered, to compare it with another."""
+    times = [histogram.counts for histogram in model.traffic.by_class.values()]
+    counts = [sum(each) for each in zip(*times, strict=True)]
+    latencies = {name: percentile(counts, share) for name, share in (("p50", 0.5), ("p99", 0.99))}
+    document: dict[str, Any] = {
+        "answers": model.answers.total(),
+        "errors": sum(number for status, number in model.answers.items() if status >= FAILED_FROM),
+        "latencyMs": {name: None if value is None else round(1000 * value, 2) for name, value in latencies.items()},
+    }
+    if model.mirror.percent or model.mirror.counts["mirrored"]:
+        document["mirror"] = {"percent": model.mirror.percent, **model.mirror.counts}
+    return document
 
 
 def list_models(server: Server, limit: int, start: int) -> dict[str, Any]:
@@ -312,7 +344,7 @@ def model_document(model: Model, *, details: bool, gpus: Mapping[int, str] = NO_
         "sequenceTimeoutMSec": round((config.sequence_timeout_s or 0) * 1000) if is_bounded else 0,
         "maxNumSequence": config.max_sequences if is_bounded else 0,
         "maxSequenceJobQueueSize": config.sequence_queue_size if is_bounded else 0,
-        **({} if model.split is None else {"trafficPercent": model.split.percent_of(model)}),
+        **({} if model.split is None else {"trafficPercent": model.split.percent_of(model), **results_of(model)}),
         "loadedAtStartup": model.loaded_at_startup,
         "workers": [worker_document(slot, details=details, gpus=gpus) for slot in model.pool.slots],
         "jobQueueStatus": {

@@ -24,6 +24,7 @@ def full_http_line(
     end: str,
     model: str = "",
     trace_id: str = "",
+    model_version: str = "",
     _: int = 0,
 ) -> str:
     method, path, query, version, request_id = request
@@ -40,6 +41,7 @@ def grpc_line(
     request_id: str = "",
     model: str = "",
     trace_id: str = "",
+    model_version: str = "",
     _: int = 0,
 ) -> str:
     return f'{remote_of(peer)} "gRPC {method.lstrip("/")} HTTP/2.0" {code} {max(0.0, seconds * 1000):.0f}'
@@ -67,6 +69,7 @@ def full_http_fields(
     end: str,
     model: str,
     trace_id: str,
+    model_version: str,
     _: int = 0,
 ) -> dict[str, Any]:
     method, path, query, version, request_id = request
@@ -74,6 +77,7 @@ def full_http_fields(
         **http_fields(remote, method, path, query, version, status, seconds),
         "request_id": request_id,
         "model": model,
+        "model_version": model_version,
         "trace_id": trace_id,
         "request_bytes": sizes[0],
         "response_bytes": sizes[1],
@@ -82,7 +86,15 @@ def full_http_fields(
 
 
 def grpc_fields(
-    peer: str, method: str, code: int, seconds: float, request_id: str, model: str, trace_id: str, _: int = 0
+    peer: str,
+    method: str,
+    code: int,
+    seconds: float,
+    request_id: str,
+    model: str,
+    trace_id: str,
+    model_version: str,
+    _: int = 0,
 ) -> dict[str, Any]:
     return {
         "message": grpc_line(peer, method, code, seconds, request_id, model, trace_id),
@@ -93,6 +105,7 @@ def grpc_fields(
         "duration_ms": round(max(0.0, seconds * 1000), 3),
         "request_id": request_id,
         "model": model,
+        "model_version": model_version,
         "trace_id": trace_id,
     }
 
@@ -124,12 +137,13 @@ class AccessLog:
         end: str,
         model: str = "",
         trace_id: str = "",
+        model_version: str = "",
     ) -> None:
         """Log an HTTP exchange whose response has ended; `request`: method, path, query, version and request id.
 
-        Only JSON lines have the model and the trace id.
+        Only JSON lines have the model, the version if one was chosen, and the trace id.
         """
-        values = (remote, request, status, seconds, sizes, end, model, trace_id)
+        values = (remote, request, status, seconds, sizes, end, model, trace_id, model_version)
         self._add(self._FULL_HTTP, values, sum(map(len, request)))
 
     def grpc(
@@ -141,9 +155,10 @@ class AccessLog:
         request_id: str = "",
         model: str = "",
         trace_id: str = "",
+        model_version: str = "",
     ) -> None:
         """Log a gRPC call: `peer` and `method` in grpc's form, `code` as a number. JSON lines have all of it."""
-        self._add(self._GRPC, (peer, method, code, seconds, request_id, model, trace_id))
+        self._add(self._GRPC, (peer, method, code, seconds, request_id, model, trace_id, model_version))
 
 
 def remote_of(peer: object) -> str:

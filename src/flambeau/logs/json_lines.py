@@ -25,6 +25,7 @@ class JsonLine(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     message: str
     request_id: str = ""  # several ones of a batch are separated by commas
     model: str = ""
+    model_version: str = ""  # in the access log: the one that was chosen for a request that names none
     worker: str = ""
     trace_id: str = ""
     exception: str = ""  # a traceback

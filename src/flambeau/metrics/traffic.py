@@ -326,6 +326,21 @@ def status_metric(status_class: int) -> str:
     return {2: "Requests2XX", 4: "Requests4XX"}.get(status_class, "Requests5XX")
 
 
+def percentile(counts: Sequence[int], share: float, bounds: Sequence[float] = SECONDS) -> float | None:
+    """A percentile in seconds from counts by bounds, linear inside a bucket; None without a count."""
+    total = sum(counts)
+    if total <= 0:
+        return None
+    wanted, seen = share * total, 0
+    for number, count in enumerate(counts):
+        if count and seen + count >= wanted:
+            low = bounds[number - 1] if number else 0.0
+            high = bounds[min(number, len(bounds) - 1)]
+            return low + (high - low) * (wanted - seen) / count
+        seen += count
+    return bounds[-1]
+
+
 def smoothed(old: float | None, new: float) -> float:
     """A moving average that follows slow-downs at once and speed-ups gradually."""
     return new if old is None or new > old * 8 else old + (new - old) * 0.1

@@ -111,6 +111,7 @@ class Job:
         "headers",
         "id",
         "is_alone",
+        "is_copy",
         "is_over",
         "is_suspect",
         "kind",
@@ -159,6 +160,7 @@ class Job:
         self.is_suspect = False  # it may have caused a crash, so it runs alone
         self.is_alone = kind != "predict"  # handlers explain and describe one request at a time
         self.is_over = False
+        self.is_copy = False  # of a client's request, for another version
         self.started = False  # a part of the reply was sent to the client
         self.state: list[bytes] | None = None  # lets another worker resume the reply; None: it cannot
         self.state_bytes = 0

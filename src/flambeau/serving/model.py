@@ -19,6 +19,7 @@ from flambeau.serving.crash_bundles import CrashReport, read_requests
 from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.job import Job
+from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.slow_requests import SlowRequests
@@ -56,6 +57,7 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.split: TrafficSplit[Model] | None = None  # of the requests that name no version; None: all to the default
+        self.mirror = Mirror(partial(self.add, requested_version=version), self._has_room_for_copies)
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
         self.adapters = AdapterTable(config.options)  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
@@ -158,6 +160,10 @@ class Model:
         if self.config.client_timeout_s is not None and not job.is_over:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
+
+    def _has_room_for_copies(self) -> bool:
+        """Whether a copy of another version's request may wait here: the queue must be less than half full."""
+        return self.pool.can_answer and 2 * self.num_waiting < self.queue.capacity
 
     def end_sequence(self, id: str) -> None:
         """End a sequence whose client has gone, so that another can take its place."""
@@ -272,7 +278,7 @@ class Model:
         for job, batch_size in reversed(suspects):
             job.crashes += 1
             job.retried = time.monotonic()
-            if not self.config.sequence_batching and should_retry(
+            if not (self.config.sequence_batching or job.is_copy) and should_retry(
                 worker_exit,
                 batch_size=batch_size,
                 crashes=job.crashes,

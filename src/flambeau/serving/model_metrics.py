@@ -67,6 +67,9 @@ def add_state(families: Families, model: Model, labels: Labels) -> None:
     put("gauge", "flambeau_queue_jobs", "Jobs that wait for a worker.", labels, model.num_waiting)
     put("gauge", "flambeau_workers_ready", "Workers with the model loaded.", labels, pool.num_ready)
     put("gauge", "flambeau_workers_wanted", "Workers the model should have.", labels, pool.num_wanted)
+    for result, count in model.mirror.counts.items() if any(model.mirror.counts.values()) else ():
+        text = "Copies of another version's requests: those accepted (mirrored), and what came of them."
+        put("counter", "flambeau_mirror_requests_total", text, (*labels, ("result", result)), count)
     text = "Workers that ended and were replaced."
     put("counter", "flambeau_worker_restarts_total", text, labels, pool.num_restarts)
 

@@ -104,6 +104,7 @@ class Registry:
         self._percent.get(name, {}).pop(model.version, None)
         if not versions:
             del self._versions[name], self._default[name]
+        model.mirror.close()
         self._split(name)
         return model
 
@@ -119,36 +120,69 @@ class Registry:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         self._default[name] = version
         self._percent.get(name, {}).pop(version, None)
+        self._versions[name][version].mirror.close()
         self._split(name)
 
     def set_traffic(self, name: str, version: str, percent: int) -> None:
         """Give a version this percentage of the requests that name none; the default version has what is left."""
+        self._check_share(name, version, percent)
+        current = self._percent.get(name, {})
+        others = {other: share for other, share in current.items() if other != version}
+        if percent + sum(others.values()) > WHOLE:
+            known = ", ".join(f"{share} % for version {other}" for other, share in others.items())
+            raise BadRequest(
+                f"{percent} % for version {version} of {name}, beside {known}, are more than {WHOLE} %; lower one first"
+            )
+        # A version keeps its place, so that its keys stay with it.
+        self._percent[name] = {**current, version: percent} if percent else others
+        self._split(name)
+
+    def set_mirror(self, name: str, version: str, percent: int) -> None:
+        """Send a version copies of this percentage of the default's requests that name no version."""
+        self._check_share(name, version, percent)
+        mirror = self.find(name, version).mirror
+        if percent:
+            mirror.percent = percent
+        else:
+            mirror.close()
+        self._split(name)
+
+    def _check_share(self, name: str, version: str, percent: int) -> None:
+        """Raise if a version cannot get requests of the default."""
         model, default = self.find(name, version), self.find(name)
         if model is default:
             raise BadRequest(
                 f"version {version} of {name} is the default and gets the requests that other versions leave; "
                 "set the percentage of another version"
             )
-        others = {other: share for other, share in self._percent.get(name, {}).items() if other != version}
-        if percent + sum(others.values()) > WHOLE:
-            known = ", ".join(f"{share} % for version {other}" for other, share in others.items())
-            raise BadRequest(
-                f"{percent} % for version {version} of {name}, beside {known}, are more than {WHOLE} %; lower one first"
-            )
         if percent and (reason := obstacle(model, default)):
             raise BadRequest(f"versions {default.version} and {version} of {name} cannot share requests: {reason}")
-        self._percent[name] = {**others, version: percent} if percent else others
-        self._split(name)
 
     def _split(self, name: str) -> None:
         """Renew the split of a name, after its versions, default or percentages have changed."""
-        versions, percent = self._versions.get(name, {}), self._percent.get(name)
-        if not percent:
-            self._percent.pop(name, None)
-        shares = {versions[version]: share for version, share in (percent or {}).items()}
-        split = TrafficSplit(self.find(name), shares, lambda model: model.pool.can_answer) if shares else None
+        versions, percent = self._versions.get(name, {}), self._percent.pop(name, {})
+        split = None
+        if versions:
+            default = self.find(name)
+            mirrors = [model for model in versions.values() if model.mirror.percent]
+            for model in [*mirrors, *(versions[version] for version in percent)]:
+                if reason := obstacle(model, default):  # with the new default version
+                    logger.warning("%s gets no part of the requests of %s any more: %s", model, default, reason)
+                    percent.pop(model.version, None)
+                    model.mirror.close()
+            shares = {versions[version]: share for version, share in percent.items()}
+            mirrored = [model.mirror for model in mirrors if model.mirror.percent]
+            if shares or mirrored:
+                split = TrafficSplit(default, shares, partial(can_share, default=default), mirrored)
+        if percent:
+            self._percent[name] = percent
         for model in versions.values():
             model.split = split
+
+
+def can_share(model: Model, default: Model) -> bool:
+    """Whether a version can answer a request for the default one now."""
+    return model.pool.can_answer and (not model.pool.has_loaded or default.abilities <= model.abilities)
 
 
 def obstacle(model: Model, default: Model) -> str:

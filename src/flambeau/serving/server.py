@@ -260,6 +260,11 @@ class Server:
         logger.info("%s %s gets %d %% of the requests that name no version", name, version, percent)
         self.on_change()
 
+    def set_mirror(self, name: str, version: str, percent: int) -> None:
+        """Send a version copies of this percentage of the default's requests."""
+        self.registry.set_mirror(name, version, percent)
+        logger.info("%s %s gets copies of %d %% of the requests that name no version", name, version, percent)
+
     async def scale(self, name: str, version: str | None, minimum: int, maximum: int, *, wait: bool) -> Model:
         """Change the number of workers of a model."""
         if maximum < minimum:
@@ -356,6 +361,8 @@ class Server:
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
+        for model in self.registry:
+            model.mirror.close()
         self.image_downloader.stop()
         self.store.downloader.stop()  # registrations that wait for a download fail now
         try:

@@ -1,11 +1,15 @@
-"""TrafficSplit: which version of a model gets a request that names none."""
+"""TrafficSplit: which version of a model gets a request that names none, and which versions get copies of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd
+from random import shuffle
 from typing import Generic, TypeVar
 from zlib import crc32
 
+from flambeau.serving.job import Job
+from flambeau.serving.mirror import Mirror
 from flambeau.wire.messages import header
 
 WHOLE = 100  # percent
@@ -18,14 +22,23 @@ Version = TypeVar("Version")
 class TrafficSplit(Generic[Version]):
     """Some versions get a percentage of the requests, and the default version gets the others.
 
-    A version that cannot answer gets none: the default has its share meanwhile.
+    A version that cannot answer gets none: the default has its share meanwhile. Mirrors get copies of the requests of
+    the default.
     """
 
-    def __init__(self, default: Version, shares: Mapping[Version, int], can_answer: Callable[[Version], bool]) -> None:
+    def __init__(
+        self,
+        default: Version,
+        shares: Mapping[Version, int],
+        can_answer: Callable[[Version], bool],
+        mirrors: Sequence[Mirror] = (),
+    ) -> None:
         self._default = default
         self._can_answer = can_answer
+        self._mirrors = mirrors
         self._shares = {**shares, default: WHOLE - sum(shares.values())}
-        self._credit = dict.fromkeys(self._shares, 0)
+        self._unit = gcd(*self._shares.values())
+        self._turns: list[Version] = []  # of the next requests
 
     def percent_of(self, version: Version) -> int:
         return self._shares.get(version, 0)
@@ -36,13 +49,22 @@ class TrafficSplit(Generic[Version]):
         version = self._by_key(key) if key else self._by_turn()
         return version if version is self._default or self._can_answer(version) else self._default
 
+    def copy(self, job: Job, version: Version) -> None:
+        """Mirror a request that its version has accepted."""
+        if version is self._default:
+            for mirror in self._mirrors:
+                mirror.copy(job)
+
     def _by_turn(self) -> Version:
-        """The version that is furthest behind its share: of 100 requests each gets its percentage, evenly spread."""
-        for version, percent in self._shares.items():
-            self._credit[version] += percent
-        chosen = max(self._credit, key=self._credit.__getitem__)
-        self._credit[chosen] -= WHOLE
-        return chosen
+        """Of 100 requests each version gets its percentage; of 10, if all percentages are multiples of 10.
+
+        The order among them is random: one that repeats itself would give a version all requests of one kind where
+        clients send several kinds in turns.
+        """
+        if not self._turns:
+            self._turns = [each for each, percent in self._shares.items() for _ in range(percent // self._unit)]
+            shuffle(self._turns)
+        return self._turns.pop()
 
     def _by_key(self, key: str) -> Version:
         """The version of a key. While the share of one version grows, its keys stay with it."""

@@ -81,10 +81,11 @@ def test_any_access_line_is_valid_json(path, query, request_id, model, seconds, 
 
     log = AccessLog(Taken(), is_full=True)
     request = ("POST", path, query, "1.1", request_id)
-    log.http_ended("/127.0.0.1:9", request, status, seconds, (1, 2), " aborted", model, "ab" * 16)
+    log.http_ended("/127.0.0.1:9", request, status, seconds, (1, 2), " aborted", model, "ab" * 16, "2.0")
     log.http("/127.0.0.1:9", "POST", path, query, "1.1", status, seconds)
     log.grpc("ipv4:127.0.0.1:9", path, status, seconds, request_id, model, "")
     full, short, call = (documents(one)[0] for one in taken)
+    assert (full["model_version"], "model_version" in short, "model_version" in call) == ("2.0", False, False)
     assert (full["request_bytes"], full["response_bytes"], full["aborted"], full["trace_id"]) == (1, 2, True, "ab" * 16)
     assert {one["client"] for one in (full, short, call)} == {"127.0.0.1:9"}
     assert {one["status"] for one in (full, short, call)} == {status}

@@ -16,15 +16,17 @@ from flambeau.errors import (
     VersionNotFound,
     WorkersFailed,
 )
+from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.registry import Registry, check_name, check_runtime, name_from, new_model, settings_of
+from flambeau.serving.traffic_split import KEY_HEADER
 
 
 @pytest.fixture
 def registry():
     registry = Registry()
     for name, version in (("b", "1"), ("b", "2"), ("a", "1")):
-        registry.add(SimpleNamespace(name=name, version=version))
+        registry.add(FakeModel(version, name=name))
     return registry
 
 
@@ -51,7 +53,7 @@ def test_what_is_missing_is_named(registry):
 )
 def test_similar_name_is_suggested_where_that_is_on(suggests, asked, message):
     registry = Registry(suggests=suggests)
-    registry.add(SimpleNamespace(name="Cat_Model", version="1"))
+    registry.add(FakeModel("1", name="Cat_Model"))
     with pytest.raises(ModelNotFound) as error:
         registry.find(asked)
     assert str(error.value) == message
@@ -59,7 +61,7 @@ def test_similar_name_is_suggested_where_that_is_on(suggests, asked, message):
 
 def test_version_cannot_be_registered_twice(registry):
     with pytest.raises(ModelExists, match="Model version 1 is already registered for model a"):
-        registry.add(SimpleNamespace(name="a", version="1"))
+        registry.add(FakeModel("1", name="a"))
 
 
 def test_default_version_goes_last(registry):
@@ -67,7 +69,7 @@ def test_default_version_goes_last(registry):
         registry.remove("b")
     registry.remove("b", "1", even_default=True)
     assert registry.find("b").version == "2"
-    registry.add(SimpleNamespace(name="b", version="1"))
+    registry.add(FakeModel("1", name="b"))
     registry.remove("b", "1")
     registry.remove("b")
     with pytest.raises(ModelNotFound):
@@ -75,7 +77,7 @@ def test_default_version_goes_last(registry):
 
 
 def test_only_the_very_model_is_discarded(registry):
-    registry.discard(SimpleNamespace(name="a", version="1"))
+    registry.discard(FakeModel("1", name="a"))
     assert registry.find("a")
     registry.discard(registry.find("a"))
     with pytest.raises(ModelNotFound):
@@ -121,7 +123,7 @@ def test_overrides_beat_the_models_file_and_that_beats_the_servers(tmp_path):
 )
 def test_what_cannot_be_a_model_is_refused(tmp_path, change, error):
     registry = Registry()
-    registry.add(SimpleNamespace(name="taken", version="1.0"))
+    registry.add(FakeModel("1.0", name="taken"))
     options = {"name": "m", "handler": "h.py", "runtime": None, "problem": "", **change}
     manifest = Manifest(model_name="m", version="1.0")
     source = Source(url="m", folder=tmp_path, manifest=manifest, problem=options.pop("problem"))
@@ -141,12 +143,15 @@ def test_unknown_runtime_is_refused():
 
 
 class FakeModel:
-    def __init__(self, version: str, *, envelope: str = "", sequences: bool = False, abilities: str = "") -> None:
-        self.name, self.version, self.envelope = "m", version, envelope
+    def __init__(
+        self, version: str, *, name: str = "m", envelope: str = "", sequences: bool = False, abilities: str = ""
+    ) -> None:
+        self.name, self.version, self.envelope = name, version, envelope
         self.config = ModelConfig(sequence_batching=sequences)
         self.abilities = frozenset(abilities.split())
         self.pool = SimpleNamespace(can_answer=True, has_loaded=True)
         self.split = None
+        self.mirror = Mirror(lambda job: None, lambda: True)
 
 
 def registry_of(*models: FakeModel) -> Registry:
@@ -175,10 +180,45 @@ def test_shares_follow_the_default_and_end_with_their_version():
     assert late.split is third.split is not None
 
 
+def test_keys_stay_with_a_version_while_it_grows_beside_another():
+    first, second, _ = models = [FakeModel(version) for version in ("1", "2", "3")]
+    registry = registry_of(*models)
+    registry.set_traffic("m", "2", 10)
+    registry.set_traffic("m", "3", 30)
+    keys = [[(KEY_HEADER, f"user-{number}")] for number in range(300)]
+    before = [key for key in keys if first.split.choose(key) is second]
+    registry.set_traffic("m", "2", 20)
+    assert before
+    assert all(first.split.choose(key) is second for key in before)
+
+
+def test_shares_end_where_the_new_default_cannot_share(caplog):
+    models = [FakeModel("1"), FakeModel("2"), FakeModel("3"), FakeModel("4", sequences=True)]
+    registry = registry_of(*models)
+    registry.set_traffic("m", "2", 10)
+    registry.set_mirror("m", "3", 50)
+    registry.set_default("m", "4")
+    assert [model.split for model in models] == [None] * 4
+    assert [model.mirror.percent for model in models] == [0] * 4
+    assert "sequenceBatching" in caplog.text
+
+
+def test_a_version_that_turns_out_to_lack_an_ability_gets_nothing():
+    first, second = FakeModel("1", abilities="generate"), FakeModel("2", abilities="generate")
+    registry = registry_of(first, second)
+    second.pool.has_loaded = False
+    registry.set_traffic("m", "2", 100)
+    assert first.split.choose([]) is second
+    second.pool.has_loaded, second.abilities = True, frozenset()
+    assert first.split.choose([]) is first
+    with pytest.raises(BadRequest, match="version 2 cannot generate"):
+        registry.set_mirror("m", "2", 1)
+
+
 @pytest.mark.parametrize(
     ("second", "percent", "message"),
     [
-        (FakeModel("2"), 101, "more than 100 %"),
+        (FakeModel("2", abilities="generate"), 101, "more than 100 %"),
         (FakeModel("2", sequences=True), 10, "sequenceBatching"),
         (FakeModel("2", envelope="kserve"), 10, r"envelopes differ \(kserve and none\)"),
         (FakeModel("2", abilities="embed"), 10, "version 2 cannot generate"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
@@ -26,10 +25,17 @@ def test_of_a_hundred_requests_each_version_gets_its_percentage(shares):
         assert found == Counter({**shares, "1.0": 100 - sum(shares.values())})
 
 
-def test_requests_are_spread_evenly():
+def test_requests_are_spread_evenly_in_an_order_that_does_not_repeat():
     split = split_of({"2.0": 20})
-    turns = [number for number in range(100) if split.choose([]) == "2.0"]
-    assert {later - earlier for earlier, later in pairwise(turns)} == {5}
+    rounds = [[split.choose([]) for _ in range(5)] for _ in range(100)]
+    assert {each.count("2.0") for each in rounds} == {1}
+    assert {each.index("2.0") for each in rounds} == {
+        0,
+        1,
+        2,
+        3,
+        4,
+    }  # clients that repeat a pattern reach both versions
 
 
 def test_a_key_stays_with_its_version_while_that_one_grows():

@@ -69,7 +69,9 @@ def test_only_time_stamped_files_are_snapshots(tmp_path):
 def registered(name, *, url, workflow="", downloaded=None):
     source = Source(url=url, folder=Path(), manifest=None, downloaded=downloaded)
     pool = SimpleNamespace(min_workers=1, max_workers=1)
-    return SimpleNamespace(name=name, version="1.0", workflow=workflow, source=source, config=ModelConfig(), pool=pool)
+    mirror = SimpleNamespace(percent=0)
+    known = {"workflow": workflow, "source": source, "config": ModelConfig(), "pool": pool, "mirror": mirror}
+    return SimpleNamespace(name=name, version="1.0", **known)
 
 
 def test_downloaded_models_are_saved_by_their_file_and_nodes_of_workflows_not_at_all():

@@ -15,7 +15,7 @@ from flambeau.frontend.http.errors import anthropic_error
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.chat import ChatWriter, generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import ChatTranslation, Document, client_names, to_event
-from flambeau.frontend.openai.models import choose_model, with_adapter_of
+from flambeau.frontend.openai.models import choose_generator, choose_model
 from flambeau.frontend.openai.requests import ChatRequest, read_request
 from flambeau.frontend.openai.responses import ResponseHead, Work, generate
 from flambeau.frontend.openai.tokenization import submit_tokenize
@@ -31,8 +31,7 @@ def create_message(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), MessagesRequest)
     chat = to_chat(request)
     generation = checked_generation(chat)
-    model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
-    generation = with_adapter_of(server.registry, request.model, model, generation)
+    model, version, generation = choose_generator(server.registry, exchange, request.model, "chat", generation)
     head = ResponseHead.new("chatcmpl-", model, request.model)
     writer = MessageWriter(writer_of(chat, head))
     return generate(server, exchange, model, version, generation, writer)

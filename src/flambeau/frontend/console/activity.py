@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flambeau.metrics.traffic import SECONDS, Histogram, ModelTraffic
+from flambeau.metrics.traffic import SECONDS, Histogram, ModelTraffic, percentile
 from flambeau.serving.model import Model
 from flambeau.wire.messages import TOKEN_GAPS
 
@@ -170,21 +170,6 @@ def work_between(before: Totals, after: Totals) -> list[float | None]:
 
 def differences(new: Sequence[int], old: Sequence[int]) -> list[int]:
     return [one - other for one, other in zip(new, old, strict=True)]
-
-
-def percentile(counts: Sequence[int], share: float, bounds: Sequence[float] = SECONDS) -> float | None:
-    """A percentile in seconds from counts by bounds, linear inside a bucket; None without a count."""
-    total = sum(counts)
-    if total <= 0:
-        return None
-    wanted, seen = share * total, 0
-    for number, count in enumerate(counts):
-        if count and seen + count >= wanted:
-            low = bounds[number - 1] if number else 0.0
-            high = bounds[min(number, len(bounds) - 1)]
-            return low + (high - low) * (wanted - seen) / count
-        seen += count
-    return bounds[-1]
 
 
 def percent(part: float, whole: float) -> float | None:

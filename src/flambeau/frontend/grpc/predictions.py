@@ -51,10 +51,11 @@ def add_inputs(
 
 
 def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
-    """Add a job to its model, or to the version that is its turn; if that rejects it, the reply is the error."""
-    if not version and model.split is not None:
+    """Add a job to its model, or to the version whose turn it is; if that rejects it, the reply is the error."""
+    split = None if version else model.split
+    if split is not None:
         times = current_call.get()
-        model = reply.model = model.split.choose(times.headers if times is not None else ())
+        model = reply.model = split.choose(times.headers if times is not None else ())
         version = model.version
         if times is not None:
             times.note_version(version)
@@ -62,11 +63,15 @@ def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
     job.tenant = current_tenant.get()
     if (call := current_record.get()) is not None:
         call.add(job, model)
+        call.model_version = model.version if split is not None else ""
     try:
         model.add(job, requested_version=version or None)
     except FlambeauError as error:
         job.body.release()
         reply.on_error(error)
+        return
+    if split is not None:
+        split.copy(job, model)
 
 
 def to_body(server: Server, values: list[bytes]) -> RequestBody:

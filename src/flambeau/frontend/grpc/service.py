@@ -50,18 +50,18 @@ FAULTS = (
 One = Callable[[Message], Awaitable[Message]]
 Many = Callable[[Message], AsyncIterator[Message]]
 Both = Callable[[AsyncIterator[Message]], AsyncIterator[Message]]
-# Peer, path of the method, number of the status, duration in seconds, request id, model and trace id.
-Ended = Callable[[str, str, int, float, str, str, str], None]
+# Peer, path of the method, number of the status, duration in seconds, request id, model, trace id and chosen version.
+Ended = Callable[[str, str, int, float, str, str, str, str], None]
 TRACED = ("Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer")
 
 
 class CallRecord:
     """What is known of a call for the access log and its trace: of several requests, the last one."""
 
-    __slots__ = ("model", "request_id", "trace")
+    __slots__ = ("model", "model_version", "request_id", "trace")
 
     def __init__(self) -> None:
-        self.request_id = self.model = ""
+        self.request_id = self.model = self.model_version = ""
         self.trace: RequestTrace | None = None
 
     def add(self, job: Job, model: Model) -> None:
@@ -77,20 +77,21 @@ current_record: ContextVar[CallRecord | None] = ContextVar("current_record", def
 class CallTimes:
     """Which version answered a call and where the time of its prediction went, for the trailing metadata."""
 
-    __slots__ = ("_explains", "_metadata", "headers")
+    __slots__ = ("_explains", "_is_one", "_metadata", "headers")
 
-    def __init__(self, headers: list[tuple[str, str]]) -> None:
+    def __init__(self, headers: list[tuple[str, str]], *, is_one: bool) -> None:
+        self._is_one = is_one  # prediction; of several, no times are sent
         self.headers = headers  # the metadata of the call, without binary values
         self._explains = (header(headers, EXPLAIN_HEADER) or "").lower() == "true"
         self._metadata: dict[str, str] = {}
 
     def note_version(self, version: str) -> None:
-        """Take the version that was chosen for the call."""
-        self._metadata[VERSION_HEADER] = version
+        """Take the version that was chosen for the call; metadata is ASCII."""
+        self._metadata[VERSION_HEADER] = version.encode("ascii", "replace").decode()
 
     def note(self, job: Job, status: int) -> None:
         """Take the times of a job that is over."""
-        if job.times is not None:
+        if job.times is not None and self._is_one:
             self._metadata["server-timing"] = server_timing(job.times)
             if self._explains and (text := explanation(job, status)):
                 self._metadata[EXPLAIN_HEADER] = text.decode()
@@ -179,7 +180,8 @@ class GrpcService:
         """A stream in, a stream out; it ends if nothing is received for `idle_s`."""
 
         async def call(_: object, context: Context) -> None:
-            await self._stream(method, context, lambda: work(self._read_all(kind, context, idle_s)))
+            times = watch_call(context, is_one=False)
+            await self._stream(method, context, lambda: work(self._read_all(kind, context, idle_s)), times)
 
         self._handlers[method] = grpc.stream_stream_rpc_method_handler(call)
 
@@ -210,7 +212,7 @@ class GrpcService:
         method: str,
         context: Context,
         work: Callable[[], AsyncIterator[Message]],
-        times: CallTimes | None = None,
+        times: CallTimes,
     ) -> None:
         note, code = self._begin(method, context), StatusCode.CANCELLED
         try:
@@ -222,8 +224,7 @@ class GrpcService:
         except Exception as error:
             code = self._fail(method, context, error)
         finally:
-            if times is not None:
-                times.send(context)
+            times.send(context)
             note(code)
 
     async def _write(self, context: Context, message: bytes) -> None:
@@ -263,7 +264,8 @@ class GrpcService:
                 call.trace.end(attributes, code.name if code in FAULTS else "")
             if ended is not None:
                 trace_id = call.trace.trace_id if call.trace is not None else trace_id_of(context)
-                ended(peer, path, code.value[0], time.monotonic() - began, call.request_id, call.model, trace_id)
+                names = (call.request_id, call.model, trace_id, call.model_version)
+                ended(peer, path, code.value[0], time.monotonic() - began, *names)
 
         return note
 
@@ -314,9 +316,9 @@ def trace_id_of(context: Context) -> str:
     return found.trace_id if found else ""
 
 
-def watch_call(context: Context) -> CallTimes:
-    """Let the prediction that follows in this task note its times."""
-    times = CallTimes(text_of(context.invocation_metadata() or ()))
+def watch_call(context: Context, *, is_one: bool = True) -> CallTimes:
+    """Let the predictions that follow in this task note their version, and one its times."""
+    times = CallTimes(text_of(context.invocation_metadata() or ()), is_one=is_one)
     current_call.set(times)
     return times
 

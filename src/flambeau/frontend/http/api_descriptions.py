@@ -267,9 +267,16 @@ MANAGEMENT = [
         path="/models/{model_name}/{model_version}/traffic",
         method="put",
         id="setTraffic",
-        summary="Give a version a percentage of the requests that name none.",
+        summary="Give a version a percentage of the requests that name none, or copies of them.",
         query=_query(parameters.TRAFFIC),
         answers=_DONE,
+        errors=(400, 404),
+    ),
+    Operation(
+        path="/models/{model_name}/{model_version}/traffic",
+        method="get",
+        id="traffic",
+        summary="The share of a version, its answers and errors, and how its answers to copies differ.",
         errors=(400, 404),
     ),
     Operation(

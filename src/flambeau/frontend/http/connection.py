@@ -480,8 +480,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         request = (exchange.method, exchange.path, exchange.query, exchange.version, exchange.request_id)
         sizes = (exchange.received_bytes, exchange.sent_bytes)
         seconds = time.monotonic() - exchange.arrived
-        model, trace_id = exchange.model_name, exchange.trace_id if access_log.is_json else ""
-        access_log.http_ended(self._remote(), request, exchange.status, seconds, sizes, end, model, trace_id)
+        trace_id = exchange.trace_id if access_log.is_json else ""
+        names = (exchange.model_name, trace_id, exchange.model_version)
+        access_log.http_ended(self._remote(), request, exchange.status, seconds, sizes, end, *names)
 
     def _remote(self) -> str:
         if not self._peer and self._transport is not None:

@@ -253,11 +253,19 @@ def is_event_stream(content_type: str) -> bool:
     return content_type.lower().startswith(EVENT_STREAM)
 
 
+def choose_version(exchange: Exchange, model: Model, version: str | None) -> tuple[Model, str | None]:
+    """The version that a request names, or the one whose turn it is."""
+    if version is not None or model.split is None:
+        return model, version
+    model = model.split.choose(exchange.headers)
+    exchange.model_version = model.version
+    return model, model.version
+
+
 def submit(reply: Prediction, job: Job, version: str | None) -> None:
-    """Add a job to its model, or to the version that is its turn; if that rejects it, respond with the error."""
+    """Add a job to its model, or to the version whose turn it is; if that rejects it, respond with the error."""
     if version is None and reply.model.split is not None:
-        reply.model = reply.model.split.choose(reply.exchange.headers)
-        version = reply.exchange.model_version = reply.model.version
+        reply.model, version = choose_version(reply.exchange, reply.model, version)
     reply.exchange.on_gone = job.cancel
     reply.exchange.job = job
     reply.exchange.model_name = reply.model.name
@@ -271,3 +279,6 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     except FlambeauError as error:
         job.body.release()
         reply.on_error(error)
+        return
+    if reply.exchange.model_version and reply.model.split is not None:
+        reply.model.split.copy(job, reply.model)

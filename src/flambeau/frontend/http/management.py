@@ -59,7 +59,11 @@ class ManagementApi:
             "DELETE": self.unregister,
             "OPTIONS": self.options,
         }
-        self._version = {"set-default": self.set_default, "traffic": self.set_traffic}
+        self._version = {
+            ("PUT", "set-default"): self.set_default,
+            ("PUT", "traffic"): self.set_traffic,
+            ("GET", "traffic"): self.traffic,
+        }
 
     def routes(self) -> dict[str, Endpoint]:
         return {"models": self.models, "slow": self.slow, "cluster": self.cluster, ANYTHING: unknown_path}
@@ -90,8 +94,9 @@ class ManagementApi:
         if name is None:
             collection = self._collection.get(method)
             await collection(exchange) if collection else not_allowed(exchange)
-        elif len(segments) == 4 and segments[3] in self._version and version is not None:
-            await self._version[segments[3]](exchange, name, version) if method == "PUT" else not_allowed(exchange)
+        elif len(segments) == 4 and segments[3] in ("set-default", "traffic") and version is not None:
+            change = self._version.get((method, segments[3]))
+            await change(exchange, name, version) if change else not_allowed(exchange)
         elif len(segments) > 3:
             not_found(exchange)
         else:
@@ -142,8 +147,13 @@ class ManagementApi:
 
     async def set_traffic(self, exchange: Exchange, name: str, version: str) -> None:
         """PUT /models/{model}/{version}/traffic: its share of the requests that name no version."""
-        percent = read_parameters(TRAFFIC, parameters(exchange))["percent"]
-        respond_status(exchange, await operations.set_traffic(self._server, name, version, percent))
+        values = read_parameters(TRAFFIC, parameters(exchange))
+        percent, mirror = values["percent"], values["mirror"]
+        respond_status(exchange, await operations.set_traffic(self._server, name, version, percent, mirror))
+
+    async def traffic(self, exchange: Exchange, name: str, version: str) -> None:
+        """GET /models/{model}/{version}/traffic: its share, its answers, and how they differ from the default's."""
+        respond_json(exchange, 200, operations.traffic_document(self._server, name, version))
 
     async def options(self, exchange: Exchange, name: str, version: str | None) -> None:
         """OPTIONS /models/{model}: the description of its management API."""

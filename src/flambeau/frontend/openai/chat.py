@@ -11,7 +11,7 @@ from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.fields import shown
 from flambeau.frontend.openai.images import check_image, is_image, take_images
-from flambeau.frontend.openai.models import choose_model, with_adapter_of
+from flambeau.frontend.openai.models import choose_generator
 from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, read_request
 from flambeau.frontend.openai.responses import (
     ResponseChoice,
@@ -36,8 +36,7 @@ TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 def create_chat_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), ChatRequest)
     generation = generation_of(request)
-    model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
-    generation = with_adapter_of(server.registry, request.model, model, generation)
+    model, version, generation = choose_generator(server.registry, exchange, request.model, "chat", generation)
     writer = writer_of(request, ResponseHead.new("chatcmpl-", model, request.model))
     return generate(server, exchange, model, version, generation, writer)
 

@@ -9,7 +9,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.chat import check_combination
-from flambeau.frontend.openai.models import choose_model, with_adapter_of
+from flambeau.frontend.openai.models import choose_generator
 from flambeau.frontend.openai.requests import CompletionRequest, read_request
 from flambeau.frontend.openai.responses import (
     ResponseChoice,
@@ -32,10 +32,9 @@ DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
 def create_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), CompletionRequest)
     generation = generation_of(request)
-    model, version = choose_model(server.registry, request.model, "generate", takes_adapter=True)
+    model, version, generation = choose_generator(server.registry, exchange, request.model, "generate", generation)
     if request.suffix:
         check_infill(model)
-    generation = with_adapter_of(server.registry, request.model, model, generation)
     head = ResponseHead.new("cmpl-", model, request.model)
     writer = CompletionWriter(
         head,

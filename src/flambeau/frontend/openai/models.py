@@ -10,6 +10,7 @@ import msgspec
 from flambeau.errors import BadRequest, InvalidField, ModelNotFound
 from flambeau.frontend.http.errors import openai_error, respond_json, status_and_type, to_document
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.inference import choose_version
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
@@ -193,6 +194,17 @@ def with_adapter_of(registry: Registry, asked: str | None, model: Model, request
     """The request with the adapter that its model name means."""
     adapter = adapter_of(registry, asked, model)
     return request if adapter is None else msgspec.structs.replace(request, adapter=adapter)
+
+
+def choose_generator(
+    registry: Registry, exchange: Exchange, asked: str | None, ability: Ability, request: Generate
+) -> tuple[Model, str | None, Generate]:
+    """The model of a generation, the version if one was named or chosen, and the request with its adapter."""
+    model, version = choose_model(registry, asked, ability, takes_adapter=True)
+    request = with_adapter_of(registry, asked, model, request)
+    if request.adapter is not None:  # which belongs to one version
+        return model, version or model.version, request
+    return *choose_version(exchange, model, version), request
 
 
 def only_model(registry: Registry, ability: Ability) -> Model:

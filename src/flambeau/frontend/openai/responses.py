@@ -361,7 +361,7 @@ def submit_generation(
         kind="generate",
     )
     job.estimated_tokens = estimated_tokens(request, job.body.size_bytes)
-    submit(reply, job, version or (model.version if request.adapter else None))  # adapters belong to one version
+    submit(reply, job, version)
 
 
 def estimated_tokens(request: Generate, size_bytes: int) -> int:

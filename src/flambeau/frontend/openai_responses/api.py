@@ -14,7 +14,7 @@ from flambeau.frontend.openai.api import operation
 from flambeau.frontend.openai.chat import generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import client_names
 from flambeau.frontend.openai.errors import not_allowed, not_found
-from flambeau.frontend.openai.models import choose_model, with_adapter_of
+from flambeau.frontend.openai.models import choose_generator
 from flambeau.frontend.openai.requests import Object, read_request
 from flambeau.frontend.openai.responses import ResponseHead, Work, generate
 from flambeau.frontend.openai_responses.requests import CLIENT_NAMES, ResponsesRequest, items_of, messages_of, to_chat
@@ -81,8 +81,7 @@ class ResponsesApi:
         chat = to_chat(request, messages)
         with client_names(CLIENT_NAMES):
             generation = generation_of(chat)
-        model, version = choose_model(server.registry, request.model, "chat", takes_adapter=True)
-        generation = with_adapter_of(server.registry, request.model, model, generation)
+        model, version, generation = choose_generator(server.registry, exchange, request.model, "chat", generation)
         head = ResponseHead.new("chatcmpl-", model, request.model)
         keep = partial(self._keep, exchange.key_name, items, messages) if request.is_stored else None
         writer = ResponseObjectWriter(writer_of(chat, head), request, keep)

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from flambeau.frontend.console.activity import FIELDS, KEPT, WINDOW, Activity, percentile
-from flambeau.metrics.traffic import SECONDS, HostTraffic, ModelTraffic
+from flambeau.frontend.console.activity import FIELDS, KEPT, WINDOW, Activity
+from flambeau.metrics.traffic import SECONDS, HostTraffic, ModelTraffic, percentile
 from flambeau.wire.messages import TOKEN_GAPS, EngineReport, GenerationWork, Work
 
 
