@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 
 KINDS: frozenset[Kind] = frozenset(("predict", "explain", "generate"))
 MAX_BYTES = 256 << 10  # of an answer; larger ones are not compared
-SMALL_BYTES = 16 << 10  # larger answers are compared in a thread
-MAX_COMPARING = 8  # in threads
+SMALL_BYTES = 8 << 10  # larger answers are compared in a thread
+MAX_COMPARING = 1  # answers in threads: they and the event loop take turns
 RELATIVE, ABSOLUTE = 1e-3, 1e-6  # numbers that differ by no more are equal
 KEPT = 10  # differences
 SHOWN = 80  # characters of a value
+MAX_DIFFERENCE = 300  # characters
 
 
 class Answer:
@@ -209,7 +210,7 @@ class Mirror:
         self.counts[result] += 1
         if difference:
             found = {"requestId": comparison.request_id, "at": round(time.time(), 3), "result": result}
-            self.differences.append({**found, "difference": difference})
+            self.differences.append({**found, "difference": difference[:MAX_DIFFERENCE]})
 
 
 def compare(comparison: Comparison) -> str:
