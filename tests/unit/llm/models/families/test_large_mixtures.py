@@ -246,10 +246,12 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("LongCat-Flash-Chat", "zero_expert_type", "zero"),
     ("LongCat-Flash-Chat", "router_bias", True),
     ("LongCat-Flash-Chat", "q_lora_rank", None),
+    ("LongCat-Flash-Chat", "attention_method", "MHA"),
     ("Step-3.7-Flash", "yarn_only_types", ["sliding_attention"]),
     ("Step-3.7-Flash", "rope_theta", [50000.0, 1000.0, 2000.0, 1000.0, 1000.0]),
     ("Step-3.7-Flash", "attention_other_setting", {"num_attention_heads": 6, "num_attention_groups": 4}),
     ("Step-3.7-Flash", "zero_centered", False),
+    ("Step-3.7-Flash", "moe_every_n_layer", 2),
     ("MiniMax-M3", "rotary_dim", 16),
     ("MiniMax-M3", "index_n_heads", 1),
 ]
@@ -267,6 +269,13 @@ def test_value_that_is_not_supported_is_refused_by_name(name, key, value):
         config = {**config, key: value}
     with pytest.raises(CheckpointError, match=key):
         from_hugging_face(config)
+
+
+def test_scaling_beside_the_rope_parameters_of_step_is_not_left_out():
+    config = config_of("step-3.7")
+    text = {**config["text_config"], "rope_scaling": {**LLAMA_3, "original_max_position_embeddings": 16}}
+    with pytest.raises(LLMError, match="rope_scaling replaces rope_parameters"):
+        from_hugging_face({**config, "text_config": text})
 
 
 def test_unknown_keys_of_sparse_attention_are_named():
