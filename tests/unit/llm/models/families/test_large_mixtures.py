@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.head_weights import read_mtp
-from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.errors import CheckpointError, InvalidConfig, LLMError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.proposers import tell_of_mtp
 from support.checkpoints import VOCAB_SIZE, config_of, import_transformers, random_weights, write_checkpoint
@@ -269,6 +269,21 @@ def test_value_that_is_not_supported_is_refused_by_name(name, key, value):
         config = {**config, key: value}
     with pytest.raises(CheckpointError, match=key):
         from_hugging_face(config)
+
+
+MALFORMED: list[tuple[str, str, Any, str]] = [
+    ("mimo-v2", "num_hidden_layers", None, "mimo_v2_flash needs num_hidden_layers"),
+    ("mimo-v2", "layer_types", 3, "a value that no mimo_v2_flash has"),
+    ("deepseek-v4", "compress_rates", 3, "a value that no deepseek_v4 has"),
+    ("rwkv", "num_hidden_layers", None, "rwkv needs num_hidden_layers"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value", "message"), MALFORMED)
+def test_a_key_that_is_missing_or_has_no_meaning_is_an_invalid_config(kind, key, value, message):
+    config = {name: given for name, given in config_of(kind).items() if name != key}
+    with pytest.raises(InvalidConfig, match=message):
+        from_hugging_face(config if value is None else {**config, key: value})
 
 
 def test_scaling_beside_the_rope_parameters_of_step_is_not_left_out():
