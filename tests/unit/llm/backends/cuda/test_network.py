@@ -86,7 +86,7 @@ UNKNOWN = {
     "rwkv": ["recurrence"],
     "zamba-2": sorted([*BLOCKS, "adapts_attention"]),
     "zamba-2-unrotated": BLOCKS,
-    "hy-4": ["attention_gate", *CUT_GATES, "indexer"],
+    "hy-4": sorted(["attention_gate", "has_sinks", *CUT_GATES, "indexer"]),
     "glm-5.3": sorted([*CUT_GATES, "indexer", "latent_epsilon", "limits_all_gates", "recurrence", "unrotated_layers"]),
     "deepseek-v4": sorted([*CUT_GATES, "compression", "hashed_layers", "limits_all_gates", "recurrence"]),
 }
