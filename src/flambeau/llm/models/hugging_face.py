@@ -175,7 +175,7 @@ def values_of_other_kinds(family: Family) -> Iterator[None]:
         yield
     except KeyError as error:
         raise InvalidConfig(f"config.json of {family.model_type} needs {error.args[0]}") from error
-    except (AttributeError, IndexError, TypeError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise InvalidConfig(f"config.json has a value that no {family.model_type} has: {error}") from error
 
 

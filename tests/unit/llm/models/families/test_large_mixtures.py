@@ -273,6 +273,7 @@ def test_value_that_is_not_supported_is_refused_by_name(name, key, value):
 
 MALFORMED: list[tuple[str, str, Any, str]] = [
     ("mimo-v2", "num_hidden_layers", None, "mimo_v2_flash needs num_hidden_layers"),
+    ("mimo-v2", "routed_scaling_factor", "zzz", "a value that no mimo_v2_flash has"),
     ("mimo-v2", "layer_types", 3, "a value that no mimo_v2_flash has"),
     ("deepseek-v4", "compress_rates", 3, "a value that no deepseek_v4 has"),
     ("rwkv", "num_hidden_layers", None, "rwkv needs num_hidden_layers"),
