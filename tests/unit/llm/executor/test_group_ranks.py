@@ -47,7 +47,7 @@ CPU: dict[str, Any] = {"keeps_groups": True}
 GPU: dict[str, Any] = {"narrow_groups": True, "arrived": order_codes(torch.float32, is_part=True)}
 PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 CODED = ("IQ4_NL", "IQ4_XS", "MXFP4")
-PAIRS = ("Q4_0", "Q4_1", "Q4_K")
+PAIRS = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
 
 Kinds = str | Callable[[str], str]
 

@@ -50,9 +50,6 @@ def random_network(arch):
 EXPERTS_WITHOUT_GATES = ["feed_forward_layers", "has_gate"]
 LAYERS = ["normalizes_values", "scales_layers", "shapes"]  # of Gemma 4
 OWN = ["layer_input_size", "layer_input_vocab"]
-BLOCKS = ["adapter_rank", "block_layers", "num_blocks"]  # of Zamba 2
-HEAD_LAYER = ["has_first_norm", "head_layer"]  # of ModernBERT
-CUT_GATES = ["gate_limit", "hyper"]
 STREAMS = ["active_stream", "laurel_size", *OWN, "normalizes_values", "num_streams", "scales_stream", "shapes"]
 UNKNOWN = {
     "nemotron-h-moe": EXPERTS_WITHOUT_GATES,
@@ -80,15 +77,17 @@ UNKNOWN = {
     "step-3.7": ["attention_gate", "expert_limits", "mlp_limits", "shapes"],
     "longcat": ["has_shortcuts", "latent_scale", "num_zero_experts"],
     "ax-k1": ["expert_norm"],
-    "modern-bert": [*HEAD_LAYER, "head_layer_bias", "tied_bias"],
-    "modern-bert-biased": HEAD_LAYER,
+    "deepseek-v4": ["compression", "gate_limit", "hashed_layers", "hyper", "limits_all_gates", "recurrence"],
+    "glm-5.3": [
+        *("gate_limit", "hyper", "indexer", "latent_epsilon", "limits_all_gates", "recurrence", "unrotated_layers")
+    ],
+    "hy-4": ["attention_gate", "gate_limit", "has_sinks", "hyper", "indexer"],
+    "modern-bert": ["has_first_norm", "head_layer", "head_layer_bias", "tied_bias"],
+    "modern-bert-biased": ["has_first_norm", "head_layer"],
     "recurrent-gemma": ["recurrence"],
     "rwkv": ["recurrence"],
-    "zamba-2": sorted([*BLOCKS, "adapts_attention"]),
-    "zamba-2-unrotated": BLOCKS,
-    "hy-4": sorted(["attention_gate", "has_sinks", *CUT_GATES, "indexer"]),
-    "glm-5.3": sorted([*CUT_GATES, "indexer", "latent_epsilon", "limits_all_gates", "recurrence", "unrotated_layers"]),
-    "deepseek-v4": sorted([*CUT_GATES, "compression", "hashed_layers", "limits_all_gates", "recurrence"]),
+    "zamba-2": ["adapter_rank", "adapts_attention", "block_layers", "num_blocks"],
+    "zamba-2-unrotated": ["adapter_rank", "block_layers", "num_blocks"],
 }
 
 
