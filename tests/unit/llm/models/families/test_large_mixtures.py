@@ -276,6 +276,7 @@ MALFORMED: list[tuple[str, str, Any, str]] = [
     ("mimo-v2", "routed_scaling_factor", "zzz", "a value that no mimo_v2_flash has"),
     ("mimo-v2", "layer_types", 3, "a value that no mimo_v2_flash has"),
     ("deepseek-v4", "compress_rates", 3, "a value that no deepseek_v4 has"),
+    ("step-3.7", "text_config", 3, "3 for text_config, which must be an object"),
     ("rwkv", "num_hidden_layers", None, "rwkv needs num_hidden_layers"),
 ]
 
