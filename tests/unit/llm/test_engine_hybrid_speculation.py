@@ -13,7 +13,7 @@ from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.core import state_slots
 from flambeau.llm.engine import Engine
-from flambeau.llm.loader import load_network
+from flambeau.llm.network_loader import load_network
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from flambeau.llm.speculation.speculator import Proposal
