@@ -64,7 +64,8 @@ def be_subject(folder: Path, kind: str, device: str) -> dict[str, Any]:
     timeline.end("import torch and the engine")
     import torch
 
-    from flambeau.llm.loader import load_engine, load_network
+    from flambeau.llm.loader import load_engine
+    from flambeau.llm.network_loader import load_network
 
     timeline.end("import the loader")
     if device != "cpu":

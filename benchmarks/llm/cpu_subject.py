@@ -53,7 +53,7 @@ def flambeau(path: str, kind: str, threads: int) -> Program:
     from flambeau.llm.config import EngineConfig
     from flambeau.llm.engine import Engine
     from flambeau.llm.executor.inputs import StepInputs
-    from flambeau.llm.loader import load_network
+    from flambeau.llm.network_loader import load_network
     from flambeau.llm.sampling_params import SamplingParams
 
     torch.set_num_threads(threads)

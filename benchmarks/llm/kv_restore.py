@@ -31,9 +31,9 @@ from flambeau.llm.device_backends import make_backend  # noqa: E402
 from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.kv_store.block_store import open_store  # noqa: E402
-from flambeau.llm.loader import DTYPES  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
+from flambeau.llm.network_loader import DTYPES  # noqa: E402
 from flambeau.llm.sampling_params import SamplingParams  # noqa: E402
 
 ARCH = Architecture(

@@ -170,7 +170,7 @@ def test_the_consoles_chat_attaches_images(server, tmp_path):
         browser.open(f"{server.management_url}/#/play/gemma/1.0")
         browser.find("#attach").send_keys(str(tmp_path / "cat.jpg"))
         browser.wait(lambda: browser.find(".attached img"))
-        browser.evaluate("(document.querySelector('#length').value = 5, 0)")
+        browser.evaluate("(document.querySelector('#length').value = 5, document.querySelector('#seed').value = 1, 0)")
         browser.find("#prompt").send_keys("What is this?", Keys.ENTER)
         browser.wait(lambda: "first token" in browser.find(".turn.assistant small").text)
         assert browser.find(".turn.user img").get_attribute("alt") == "cat.jpg"

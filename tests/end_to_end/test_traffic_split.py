@@ -155,6 +155,7 @@ def test_chats_share_requests_and_streams_say_which_version_writes(server, tmp_p
     assert [*reply]
     server.until(lambda: mirrored(server, "tiny")["equal"] == 1)
     assert VERSION not in openai.completions.with_raw_response.create(model="tiny@2.0", prompt="ab").headers
+    openai.close()
 
 
 SCORES = """

@@ -12,7 +12,7 @@ import torch
 
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
-from flambeau.llm.loader import load_network
+from flambeau.llm.network_loader import load_network
 
 
 def head_engine(folder: Path, config: EngineConfig) -> Engine:

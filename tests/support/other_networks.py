@@ -13,7 +13,8 @@ import torch
 
 from flambeau.llm import Engine
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.loader import LoadedNetwork, load_transformers
+from flambeau.llm.loader import load_transformers
+from flambeau.llm.network_loader import LoadedNetwork
 
 VOCAB_SIZE = 99
 NEW_TOKENS = 16

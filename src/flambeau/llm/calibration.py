@@ -58,9 +58,9 @@ def calibrate_model(
     model: Transformer, ids: list[int], settings: QuantizationSettings, grid: Grid
 ) -> dict[str, QuantizedRows]:
     """Quantize the layers of a network; it computes with the quantized weights afterwards."""
-    indexer = model.arch.indexer
+    arch, indexer = model.arch, model.arch.indexer
     shares_choice = indexer is not None and bool(indexer.reusing_layers)
-    if has_layer_state(model.arch) or model.arch.hyper is not None or shares_choice:
+    if has_layer_state(arch) or arch.hyper is not None or arch.block_layers or shares_choice:
         raise InvalidRequest(
             "layers of this model read more than hidden states, so that they cannot be calibrated one by one; quantize "
             "it without a text",

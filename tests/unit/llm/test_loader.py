@@ -16,8 +16,9 @@ from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.loader import cache_dtype, load_engine, load_network
+from flambeau.llm.loader import load_engine
 from flambeau.llm.models.embeddings import tied_logits
+from flambeau.llm.network_loader import cache_dtype, load_network
 from flambeau.llm.quantize.quantizer import ExpertStack
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels

@@ -134,9 +134,9 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     monkeypatch.setattr(inductor, "CPU_OPTIONS", {})  # half the time to compile
     model = tiny_hybrid(kind)
     if path == "Inductor":
-        # A size of heads of which the kernels know nothing; one layer of each kind, as a compiler takes its time.
+        # A part of which the kernels know nothing; one layer of each kind, as a compiler takes its time.
         recurrence = replace(model.arch.recurrence, layers=frozenset({0}))
-        model = tiny_model(replace(model.arch, head_size=12, num_layers=2, recurrence=recurrence))
+        model = tiny_model(replace(model.arch, value_scale=0.5, num_layers=2, recurrence=recurrence))
     else:
         need_cpu_kernels()
     caches = [KVCache(model.arch, 1 + 3 * BLOCKS_EACH, BLOCK_SIZE, num_slots=3, num_spare=6) for _ in range(2)]

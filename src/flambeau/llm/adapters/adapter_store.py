@@ -23,6 +23,7 @@ from flambeau.llm.adapters.layer_changes import (
     SumOverRanks,
     TiedHead,
     changes_of,
+    is_norm,
     no_sum,
 )
 from flambeau.llm.adapters.lora_weights import (
@@ -34,7 +35,6 @@ from flambeau.llm.adapters.lora_weights import (
     can_adapt,
     read_adapter,
 )
-from flambeau.llm.models import norms
 from flambeau.llm.models.moe import Experts
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.groups import JoinedLinear
@@ -312,6 +312,6 @@ def adapted(owner: nn.Module, key: str, module: nn.Module, name: str, store: Ada
         return kind(owner, key, layer, store)
     if layer == EMBEDDING:
         return AdaptedEmbedding(owner, key, layer, store)
-    if type(module).__module__ == norms.__name__ and ".mixer." not in layer:
+    if is_norm(module, layer):
         return AdaptedNorm(owner, key, layer, store)
     return shallow_copy(module, name, store)

@@ -142,7 +142,7 @@ def sorted_tensors(
             embedding = whole.tensor
         elif can_adapt(owner) and whole.leaf in ("weight", "bias"):
             linears.setdefault(owner, []).append(whole)
-        elif type(module).__module__ == norms.__name__ and ".mixer." not in owner:
+        elif is_norm(module, owner):
             found_norms.setdefault(owner, []).append(whole)
         elif not is_unchanged(whole, getattr(module, whole.leaf, None)):
             raise CheckpointError(f"the adapter has its own {whole.parameter}, which cannot be changed here; {MERGE}")
@@ -150,7 +150,13 @@ def sorted_tensors(
 
 
 def is_expert(name: str) -> bool:
-    return f"{EXPERTS}." in name
+    return any(f"{experts}." in name for experts in EXPERTS)
+
+
+def is_norm(module: nn.Module, name: str) -> bool:
+    """Whether adapters may replace its weights."""
+    is_scale = isinstance(module, norms.PositionScale)  # of queries, by their positions
+    return type(module).__module__ == norms.__name__ and not is_scale and ".mixer." not in name
 
 
 def find_layer(model: nn.Module, name: str) -> nn.Module:

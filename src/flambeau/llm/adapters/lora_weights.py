@@ -30,7 +30,7 @@ ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", *LATENT
 OTHERS = (HEAD, "model.project_in", "model.project_out")
 ROUTERS = (".mlp.gate", ".mlp.shared_expert_gate")
 COLUMN_PARALLEL = ("o_proj", "down_proj")  # ranks have some of their inputs
-EXPERTS = ".mlp.experts"
+EXPERTS = (".mlp.experts", ".shortcut.experts")
 FIRST_PLAIN_EXPERTS = (0, 21)  # the first PEFT whose A has the inputs of experts, whatever their weights look like
 
 
@@ -152,7 +152,7 @@ class AdapterReader:
         """The layers that an adapted layer of a checkpoint is in, with what is added to each."""
         plain = INNER.sub("", module)
         name = canonical_name(f"{plain}.weight", self._target.arch.renames)
-        is_stacked = name.endswith(f"{EXPERTS}.weight")
+        is_stacked = name.removesuffix(".weight").endswith(EXPERTS)
         placed = [*self._stacked(plain, name, pair)] if is_stacked else [*self._layers(plain, pair)]
         is_known = placed and all(owner for owner, _ in placed) and (is_stacked or plain == module)
         if not is_known:
@@ -204,6 +204,8 @@ class AdapterReader:
         arch, experts = self._target.arch, name.removesuffix(".weight")
         num_experts = arch.num_experts
         if not num_experts or pair.a.shape[0] % num_experts or pair.lengths is not None or pair.bias is not None:
+            return
+        if arch.num_zero_experts:  # which some stacks have places for
             return
         rank = pair.a.shape[0] // num_experts
         a_NRX = pair.a.read().view(num_experts, rank, -1)

@@ -68,6 +68,9 @@ def read_assistant(path: Path, target: Architecture) -> HeadSettings:
         raise CheckpointError(
             f"the drafter {path} has {number} clusters of {arch.vocab_size} tokens, which must be equally large"
         )
+    num_chosen = int(config.get("centroid_intermediate_top_k") or 0)
+    if has_clusters and num_chosen < 1:
+        raise CheckpointError(f"config.json of the drafter {path} needs centroid_intermediate_top_k, a number from 1")
     return HeadSettings(
         kind="assistant",
         arch=arch,
@@ -75,7 +78,7 @@ def read_assistant(path: Path, target: Architecture) -> HeadSettings:
         state_size=state_size,
         draft_vocab_size=arch.vocab_size,
         num_clusters=number,
-        num_chosen_clusters=min(number, int(config.get("centroid_intermediate_top_k") or 0)),
+        num_chosen_clusters=min(number, num_chosen),
     )
 
 

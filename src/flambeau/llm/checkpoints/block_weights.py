@@ -52,9 +52,9 @@ def read_block_head(path: Path, target: Architecture) -> HeadSettings:
         raise CheckpointError(f"dflash_config of the head {path} has {', '.join(unknown)}, which is not supported")
     if config.get("is_neox_style") is False:
         raise CheckpointError(f"is_neox_style False of the head {path} is not supported")
-    for key in ("block_size", "mask_token_id"):
-        if not isinstance(own.get(key), int):
-            raise CheckpointError(f"config.json of the head {path} needs {key}")
+    for key, least in (("block_size", 2), ("mask_token_id", 0)):
+        if not isinstance(own.get(key), int) or own[key] < least:
+            raise CheckpointError(f"config.json of the head {path} needs {key}, a whole number from {least}")
     given = {key: config[key] for key in LAYER_KEYS if config.get(key) is not None}
     arch = from_hugging_face(
         given | {"architectures": ["Qwen3ForCausalLM"], "vocab_size": target.vocab_size, "tie_word_embeddings": False}

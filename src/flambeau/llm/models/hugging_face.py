@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -103,7 +104,8 @@ def read_config(folder: Path) -> Config:
 def from_hugging_face(config: Config) -> Architecture:
     family = family_of(config)
     whole = config
-    given = renamed(family.arrange(text_config(config, family)), family)
+    with values_of_other_kinds(family):
+        given = renamed(family.arrange(text_config(config, family)), family)
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
@@ -116,7 +118,8 @@ def from_hugging_face(config: Config) -> Architecture:
         )
     scaling = rope_scaling(config, family)
     has_bias = bool(config.get("attention_bias"))
-    derived = family.derive(config) if family.derive is not None else {}
+    with values_of_other_kinds(family):
+        derived = family.derive(config) if family.derive is not None else {}
     parts = {**family.parts, **derived}
     if family.text_section and "renames" in derived:  # names of a decoder, beside those of a whole model
         parts["renames"] = (*TEXT_NAMES, *derived["renames"])
@@ -162,14 +165,30 @@ def from_hugging_face(config: Config) -> Architecture:
             f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
             "it must be an even number"
         )
+    return with_images(arch, family, whole)
+
+
+@contextmanager
+def values_of_other_kinds(family: Family) -> Iterator[None]:
+    """Raise InvalidConfig for keys that a family needs, and for values that it does not expect."""
+    try:
+        yield
+    except KeyError as error:
+        raise InvalidConfig(f"config.json of {family.model_type} needs {error.args[0]}") from error
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise InvalidConfig(f"config.json has a value that no {family.model_type} has: {error}") from error
+
+
+def with_images(arch: Architecture, family: Family, whole: Config) -> Architecture:
+    """The architecture with the encoder of images, if the family has one."""
     if family.images is not None:
         scale = arch.embedding_scale if family.scales_images else 1.0
-        return replace(arch, vision=read_pretrained_vision(family.images, whole, hidden, scale))
+        return replace(arch, vision=read_pretrained_vision(family.images, whole, arch.hidden_size, scale))
     if family.vision is None:
         return arch
     if family.vision == "siglip":
-        return replace(arch, vision=read_vision(whole, hidden))
-    return replace(arch, vision=read_grid_vision(family.vision, whole, hidden, arch.num_layers))
+        return replace(arch, vision=read_vision(whole, arch.hidden_size))
+    return replace(arch, vision=read_grid_vision(family.vision, whole, arch.hidden_size, arch.num_layers))
 
 
 def text_config(config: Config, family: Family) -> Config:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import re
+import shutil
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,9 +35,12 @@ from support.adapters import PROJECTIONS, layer_shapes, merge, write_adapter, wr
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import room, step_inputs
+from support.ranks import run_as_threads
 from support.sharded import load_part
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+CPU = torch.device("cpu")
+WEIGHTS = "adapter_model.safetensors"
 NAMES = {  # of layers in families that have others
     "phi-3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt-2": ("c_attn", "c_fc", "c_proj"),
@@ -130,6 +136,66 @@ def make_backend(path, model, store):
     backend.wait_until_compiled()
     assert backend.decode_path == "CPU kernels"
     return backend
+
+
+FILE_NAMES = {  # of layers where files have names of their own, and experts lie one by one
+    "longcat": ("q_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "mistral-large-4": ("wq", "wkv_a_with_mqa", "wo", "w1", "w2", "w3"),
+}
+
+
+@pytest.mark.parametrize("kind", FILE_NAMES)
+def test_adapters_by_the_names_of_files_compute_what_changed_files_compute(tmp_path, kind, monkeypatch):
+    """On one rank, on two, and merged."""
+    write_checkpoint(tmp_path / "plain", kind)
+    shapes = {
+        name: shape
+        for name, shape in layer_shapes(tmp_path / "plain", FILE_NAMES[kind]).items()
+        if "vision" not in name and not re.search(r"experts\.[678]\.", name)  # without weights
+    }
+    adapter = write_adapter(tmp_path / "adapter", shapes)
+    shutil.copytree(tmp_path / "plain", tmp_path / "changed")
+    tensors, pairs = (load_file(path) for path in (tmp_path / "plain/model.safetensors", adapter / WEIGHTS))
+    for name in shapes:
+        a_RI, b_OR = (pairs[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
+        tensors[f"{name}.weight"] += b_OR @ a_RI * 2
+    save_file(tensors, tmp_path / "changed/model.safetensors")
+    expected = torch.cat(all_logits(load_model(tmp_path / "changed")))
+    assert (torch.cat(all_logits(load_model(tmp_path / "plain"))) - expected).abs().max() > 0.5
+
+    model = load_model(tmp_path / "plain")
+    target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=CPU, dtype=torch.float32)
+    merging = MergeOnLoad(adapter, target, None)
+    merged = load_model(tmp_path / "plain", arrived=merging)
+    merging.finish(merged)
+    torch.testing.assert_close(torch.cat(all_logits(merged)), expected, **TOLERANCE)
+    torch.testing.assert_close(torch.cat(all_logits(model, adapter)), expected, **TOLERANCE)
+
+    parts = [load_part(tmp_path / "plain", rank) for rank in range(2)]
+    for found in run_as_threads(monkeypatch, lambda rank: all_logits(parts[rank], adapter, Shard(model.arch, rank, 2))):
+        torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
+
+
+def all_logits(model: Transformer, adapter: Path | None = None, shard: Shard | None = None) -> list[torch.Tensor]:
+    """Of each prompt, with an adapter or without."""
+    arch = model.arch if shard is None else shard.arch
+    store = AdapterStore(
+        AdapterTarget(arch=arch, local=model.arch, shard=shard, device=CPU, dtype=torch.float32), model
+    )
+    if adapter is not None:
+        store.load(1, adapter)
+    inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(PROMPTS)})
+    inputs.adapters_T = torch.full_like(inputs.ids_T, int(adapter is not None))
+    backend = EagerBackend(model, room(model, len(PROMPTS)), adapters=store)
+    return [backend.prefill(inputs, torch.arange(len(inputs.ids_T)))]
+
+
+def test_stacked_experts_beside_experts_without_weights_are_refused(tmp_path):
+    """A stack may have places for these, which nothing tells."""
+    write_checkpoint(tmp_path, "longcat")
+    adapter = write_adapter(tmp_path / "adapter", {"model.layers.0.mlp.experts": (64, 32)}, rank=36)
+    with pytest.raises(CheckpointError, match=r"changes what cannot be changed here: model.layers.0.mlp.experts"):
+        all_logits(load_model(tmp_path), adapter)
 
 
 @pytest.mark.parametrize("path", ["plain PyTorch", "CPU kernels"])

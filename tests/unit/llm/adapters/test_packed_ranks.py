@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flambeau.llm import loader
+from flambeau.llm import network_loader
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.adapters.lora_weights import AdapterTarget
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
@@ -95,10 +95,10 @@ def test_tied_embeddings_that_are_packed_for_the_last_layer(options, tmp_path, m
     adapter = write_peft_adapter(folder, tmp_path / "adapter", **options)
     expected = expected_logits(read_peft_adapter(folder, adapter))
     arch = read_architecture(folder)
-    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    monkeypatch.setattr(network_loader, "minimum_of_ranks", lambda number, ranks: number)
     config = EngineConfig(device="cpu", num_blocks=8, max_num_seqs=2, tensor_parallel_size=2)
     parts = [
-        loader.load_network(folder, config, CPU, TensorParallelGroup(rank, 2, None)).backend.model  # type: ignore[arg-type]
+        network_loader.load_network(folder, config, CPU, TensorParallelGroup(rank, 2, None)).backend.model  # type: ignore[arg-type]
         for rank in range(2)
     ]
     for part in parts:

@@ -129,6 +129,7 @@ CHANGES = {
     "sliding_window": (5, "a window of 5 tokens, and the model one of 9"),
     "enable_moe_block": (True, "enable_moe_block True"),
     "backbone_hidden_size": (16, "hidden states of 16 numbers, and the model's have 32"),
+    "centroid_intermediate_top_k": (0, "needs centroid_intermediate_top_k, a number from 1"),
     "num_centroids": (4, "4 clusters of 105 tokens, which must be equally large"),
 }
 

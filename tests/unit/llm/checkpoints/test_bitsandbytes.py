@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.loader import load_network
 from flambeau.llm.models.families import llama_like
+from flambeau.llm.network_loader import load_network
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.cpu_kernels import need_cpu_kernels

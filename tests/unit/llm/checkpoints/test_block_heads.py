@@ -122,7 +122,7 @@ def test_proposals_are_those_of_transformers(form, compiles, tmp_path):
 CHANGES = {
     "vocab_size": (150, "has 150 tokens and the model 101"),
     "hidden_size": (48, "hidden states of 48 numbers and the model of 32"),
-    "block_size": (None, "needs block_size"),
+    "block_size": (1, "needs block_size, a whole number from 2"),
     "num_target_layers": (36, "for a model of 36 layers, and this one has 4"),
     "is_neox_style": (False, "is_neox_style False"),
     "layer_types": (["sliding_attention"] * 3, "need a sliding_window, and 2 layers"),
@@ -143,6 +143,9 @@ def test_a_head_of_another_model_is_refused(tmp_path):
         (folder / "config.json").write_text(json.dumps({**given, key: value}))
         with pytest.raises((LLMError, CheckpointError), match=words):
             read_block_head(folder, arch)
+    (folder / "config.json").write_text(json.dumps({**given, "dflash_config": {"mask_token_id": -1}}))
+    with pytest.raises(CheckpointError, match="needs mask_token_id, a whole number from 0"):
+        read_block_head(folder, arch)
     for is_causal, layers in ((True, {0, 1}), (False, set()), (None, {1})):
         kinds = {"layer_types": ["full_attention", "sliding_attention"], "is_causal": is_causal}
         (folder / "config.json").write_text(json.dumps(given | kinds))

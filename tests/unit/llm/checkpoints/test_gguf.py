@@ -21,8 +21,9 @@ from flambeau.llm.cpu_weights import can_keep_groups, packer
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.gguf_header import read_header
-from flambeau.llm.loader import load_engine, load_network
+from flambeau.llm.loader import load_engine
 from flambeau.llm.models.embeddings import RowEmbedding
+from flambeau.llm.network_loader import load_network
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.quantizer import ExpertStack

@@ -9,7 +9,7 @@ import gguf
 import pytest
 import torch
 
-from flambeau.llm import loader, proposers
+from flambeau.llm import network_loader, proposers
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, FactoredScales
@@ -281,10 +281,10 @@ def test_the_loader_keeps_files_for_a_gpu(tmp_path, monkeypatch):
     """The loader's own steps, on a CPU."""
     model = reference("qwen-2", **SIZES, tie_word_embeddings=True)
     paths = written_twice(tmp_path, model, "qwen2", values_of(model.config), mixed)
-    for module in (loader, proposers):
+    for module in (network_loader, proposers):
         monkeypatch.setattr(module, "can_keep_integers", lambda *_: True)
     config = EngineConfig(device="cpu", num_blocks=8, compile=False)
-    network = loader.load_network(paths[0], config, torch.device("cpu"), None)
+    network = network_loader.load_network(paths[0], config, torch.device("cpu"), None)
     found = network.backend.model
     check_weights(found, load_model(paths[1], dtype=torch.float32))
     assert [part.layout.bits for part in found.model.layers[0].self_attn.qkv_proj.parts] == [4, 6]

@@ -16,10 +16,11 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.head import HeadModel
-from flambeau.llm.loader import load_engine, load_network
+from flambeau.llm.loader import load_engine
 from flambeau.llm.models.draft_heads import HeadSettings
 from flambeau.llm.models.head_kinds import make_head
 from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.network_loader import load_network
 from flambeau.llm.proposers import check_head
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.tiny_heads import published_eagle, published_mtp, tiny_head

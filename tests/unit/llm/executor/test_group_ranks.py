@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flambeau.llm import loader
+from flambeau.llm import network_loader
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -47,7 +47,7 @@ CPU: dict[str, Any] = {"keeps_groups": True}
 GPU: dict[str, Any] = {"narrow_groups": True, "arrived": order_codes(torch.float32, is_part=True)}
 PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 CODED = ("IQ4_NL", "IQ4_XS", "MXFP4")
-PAIRS = ("Q4_0", "Q4_1", "Q4_K")
+PAIRS = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
 
 Kinds = str | Callable[[str], str]
 
@@ -253,7 +253,7 @@ def test_two_processes_generate_what_one_generates(tmp_path):
 def test_the_loader_keeps_them_on_every_rank(tmp_path, monkeypatch):
     folder = write_kind(tmp_path / "checkpoint", "GGUF Q4_K_M", "experts", moe_intermediate_size=512)
     cpu, gpu, ranks = torch.device("cpu"), torch.device("cuda"), TensorParallelGroup(1, 2, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    monkeypatch.setattr(network_loader, "minimum_of_ranks", lambda number, ranks: number)
     config = EngineConfig(device="cpu", num_blocks=8, max_num_seqs=2, tensor_parallel_size=2)
     arch = read_architecture(folder)
     assert can_keep_groups(replace(config, compile=False), cpu, ranks)
@@ -264,7 +264,7 @@ def test_the_loader_keeps_them_on_every_rank(tmp_path, monkeypatch):
         assert not can_keep_groups(replace(config, **changes), cpu, ranks)
         assert not can_keep_integers(replace(config, **changes), gpu, ranks, arch)
     need_cpu_kernels()
-    part: Any = loader.load_network(folder, config, cpu, ranks).backend.model
+    part: Any = network_loader.load_network(folder, config, cpu, ranks).backend.model
     assert [type(one) for one in part.model.layers[0].self_attn.qkv_proj.parts] == [PackedLinear] * 3
     assert isinstance(part.model.layers[1].mlp.inner.experts.down_proj, PackedStack)
     assert isinstance(part.model.embed_tokens.rows, PackedLinear)

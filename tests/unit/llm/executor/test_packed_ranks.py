@@ -21,6 +21,7 @@ from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
+from support.checkpoints import write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
@@ -89,6 +90,17 @@ def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, m
         assert isinstance(layer.self_attn.o_proj.inner, PackedLinear)
         if network != "dense":
             assert isinstance(layer.mlp.inner.experts.down_proj, PackedStack)
+
+
+def test_routers_of_a_rank_are_not_packed(tmp_path, monkeypatch):
+    """Also where the experts are beside a later layer."""
+    need_cpu_kernels()
+    write_checkpoint(tmp_path, "longcat")
+    expected = logits_of(load_model(tmp_path))
+    arrived = packer(tmp_path, read_architecture(tmp_path), torch.float32, is_part=True)
+    parts = [load_part(tmp_path, rank, arrived=arrived) for rank in range(2)]
+    for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from flambeau.llm import loader
+from flambeau.llm import loader, network_loader
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
@@ -127,10 +127,12 @@ def test_tied_embeddings_of_a_rank_stay_in_16_bits(tmp_path, monkeypatch):
     need_cpu_kernels()
     folder = write_kind(tmp_path / "model", "bfloat16", "tied")
     expected = logits_of(load_model(folder, dtype=torch.float32))
-    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    monkeypatch.setattr(network_loader, "minimum_of_ranks", lambda number, ranks: number)
     config = EngineConfig(device="cpu", num_blocks=8, block_size=4, max_num_seqs=2)
     parts: list[Any] = [
-        loader.load_network(folder, config, torch.device("cpu"), TensorParallelGroup(rank, 2, None)).backend.model  # type: ignore[arg-type]
+        network_loader.load_network(
+            folder, config, torch.device("cpu"), TensorParallelGroup(rank, 2, None)
+        ).backend.model  # type: ignore[arg-type]
         for rank in range(2)
     ]
     for found in run_as_threads(monkeypatch, lambda rank: logits_of(parts[rank])):

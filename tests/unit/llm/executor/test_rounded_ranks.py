@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flambeau.llm import loader
+from flambeau.llm import network_loader
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig, Quantization
@@ -74,12 +74,12 @@ def test_ranks_find_what_plain_pytorch_finds_with_the_rounded_weights(kind, netw
 def test_the_cpu_kernels_compute_the_rounded_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
     need_cpu_kernels()
     folder = write_kind(tmp_path / "original", "bfloat16", network)
-    monkeypatch.setattr(loader, "minimum_of_ranks", lambda number, ranks: number)
+    monkeypatch.setattr(network_loader, "minimum_of_ranks", lambda number, ranks: number)
     for size in (2, 4):
         expected = logits_of(load_model(write_twin(tmp_path / f"{size}", folder, kind, size), dtype=torch.float32))
         config = EngineConfig(device="cpu", num_blocks=8, max_num_seqs=2, quantization=kind, tensor_parallel_size=size)
         parts: list[Any] = [
-            loader.load_network(
+            network_loader.load_network(
                 folder, config, torch.device("cpu"), TensorParallelGroup(rank, size, None)
             ).backend.model  # type: ignore[arg-type]
             for rank in range(size)

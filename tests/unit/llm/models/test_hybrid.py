@@ -15,13 +15,16 @@ from torch import Tensor
 from flambeau.llm.adapters.lora_weights import AdapterTarget, read_adapter
 from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, unknown_parts
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
+from flambeau.llm.calibration import calibrate_model
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.quantizer import quantize
+from flambeau.llm.quantize.settings import QuantizationSettings
 from support.adapters import write_peft_adapter
 from support.checkpoints import HYBRID_KINDS, VOCAB_SIZE, config_of, write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
@@ -351,3 +354,9 @@ def test_published_files_of_minimax_have_other_keys():
     expected = from_hugging_face(config_of("minimax-01"))
     assert (arch.recurrence, arch.stream_scales) == (expected.recurrence, expected.stream_scales)
     assert (arch.rotary_size, expected.rotary_size, arch.unknown_keys) == (8, None, ())
+
+
+def test_layers_with_shared_blocks_are_not_calibrated_one_by_one():
+    model = Transformer(from_hugging_face(config_of("zamba-2")))
+    with pytest.raises(InvalidRequest, match="read more than hidden states"):
+        calibrate_model(model, [*range(8)], QuantizationSettings(kind="int4"), scale_and_minimum)

@@ -21,8 +21,8 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.loader import load_network
 from flambeau.llm.models.transformer import Transformer
+from flambeau.llm.network_loader import load_network
 from flambeau.llm.quantize.quantizer import CudaCodedStack, ExpertStack, quantize_on_load
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from support.checkpoints import KINDS, LENGTH, VOCAB_SIZE, read_checkpoint, write_checkpoint

@@ -112,6 +112,7 @@ export class Chat {
     let count = 0;
     let said = "";
     let thoughts = null;
+    let ended = "";
     try {
       const body = { ...request, stream: true, stream_options: { include_usage: true }, ...(this.probabilities.checked ? { logprobs: true, top_logprobs: 3 } : {}) };
       const response = await fetch("/console/v1/chat/completions", { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body), signal: this.abort.signal });
@@ -123,6 +124,7 @@ export class Chat {
         count = document.usage?.completion_tokens || count;
         const choice = document.choices?.[0];
         if (!choice) continue;
+        ended = choice.finish_reason || ended;
         const piece = choice.delta?.content || "";
         const thought = choice.delta?.reasoning_content || "";
         if ((piece || thought) && !first) first = performance.now();
@@ -137,8 +139,10 @@ export class Chat {
     } catch (error) {
       if (error.name !== "AbortError") put(this.problem, error.message);
     }
-    if (!said && !thoughts) node.remove();
-    else {
+    if (!said && !thoughts) {
+      node.remove();
+      if (ended) put(this.problem, `The model's reply has no text (it ended with ${ended}).`);
+    } else {
       const seconds = (performance.now() - (first || began)) / 1000;
       node.append(h("small", {}, [`first token ${duration((first || began) - began)}`, count ? `${number(count)} tokens` : null, count > 1 ? `${number((count - 1) / seconds)} tokens/s` : null].filter(Boolean).join(", ")));
       this.log.scrollTop = this.log.scrollHeight;

@@ -129,6 +129,7 @@ EXTRAS = frozenset(
         "head_bias",
     }
 )
+OF_HEADS = frozenset({"attention_gate", "has_sinks", "shapes", "shared_keys"})  # not known in attention over latents
 # Float32 weights that no smaller type represents stay as they are in larger networks, mapped from their files.
 PACKED_FLOAT32_BYTES = 1 << 30
 
@@ -259,7 +260,7 @@ def can_pack_float32(model: Transformer) -> bool:
 
 def unknown_parts(arch: Architecture) -> list[str]:
     """The parts of a network that the kernels do not compute."""
-    unknown = set(arch.extras) - EXTRAS
+    unknown = set(arch.extras) - (EXTRAS - OF_HEADS if arch.latent_size else EXTRAS)
     if arch.router not in ROUTER_KINDS:
         unknown.add("router")
     if arch.rotated_qk_norm and (arch.qk_norm or arch.separate_qk_norm):

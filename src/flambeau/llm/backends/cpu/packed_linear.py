@@ -51,6 +51,7 @@ INPUTS_AT_ONCE = 256  # whose weights are read
 ROUTER = (
     ".mlp.gate",
     ".mlp.sparse.gate",
+    ".shortcut.gate",
 )  # the layer that chooses experts stays as it is: it decides between scores that are close
 
 

@@ -109,6 +109,8 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("has_gate")
     if arch.activation == "xielu" or (arch.num_experts and arch.has_gate and arch.activation != "silu"):
         unknown.add("activation")
+    if arch.latent_size and arch.has_sinks:
+        unknown.add("has_sinks")
     if arch.latent_size and arch.temperature_length:
         unknown.add("temperature_length")
     if arch.value_size and not arch.latent_size:

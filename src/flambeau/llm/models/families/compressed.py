@@ -93,6 +93,8 @@ def deepseek_4(config: Config) -> Config:
     rotated = rotary_size(config)
     if compression.overlapping_layers and compression.index_size < rotated:
         raise CheckpointError(f"index_head_dim {compression.index_size} is less than the rotated part of a head")
+    if compression.overlapping_layers and compression.num_chosen < 1:
+        raise CheckpointError(f"index_topk {compression.num_chosen} is not supported; it must be a number from 1")
     compressing, (wide, local) = compression.compressing_layers, thetas(config)
     recurrence = Recurrence(
         kind="compressor",

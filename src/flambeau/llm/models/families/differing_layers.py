@@ -158,7 +158,8 @@ def with_step_lists(config: Config) -> Config:
     nested = found.get("rope_parameters") or {}
     if not all(isinstance(nested.get(kind), dict) for kind in set(found["layer_types"])):
         found["rope_parameters"] = step_rope(found)
-    for key in (*STEP_ROPES, "rope_scaling", "yarn_only_types"):
+        found.pop("rope_scaling", None)
+    for key in (*STEP_ROPES, "yarn_only_types"):
         found.pop(key, None)
     return found
 
@@ -265,7 +266,7 @@ STEP = Family(
     derive=step,
     understands=ROTARY_KEYS
     | {"num_local_experts", "mtp_layer_types", "mtp_mlp_layer_types", "per_layer_config", "max_seq_len"}
-    | {"moe_layer_offset", "moe_every_n_layer", "need_fp32_gate"},
+    | {"moe_layer_offset", "need_fp32_gate"},
     supported={
         "gating": (None, "per-head", True),
         "use_head_wise_attn_gate": (None, True),

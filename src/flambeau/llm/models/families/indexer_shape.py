@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flambeau.llm.errors import CheckpointError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape:
@@ -21,6 +23,15 @@ class IndexerShape:
     plain_layers: frozenset[int] = frozenset()  # that attend to all tokens
     reads_inputs: bool = False  # of a layer, instead of latents of queries (Mistral Large 4)
     reusing_layers: frozenset[int] = frozenset()  # layers without one: the choice of the layer before counts (GLM)
+
+    def __post_init__(self) -> None:
+        given = {
+            "heads": self.num_heads,
+            "numbers of a head": self.head_size,
+            "tokens or blocks to choose": self.num_chosen,
+        }
+        if wrong := [f"{number} {name}" for name, number in given.items() if number < 1]:
+            raise CheckpointError(f"an indexer with {' and '.join(wrong)} is not supported; it needs at least 1")
 
     @property
     def cached_size(self) -> int:

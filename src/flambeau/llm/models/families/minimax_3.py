@@ -99,6 +99,8 @@ def check_indexer(indexer: IndexerShape, rotary_size: int, kv_heads: int) -> Non
         raise CheckpointError(
             f"index_head_dim {indexer.head_size} is less than the {rotary_size} rotated dimensions of a head"
         )
+    if indexer.block_size < 1:
+        raise CheckpointError(f"index_block_size {indexer.block_size} must be a number from 1")
     if not 0 <= indexer.num_local_blocks <= indexer.num_chosen:
         raise CheckpointError(f"index_local_blocks {indexer.num_local_blocks} must be at most index_topk_blocks")
 

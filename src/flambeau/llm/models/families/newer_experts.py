@@ -39,8 +39,10 @@ def dbrx_keys(config: Config) -> Config:
         raise CheckpointError(f"moe_normalize_expert_weights {power!r} is not supported; supported are 1 and null")
     found["norm_topk_prob"] = power is not None
     for key, value in (*attention.items(), *experts.items()):
-        if key not in SECTION_KEYS:
-            found.setdefault(DBRX_KEYS.get(key, key), value)
+        if key in DBRX_KEYS:  # whatever else a file says
+            found[DBRX_KEYS[key]] = value
+        elif key not in SECTION_KEYS:
+            found.setdefault(key, value)
     return found
 
 

@@ -64,7 +64,7 @@ LONGCAT = {
             "unused": r"^model\.mtp\.",
         },
         derive=longcat,
-        understands=frozenset({"qk_head_dim", "num_local_experts", "mtp_num_layers", "attention_method"}),
+        understands=frozenset({"qk_head_dim", "num_local_experts", "mtp_num_layers"}),
         supported={
             "attention_method": (None, "MLA"),
             "attention_bias": (None, False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flambeau.llm.errors import CheckpointError
@@ -74,7 +75,9 @@ FAMILIES: dict[str, Family] = {name: family for table in TABLES for name, family
 def text_family(config: Config, found: Family) -> Family:
     """The family of the language model in a checkpoint with pictures, by the model_type of its own section."""
     reader = found.images
-    named = (config.get(found.text_section) or {}).get("model_type") or (reader.text_type if reader else None)
+    section = config.get(found.text_section)
+    named = section.get("model_type") if isinstance(section, Mapping) else None
+    named = named or (reader.text_type if reader else None)
     if named is None or named in found.text_types:
         return found
     named = OLDER_TYPES.get(named, named)

@@ -192,6 +192,13 @@ def test_networks_with_more_to_them_are_not_computed_in_one_call(changes):
     assert not network.can_compute(plain, room(plain, 1))
 
 
+@pytest.mark.parametrize("part", [{"has_sinks": True}, {"attention_gate": "sigmoid"}, {"shared_keys": (0, 0)}])
+def test_parts_of_heads_are_not_computed_over_latents(part):
+    arch = random_model(**LATENT).arch
+    assert network.unknown_parts(arch) == []
+    assert network.unknown_parts(replace(arch, **part)) == [*part]
+
+
 def logits_of_both(model, dtype=torch.float32):
     """The logits of the kernels and of the plain network: prompts of several lengths, then drafted tokens."""
     asked, has_states = [*prompts(4), [5 + i % 60 for i in range(24)]], bool(model.arch.recurrence)

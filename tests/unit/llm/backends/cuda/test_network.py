@@ -76,6 +76,18 @@ UNKNOWN = {
     "mimo-v2": ["shapes", "sinks_in_windows", "value_scale", "value_size"],
     "step-3.7": ["attention_gate", "expert_limits", "mlp_limits", "shapes"],
     "longcat": ["has_shortcuts", "latent_scale", "num_zero_experts"],
+    "ax-k1": ["expert_norm"],
+    "deepseek-v4": ["compression", "gate_limit", "hashed_layers", "hyper", "limits_all_gates", "recurrence"],
+    "glm-5.3": [
+        *("gate_limit", "hyper", "indexer", "latent_epsilon", "limits_all_gates", "recurrence", "unrotated_layers")
+    ],
+    "hy-4": ["attention_gate", "gate_limit", "has_sinks", "hyper", "indexer"],
+    "modern-bert": ["has_first_norm", "head_layer", "head_layer_bias", "tied_bias"],
+    "modern-bert-biased": ["has_first_norm", "head_layer"],
+    "recurrent-gemma": ["recurrence"],
+    "rwkv": ["recurrence"],
+    "zamba-2": ["adapter_rank", "adapts_attention", "block_layers", "num_blocks"],
+    "zamba-2-unrotated": ["adapter_rank", "block_layers", "num_blocks"],
 }
 
 

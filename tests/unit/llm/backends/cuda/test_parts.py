@@ -27,11 +27,12 @@ PLAIN = {
     *("max_length", "rope_theta", "rope_scaling", "unrotated_layers", "windows", "position_axes"),
     *("norm_epsilon", "tied_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "dense_layers"),
     *("num_experts", "num_experts_per_token", "expert_size", "normalizes_experts"),
+    "image_layer_id",  # steps with images are plain PyTorch
 }
 OF_FILES = {
     *("renames", "interleaved_rope", "interleaved_gates", "grouped_qkv", "qvk_blocks", "values_from_keys", "unused"),
     *("num_unused_layers", "normalized_head", "transposed", "either_order", "eos_ids", "bos_id", "dtype"),
-    *("unknown_keys", "source", "vision"),
+    *("unknown_keys", "source", "vision", "zeros", "flat_experts", "sinusoids"),
 }
 CLASSES = {  # of networks that the kernels compute
     "Attention", "CenteredNorm", "Conv1d", "Decoder", "DeltaNet", "Embedding", "Experts", "FeedForwardLayer", "Gate",
@@ -80,14 +81,18 @@ def test_every_value_of_a_kind_is_decided_on():
             "silu": (),
             **dict.fromkeys(("gelu", "gelu_tanh", "relu", "relu_squared", "xielu"), ("activation",)),
         },
-        "router": dict.fromkeys(
-            ("softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "sigmoid", "sparse_mixer"), ()
+        "router": dict.fromkeys(  # those that the kernel does not know are computed by their own functions
+            (
+                *("softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus"),
+                *("sigmoid", "wide_sigmoid", "late_sigmoid", "sparse_mixer"),
+            ),
+            (),
         ),
         "norm": {"rms": (), "layer": ()},
         "alibi": {"plain": (), "scaled": ()},
         "recurrence": {
             **dict.fromkeys(("short_conv", "mamba", "mamba2", "delta_net"), ()),
-            **dict.fromkeys(("kimi_delta", "lightning"), ("recurrence",)),
+            **dict.fromkeys(("kimi_delta", "lightning", "gated", "rwkv", "compressor"), ("recurrence",)),
         },
         "attention_gate": dict.fromkeys(
             ("sigmoid", "softplus", "sigmoid_per_head", "softplus_per_head"), ("attention_gate",)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.head_weights import read_mtp
-from flambeau.llm.errors import CheckpointError, LLMError
+from flambeau.llm.errors import CheckpointError, InvalidConfig, LLMError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.proposers import tell_of_mtp
 from support.checkpoints import VOCAB_SIZE, config_of, import_transformers, random_weights, write_checkpoint
@@ -246,10 +246,12 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("LongCat-Flash-Chat", "zero_expert_type", "zero"),
     ("LongCat-Flash-Chat", "router_bias", True),
     ("LongCat-Flash-Chat", "q_lora_rank", None),
+    ("LongCat-Flash-Chat", "attention_method", "MHA"),
     ("Step-3.7-Flash", "yarn_only_types", ["sliding_attention"]),
     ("Step-3.7-Flash", "rope_theta", [50000.0, 1000.0, 2000.0, 1000.0, 1000.0]),
     ("Step-3.7-Flash", "attention_other_setting", {"num_attention_heads": 6, "num_attention_groups": 4}),
     ("Step-3.7-Flash", "zero_centered", False),
+    ("Step-3.7-Flash", "moe_every_n_layer", 2),
     ("MiniMax-M3", "rotary_dim", 16),
     ("MiniMax-M3", "index_n_heads", 1),
 ]
@@ -267,6 +269,30 @@ def test_value_that_is_not_supported_is_refused_by_name(name, key, value):
         config = {**config, key: value}
     with pytest.raises(CheckpointError, match=key):
         from_hugging_face(config)
+
+
+MALFORMED: list[tuple[str, str, Any, str]] = [
+    ("mimo-v2", "num_hidden_layers", None, "mimo_v2_flash needs num_hidden_layers"),
+    ("mimo-v2", "routed_scaling_factor", "zzz", "a value that no mimo_v2_flash has"),
+    ("mimo-v2", "layer_types", 3, "a value that no mimo_v2_flash has"),
+    ("deepseek-v4", "compress_rates", 3, "a value that no deepseek_v4 has"),
+    ("step-3.7", "text_config", 3, "3 for text_config, which must be an object"),
+    ("rwkv", "num_hidden_layers", None, "rwkv needs num_hidden_layers"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value", "message"), MALFORMED)
+def test_a_key_that_is_missing_or_has_no_meaning_is_an_invalid_config(kind, key, value, message):
+    config = {name: given for name, given in config_of(kind).items() if name != key}
+    with pytest.raises(InvalidConfig, match=message):
+        from_hugging_face(config if value is None else {**config, key: value})
+
+
+def test_scaling_beside_the_rope_parameters_of_step_is_not_left_out():
+    config = config_of("step-3.7")
+    text = {**config["text_config"], "rope_scaling": {**LLAMA_3, "original_max_position_embeddings": 16}}
+    with pytest.raises(LLMError, match="rope_scaling replaces rope_parameters"):
+        from_hugging_face({**config, "text_config": text})
 
 
 def test_unknown_keys_of_sparse_attention_are_named():

@@ -38,5 +38,10 @@ def test_a_class_whose_images_cannot_be_read_is_refused_with_the_reason(name):
         family_of({"architectures": [name]})
 
 
+def test_no_row_leaves_a_key_to_itself_that_it_has_checked():
+    both = {name: family.understands & family.supported.keys() for name, family in FAMILIES.items()}
+    assert {name: keys for name, keys in both.items() if keys} == {}
+
+
 def test_families_with_encoders_are_served_by_the_engine():
     assert {name for name in FAMILIES if name.endswith("ForConditionalGeneration")} <= set(LANGUAGE_MODELS)

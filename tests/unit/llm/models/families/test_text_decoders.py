@@ -155,6 +155,13 @@ def test_older_files_of_modern_bert_say_how_far_windows_and_full_layers_are_apar
         from_hugging_face({**config, "classifier_activation": "selu"})
 
 
+def test_the_sections_of_dbrx_come_before_the_general_keys():
+    config = config_of("dbrx")
+    config["attn_config"] = {**config["attn_config"], "kv_n_heads": 2}
+    assert config["num_key_value_heads"] == 1
+    assert from_hugging_face(config).num_kv_heads == 2
+
+
 def test_a_key_in_a_section_of_dbrx_that_is_not_known_is_named():
     config = config_of("dbrx")
     config["attn_config"]["attn_temperature"] = 2.0
