@@ -5,24 +5,16 @@ declared here, just before. Nothing that the tests run calls them.
 
 One of torchvision's modules imports the whole of torch._dynamo, a second of CPU time in dozens of processes, for one
 function, which it calls only to compile an operator. Here the function imports torch._dynamo when it is called.
-
-Torch ends its import with what thousands of operators say of tensors without data, 0.4 s of CPU time in each worker. In
-the processes that tests start it comes with the first module that computes with such tensors. Without it, an operator
-of a tensor without data raises NotImplementedError.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
 
 FOR_ONE_FUNCTION = "torchvision.ops.roi_align"
 DYNAMO = ("torch._dynamo", "torch._dynamo.utils")
-OF_TENSORS_WITHOUT_DATA = "torch._meta_registrations"
-# Also torch.export and Inductor, which import sympy.
-NEED_IT = ("sympy", "torch._decomp", "torch._dynamo", "torch._prims", "torch._refs", "transformers")
 
 
 def is_compile_supported(device_type):
@@ -48,37 +40,6 @@ class WithoutDynamo(SourceFileLoader):
                 del sys.modules[name]
 
 
-class Present:
-    """Loads the module that is there, or one without contents."""
-
-    def create_module(self, spec):
-        return sys.modules.get(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-class Postpone:
-    """Sees each import before the others do, and has a module imported that torch would import at once."""
-
-    is_postponed = False
-
-    def find_spec(self, name, path=None, target=None):
-        if not self.is_postponed:
-            self.is_postponed = name == OF_TENSORS_WITHOUT_DATA
-            return ModuleSpec(name, Present()) if self.is_postponed else None
-        module = sys.modules.get(OF_TENSORS_WITHOUT_DATA)
-        if module is not None and module.__spec__.origin is None:
-            del sys.modules[OF_TENSORS_WITHOUT_DATA]  # whoever imports it now gets it
-        if name in NEED_IT:
-            sys.meta_path.remove(self)
-            import_module(OF_TENSORS_WITHOUT_DATA)
-            if name in sys.modules:  # it has imported this one, which must not run again
-                sys.modules[name].__spec__ = ModuleSpec(name, Present())
-                return sys.modules[name].__spec__
-        return None
-
-
 class DeclareOperators:
     """Sees each import before the others do."""
 
@@ -102,5 +63,3 @@ class DeclareOperators:
 
 
 sys.meta_path.insert(0, DeclareOperators())
-if __name__ == "sitecustomize":  # not in the process of the tests, nor in forks of one that has imported torch
-    sys.meta_path.insert(0, Postpone())
