@@ -344,10 +344,28 @@ def json_problem(error: Exception) -> str:
 def explain_json(raw: bytes | bytearray | str) -> str:
     """What is wrong with a text that is not JSON, and where."""
     try:
-        json.loads(raw)
+        value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         return json_problem(error)
+    encoding = "utf-8" if isinstance(raw, str) else json.detect_encoding(raw)
+    if encoding == "utf-8-sig":
+        return "it begins with a byte order mark; leave it out"
+    if encoding != "utf-8":
+        return f"it is {encoding.upper()}; send UTF-8"
+    if holds_lone_surrogate(value):
+        return "one of its texts holds half of a surrogate pair, which is no character"
     return "it holds a value that JSON does not have"  # such as NaN
+
+
+def holds_lone_surrogate(value: object) -> bool:
+    """Whether a text within a value of JSON cannot be encoded, such as that of `"\\ud800"`."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except RecursionError:
+        return False
+    return False
 
 
 def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -1,8 +1,10 @@
-"""suggest(): what a misspelled name probably means."""
+"""suggest(): what a misspelled name probably means. explain_json(): why a text is not JSON."""
 
 from __future__ import annotations
 
-from flambeau.errors import suggest
+import pytest
+
+from flambeau.errors import explain_json, suggest
 
 KNOWN = ("max_tokens", "min_tokens", "temperature")
 
@@ -16,3 +18,18 @@ def test_nothing_is_suggested_for_names_that_are_too_different_or_too_long():
     assert suggest("color", KNOWN) is None
     assert suggest("tokens", KNOWN, cutoff=0.9) is None
     assert suggest("temperature" * 1_000_000, KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-16; send UTF-8"),
+        (rb'{"a": ["\ud800"]}', "half of a surrogate pair"),
+        (rb'{"a": "\ud83d\ude00", "b": NaN}', "a value that JSON does not have"),
+        (b'{"a": }', "line 1, column 7"),
+        (b"", "empty"),
+    ],
+)
+def test_a_text_that_is_not_json_is_explained(raw, expected):
+    assert expected in explain_json(raw)

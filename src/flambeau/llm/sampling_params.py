@@ -226,7 +226,7 @@ def _check_structure(rule: SamplingField, value: Any) -> str | None:
     if form in ("regex", "grammar") and not (isinstance(content, str) and content):
         return f"an object whose {form} is a text that is not empty"
     if isinstance(content, str) and len(content) > MAX_STRUCTURE:
-        return f"an object whose {form} has at most {MAX_STRUCTURE} characters"
+        return f"an object whose {form} is a text of at most {MAX_STRUCTURE} characters"
     return None
 
 
@@ -272,7 +272,8 @@ def read_structure(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     else:
         raise invalid(name, f"an object with one of {', '.join(STRUCTURES)}", value)
     if expected := _check_structure(SAMPLING_FIELDS["structured_outputs"], structure):
-        raise invalid(name, expected, value)
+        form = GUIDED.get(name, "")  # a field whose value is the form itself
+        raise invalid(name, expected.removeprefix(f"an object whose {form} is "), value)
     if isinstance(schema := structure.get("json"), dict | bool):
         structure["json"] = text = json.dumps(schema, ensure_ascii=False)
         if len(text) > MAX_STRUCTURE:

@@ -214,7 +214,7 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
             "did you mean parameters?",
         ),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "send one of them"),
-        ({"guided_choice": []}, "guided_choice", "1 to 1000 texts"),
+        ({"guided_choice": []}, "guided_choice", "guided_choice must be 1 to 1000 texts"),
         ({"guided_regex": ""}, "guided_regex", "not empty"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one of json"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "one of json"),
