@@ -160,24 +160,24 @@ def test_adapters_by_the_names_of_files_compute_what_changed_files_compute(tmp_p
         a_RI, b_OR = (pairs[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
         tensors[f"{name}.weight"] += b_OR @ a_RI * 2
     save_file(tensors, tmp_path / "changed/model.safetensors")
-    expected = torch.cat(all_logits(load_model(tmp_path / "changed")))
-    assert (torch.cat(all_logits(load_model(tmp_path / "plain"))) - expected).abs().max() > 0.5
+    expected = all_logits(load_model(tmp_path / "changed"))
+    assert (all_logits(load_model(tmp_path / "plain")) - expected).abs().max() > 0.5
 
     model = load_model(tmp_path / "plain")
     target = AdapterTarget(arch=model.arch, local=model.arch, shard=None, device=CPU, dtype=torch.float32)
     merging = MergeOnLoad(adapter, target, None)
     merged = load_model(tmp_path / "plain", arrived=merging)
     merging.finish(merged)
-    torch.testing.assert_close(torch.cat(all_logits(merged)), expected, **TOLERANCE)
-    torch.testing.assert_close(torch.cat(all_logits(model, adapter)), expected, **TOLERANCE)
+    torch.testing.assert_close(all_logits(merged), expected, **TOLERANCE)
+    torch.testing.assert_close(all_logits(model, adapter), expected, **TOLERANCE)
 
     parts = [load_part(tmp_path / "plain", rank) for rank in range(2)]
     for found in run_as_threads(monkeypatch, lambda rank: all_logits(parts[rank], adapter, Shard(model.arch, rank, 2))):
-        torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
+        torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
-def all_logits(model: Transformer, adapter: Path | None = None, shard: Shard | None = None) -> list[torch.Tensor]:
-    """Of each prompt, with an adapter or without."""
+def all_logits(model: Transformer, adapter: Path | None = None, shard: Shard | None = None) -> torch.Tensor:
+    """Of all prompts, with an adapter or without."""
     arch = model.arch if shard is None else shard.arch
     store = AdapterStore(
         AdapterTarget(arch=arch, local=model.arch, shard=shard, device=CPU, dtype=torch.float32), model
@@ -187,7 +187,7 @@ def all_logits(model: Transformer, adapter: Path | None = None, shard: Shard | N
     inputs = step_inputs({i: (0, prompt) for i, prompt in enumerate(PROMPTS)})
     inputs.adapters_T = torch.full_like(inputs.ids_T, int(adapter is not None))
     backend = EagerBackend(model, room(model, len(PROMPTS)), adapters=store)
-    return [backend.prefill(inputs, torch.arange(len(inputs.ids_T)))]
+    return backend.prefill(inputs, torch.arange(len(inputs.ids_T)))
 
 
 def test_stacked_experts_beside_experts_without_weights_are_refused(tmp_path):
