@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends.cpu.attention import choose_attention
 from flambeau.llm.backends.cpu.backend import CpuBackend
@@ -12,6 +14,8 @@ from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.transformer import Transformer
+
+logger = logging.getLogger(__name__)
 
 
 def cpu_backend(
@@ -72,6 +76,8 @@ def make_backend(
     states: HiddenStates | None = None,
 ) -> Backend:
     """The backend for a device; `name` appears in its log lines."""
-    if not config.compile:
+    if config.compile and model.arch.compression is not None:
+        logger.info("%s: plain PyTorch computes it; attention to compressed entries is not compiled", name)
+    if not config.compile or model.arch.compression is not None:  # traced steps hold for one number of sequences only
         return eager_backend(model, cache, adapters, states)
     return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters, states)

@@ -20,6 +20,7 @@ from flambeau.llm.calibration import calibrate_model
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.core import state_slots
+from flambeau.llm.device_backends import make_backend
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.backend import CPU_KERNELS
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
@@ -156,7 +157,16 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4", "deepseek-v4"])
+def test_attention_to_compressed_entries_is_not_compiled(tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_checkpoint(tmp_path, "deepseek-v4")
+    model = load_model(tmp_path)
+    backend = make_backend(model, room(model, 2), EngineConfig(compile=True))
+    assert type(backend) is EagerBackend
+    assert "attention to compressed entries is not compiled" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4"])
 def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
     """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
 
