@@ -83,11 +83,10 @@ def test_prompts_in_chunks_and_tokens_beside_others_have_the_logits_of_transform
 
 
 @pytest.mark.timeout(300)  # the kernels may have to be built
+@pytest.mark.parametrize("networks", ["deepseek-v3.2", "glm-5"], indirect=True)
 def test_kernels_compute_the_logits_of_transformers(networks):
     need_cpu_kernels()
     model, reference = copy.deepcopy(networks[0]), networks[1]
-    if unknown_parts(model.arch):
-        pytest.skip("the kernels leave it to others, as another test says")
     backend = CpuBackend(model, used_room(model))
     assert backend.wait_until_compiled(timeout_s=250)
     assert backend.decode_path == CPU_KERNELS
