@@ -5,14 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-EXTRAS := embed,example,explain,grpc,llm,onnx,otel,ray,tls,vision
+EXTRAS := audio,embed,example,explain,grpc,llm,onnx,otel,ray,tls,video,vision
 # Where Linux has no NVIDIA GPU: PyTorch's CPU build, 0.2 GB to download instead of 3. pip's own settings come first.
 CPU_TORCH = $(if $(shell [ "$$(uname)" = Linux ] || echo other; command -v nvidia-smi; \
 	$(PIP) config list | grep -E 'extra-index-url|find-links'),,--extra-index-url https://download.pytorch.org/whl/cpu)
 SERVE ?=
 TESTS ?=
 SCORECARD ?=
-PROCESSES ?= 4
+PROCESSES ?= 6
 GPU_PROCESSES ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +108,13 @@ def to_page(result: dict[str, Any], source: str) -> str:
         if members:
             parts += [f"## {title}", table(["", "case", "promise", "measured"], [row(one) for one in members])]
     parts += ["## Run it", RUN_IT]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(map(filled, parts)) + "\n"
+
+
+def filled(part: str) -> str:
+    """Running text in lines of 140 characters."""
+    is_text = "\n" not in part and not part.startswith(("#", "!"))
+    return textwrap.fill(part, 140, break_long_words=False, break_on_hyphens=False) if is_text else part
 
 
 def again(result: dict[str, Any]) -> list[str]:

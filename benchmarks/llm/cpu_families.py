@@ -38,6 +38,9 @@ from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
 from flambeau.llm.executor.inputs import StepInputs  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
+from flambeau.llm.models.families.compression_shape import CompressionShape  # noqa: E402
+from flambeau.llm.models.families.gate_limits import GateLimits  # noqa: E402
+from flambeau.llm.models.families.hyper_shape import HyperShape  # noqa: E402
 from flambeau.llm.models.families.recurrence import Recurrence  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
 
@@ -137,6 +140,118 @@ SHAPES: dict[str, dict[str, Any]] = {
         "normalizes_experts": False,
         "dense_layers": frozenset({0}),
     },
+    "ettin-150m": {  # 6 of 22 layers
+        "vocab_size": 50368,
+        "hidden_size": 768,
+        "num_layers": 6,
+        "num_heads": 12,
+        "num_kv_heads": 12,
+        "head_size": 64,
+        "intermediate_size": 1152,
+        "norm": "layer",
+        "embedding_norm": True,
+        "has_first_norm": False,
+        "head_layer": "gelu",
+        "tied_bias": True,
+        "windows": tuple(64 if i % 3 else None for i in range(6)),
+        "local_rope_theta": 10000.0,
+        "rope_theta": 160000.0,
+        "activation": "gelu",
+    },
+    "recurrent-gemma-2b": {  # 3 of 26 layers
+        "vocab_size": 32768,
+        "hidden_size": 2560,
+        "num_layers": 3,
+        "num_heads": 10,
+        "num_kv_heads": 1,
+        "head_size": 256,
+        "intermediate_size": 7680,
+        "output_bias": True,
+        "mlp_bias": True,
+        "norm_offset": 1.0,
+        "rotary_size": 128,
+        "activation": "gelu_tanh",
+        "windows": (2048,) * 3,
+        "logit_softcap": 30.0,
+        "recurrence": Recurrence(
+            kind="gated",
+            layers=frozenset({0, 1}),
+            inner_size=2560,
+            num_heads=10,
+            head_size=256,
+            projection_bias=True,
+        ),
+    },
+    "zamba-2-1.2b": {  # 3 of 38 layers, one of them with the block
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "num_layers": 3,
+        "num_heads": 32,
+        "num_kv_heads": 32,
+        "head_size": 128,
+        "attention_scale": 64**-0.5,
+        "intermediate_size": 8192,
+        "has_mlp": False,
+        "activation": "gelu",
+        "block_layers": (2,),
+        "num_blocks": 1,
+        "adapter_rank": 128,
+        "adapts_attention": True,
+        "recurrence": Recurrence(
+            kind="mamba2", layers=frozenset(range(3)), inner_size=4096, num_heads=64, head_size=64, state_size=128
+        ),
+    },
+    "rwkv-4-430m": {  # 4 of 24 layers
+        "vocab_size": 32768,
+        "hidden_size": 1024,
+        "num_layers": 4,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_size": 2,
+        "intermediate_size": 4096,
+        "norm": "layer",
+        "norm_bias": True,
+        "embedding_norm": True,
+        "has_gate": False,
+        "recurrence": Recurrence(kind="rwkv", layers=frozenset(range(8)), inner_size=1024, state_size=1024),
+    },
+    "deepseek-v4": {  # 2 of 61 layers, narrower, 8 of 256 experts; no kernels compute it
+        "vocab_size": 16384,
+        "hidden_size": 2048,
+        "num_layers": 2,
+        "num_heads": 16,
+        "num_kv_heads": 1,
+        "head_size": 512,
+        "rotary_size": 64,
+        "query_latent_size": 768,
+        "intermediate_size": 2048,
+        "num_experts": 8,
+        "num_experts_per_token": 6,
+        "expert_size": 1024,
+        "shared_expert_size": 1024,
+        "router": "biased_sqrt_softplus",
+        "routed_scale": 1.5,
+        "gate_limits": GateLimits(kind="gates", experts=(10.0,), others=(10.0,)),
+        "windows": (128,) * 2,
+        "local_rope_theta": 10000.0,
+        "hyper": HyperShape(num_streams=4, epsilon=1e-6, num_rounds=20),
+        "compression": CompressionShape(
+            rates=(4, 128),
+            overlapping_layers=frozenset({0}),
+            num_index_heads=16,
+            index_size=128,
+            num_chosen=512,
+            num_output_groups=4,
+            output_rank=512,
+        ),
+        "recurrence": Recurrence(
+            kind="compressor",
+            layers=frozenset({0, 1}),
+            inner_size=512,
+            state_size=128,
+            is_beside_attention=True,
+        ),
+    },
 }
 
 
@@ -202,6 +317,8 @@ def subjects(model: Transformer, kind: str) -> dict[str, dict[str, Run]]:
             compiled = inductor.compile_step(model, caches[0], 1, choose_attention, example)
             jobs[name]["Inductor"] = lambda step=step, compiled=compiled: compiled(step)
     jobs[f"prompt of {PROMPT}"]["plain"] = lambda: plain.prefill(prompt, last)
+    if arch.compression is not None:
+        return jobs
     assert can_compute(model, caches[1]), arch.extras
     network = CpuNetwork(model, caches[1])
     for name, step in steps.items():

@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE))
 
 import gpu  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
 
 from flambeau.llm.backends.cuda import decode_attention_kernel  # noqa: E402
 from flambeau.llm.backends.cuda.attention import ScoreParts  # noqa: E402
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="*", default=["32,32", "32,8"], help="heads, and those of keys and values")
     parser.add_argument("--cases", nargs="*", default=CASES.split())
     asked = parser.parse_args()
+    need_device()
     torch.manual_seed(0)
     read = gpu.bandwidth("cuda")
     print(f"reading {read / 1e12:.2f} TB/s")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cuda_device import need_device
 from torch import Tensor
 
 from flambeau.llm.backends.cuda import experts, router
@@ -226,7 +227,7 @@ def measure(model: str, kind: str, rows: int, every: bool, read: float, layers: 
 def main() -> None:
     asked = arguments()
     models, kinds, rows = (text.split(",") for text in (asked.models, asked.kinds, asked.rows))
-    torch.cuda.init()
+    need_device()
     tasks = [
         (model, kind, int(number), asked.shapes, part, 4)
         for model in models

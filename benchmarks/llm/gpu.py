@@ -8,8 +8,8 @@ long prompts that arrive among 32 streams, and the rate of prompts. Streams thro
 ceiling of a figure is what reading the weights and the cached keys and values once for each step would take at the
 speed of a plain reduction over a large tensor in the same run; of experts, only those are read that the routers choose.
 The engine is the whole one: scheduler, paged cache, sampler; only HTTP has a tokenizer. With --check, the compiled path
-must first give the eager path's tokens, in float32 at a small size. The result is a dated JSON file. Takes about six
-minutes on an H200.
+must first give the eager path's tokens, in float32 at a small size. The result is a dated JSON file, which is written
+after each figure. What fails is named there, and the rest goes on. Takes about six minutes on an H200.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "serving")]
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
+from kept_results import KeptResults  # noqa: E402
 
 from flambeau.llm import EngineConfig  # noqa: E402
 from flambeau.llm.backends.eager import EagerBackend  # noqa: E402
@@ -354,17 +355,30 @@ def progress(*words: object) -> None:
 # ---- the run ----
 
 
-def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: float) -> tuple[Figures, Transformer]:
-    """All cases with one kind of weights."""
+def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: float, kept: KeptResults) -> Transformer:
+    """All cases with one kind of weights; returns the network."""
     began = time.monotonic()
     model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
     if kind != "none":
         quantize(model, kind)
         use_fast_layers(model, torch.bfloat16)
+    result: Figures = {"weights_gb": weight_bytes(model) / 1e9, "figures": {}}
+    kept.figures["kinds"][kind] = result
+    with kept.part(f"{kind} weights"):
+        run_cases(asked, model, kind, read, result, kept)
+    result["duration_s"] = time.monotonic() - began
+    kept.save()
+    return model
+
+
+def run_cases(
+    asked: argparse.Namespace, model: Transformer, kind: str, read: float, result: Figures, kept: KeptResults
+) -> None:
+    """Figures of all cases, which are kept after each round."""
     wanted = cases(asked)
     lengths = [case.prompt + case.tokens + case.streams * case.prompt // 200 + 32 for case in wanted]
     blocks = max(case.streams * -(-length // 16) for case, length in zip(wanted, lengths, strict=True))
-    longest = min(max(lengths), arch.max_length)
+    longest = min(max(lengths), model.arch.max_length)
     engine = new_engine(model, max(case.streams for case in wanted), longest, num_blocks=blocks)
     started = time.monotonic()
     for case in wanted:
@@ -372,34 +386,32 @@ def run_kind(asked: argparse.Namespace, arch: Architecture, kind: str, read: flo
             for _ in range(2):  # asks for what is to be compiled, then captures it
                 measure(engine, replace(case, tokens=20))
                 engine.wait_until_compiled()
-    compile_s = time.monotonic() - started
+    result["first_round_with_compilation_s"] = time.monotonic() - started
+    progress(kind, f"compiled and captured in {result['first_round_with_compilation_s']:.0f} s")
+    shares = {case: chosen_share(engine, case, model) for case in wanted}
     found: dict[Case, list[Figures]] = {case: [] for case in wanted}
     for number in range(asked.rounds):
         for case in wanted:
             if number == 0 or case.prompt == SHORT:
                 found[case].append(measure(engine, case))
+                limit = ceiling(case, model, read, shares[case])
+                result["figures"][case.name] = figures_of(case, found[case], limit, shares[case])
+                kept.save()
                 progress(kind, case.name, f"{found[case][-1]['tokens_per_s']:,.0f} tokens/s")
-    shares = {case: chosen_share(engine, case, model) for case in wanted}
     engine.close()
-    figures = {
-        case.name: {
-            "streams": case.streams,
-            "prompt": case.prompt,
-            "settings": case.settings,
-            "experts_read": shares[case],
-            "ceiling_tokens_per_s": ceiling(case, model, read, shares[case]),
-            **{name: statistics.median(each[name] for each in rounds) for name in rounds[0]},
-            "rounds_tokens_per_s": [each["tokens_per_s"] for each in rounds],
-        }
-        for case, rounds in found.items()
+
+
+def figures_of(case: Case, rounds: Sequence[Figures], limit: float, experts_share: float) -> Figures:
+    """The medians of a case, and what they are compared with."""
+    return {
+        "streams": case.streams,
+        "prompt": case.prompt,
+        "settings": case.settings,
+        "experts_read": experts_share,
+        "ceiling_tokens_per_s": limit,
+        **{name: statistics.median(each[name] for each in rounds) for name in rounds[0]},
+        "rounds_tokens_per_s": [each["tokens_per_s"] for each in rounds],
     }
-    result = {
-        "weights_gb": weight_bytes(model) / 1e9,
-        "first_round_with_compilation_s": compile_s,
-        "duration_s": time.monotonic() - began,
-        "figures": figures,
-    }
-    return result, model
 
 
 def mixed_engine(model: Transformer, device: str, cached: torch.dtype | None = None) -> Engine:
@@ -416,34 +428,46 @@ def mixed_engine(model: Transformer, device: str, cached: torch.dtype | None = N
     return engine
 
 
-def run_extras(asked: argparse.Namespace, model: Transformer) -> Figures:
+def run_extras(asked: argparse.Namespace, model: Transformer, kept: KeptResults) -> None:
     """What is measured for one kind of weights only."""
-    found: Figures = {}
-    extras = [name for name in asked.extras.split(",") if name]
-    length = min(3500, model.arch.max_length - 16)
-    if {"mixed", "long", "prompts"} & {*extras}:
-        engine = mixed_engine(model, asked.device)
-        if "long" in extras:
-            found["long_prompts"] = run_long_prompts(engine, length)
-        if "prompts" in extras:
-            found["prompts"] = run_prompts(engine, length, matmul_rate(asked.device), model)
-        if "mixed" in extras:
-            found["mixed"] = run_mixed(engine)
-        engine.close()
-        del engine
-        progress(found)
+    extras = {name for name in asked.extras.split(",") if name}
+    if {"mixed", "long", "prompts"} & extras:
+        with kept.part("extras"):
+            run_long_and_mixed(asked, model, extras, kept)
     if "mixed" in extras and asked.device != "cpu":
         gc.collect()
         torch.cuda.empty_cache()
-        engine = mixed_engine(model, asked.device, torch.float8_e4m3fn)
-        found["mixed, fp8 cache"] = run_mixed(engine)
-        for number, length in ((32, SHORT), (128, SHORT), (32, 1000)):
-            case = Case(number, length, "greedy", asked.tokens // 2)
-            found[f"{case.name}, fp8 cache"] = measure(engine, case)
-        engine.close()
-        del engine
-        progress(found)
-    return found
+        with kept.part("extras with an fp8 cache"):
+            run_fp8_cache(asked, model, kept)
+
+
+def run_long_and_mixed(asked: argparse.Namespace, model: Transformer, extras: set[str], kept: KeptResults) -> None:
+    found, length = kept.figures["extras"], min(3500, model.arch.max_length - 16)
+    engine = mixed_engine(model, asked.device)
+    runs: dict[str, tuple[str, Callable[[], Figures]]] = {
+        "long": ("long_prompts", lambda: run_long_prompts(engine, length)),
+        "prompts": ("prompts", lambda: run_prompts(engine, length, matmul_rate(asked.device), model)),
+        "mixed": ("mixed", lambda: run_mixed(engine)),
+    }
+    for asked_name, (name, run) in runs.items():
+        if asked_name in extras:
+            found[name] = run()
+            kept.save()
+            progress(name, found[name])
+    engine.close()
+
+
+def run_fp8_cache(asked: argparse.Namespace, model: Transformer, kept: KeptResults) -> None:
+    found = kept.figures["extras"]
+    engine = mixed_engine(model, asked.device, torch.float8_e4m3fn)
+    found["mixed, fp8 cache"] = run_mixed(engine)
+    kept.save()
+    for number, length in ((32, SHORT), (128, SHORT), (32, 1000)):
+        case = Case(number, length, "greedy", asked.tokens // 2)
+        found[f"{case.name}, fp8 cache"] = measure(engine, case)
+        kept.save()
+    engine.close()
+    progress({name: figure for name, figure in found.items() if "fp8 cache" in name})
 
 
 def run_http(model: Transformer) -> Figures:
@@ -471,15 +495,14 @@ def run_http(model: Transformer) -> Figures:
 
 
 def main() -> None:
-    asked, began = arguments(), time.monotonic()
+    asked = arguments()
+    need_device(asked.device)
     arch = preset(asked.preset)
     if asked.layers:
         arch = replace(arch, num_layers=asked.layers, windows=arch.windows[: asked.layers])
     is_same = same_tokens(arch, asked.device) if asked.check else None
     read = bandwidth(asked.device)
-    date = datetime.now(UTC)
-    result: Figures = {
-        "date": date.isoformat(timespec="seconds"),
+    given: Figures = {
         "command": f"python benchmarks/llm/gpu.py {command_line(sys.argv[1:])}".strip(),
         "machine": machine.describe(),
         "device": torch.cuda.get_device_name() if asked.device != "cpu" else "cpu",
@@ -489,28 +512,28 @@ def main() -> None:
         "same_tokens": is_same,
         "read_gb_per_s": read / 1e9,
         "kinds": {},
+        "extras": {},
     }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    file = asked.out / f"{date:%Y-%m-%d-%H%M}-llm-gpu.json"
+    kept = KeptResults(asked.out, "llm-gpu", given)
+    progress(f"{given['device']}, torch {torch.__version__}, {given['read_gb_per_s']:,.0f} GB/s; {kept.file}")
     for number, kind in enumerate(asked.quantization.split(",")):
-        found, model = run_kind(asked, arch, kind, read)
-        result["kinds"][kind] = found
-        if number == 0:
-            gc.collect()
-            result["extras"] = run_extras(asked, model)
-        del model
+        with kept.part(kind):
+            model = run_kind(asked, arch, kind, read, kept)
+            if number == 0:
+                gc.collect()
+                run_extras(asked, model, kept)
+        model = None  # type: ignore[assignment]
         gc.collect()
         if asked.device != "cpu":
             torch.cuda.empty_cache()
-        result["duration_s"] = round(time.monotonic() - began)
-        file.write_text(json.dumps(result, indent=1) + "\n")  # what there is, should the time run out
     if "http" in asked.extras.split(","):
-        model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
-        result["extras"]["http"] = run_http(model)
-        result["duration_s"] = round(time.monotonic() - began)
-        file.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result, json.loads(asked.compare.read_text()) if asked.compare else None))
-    print(file)
+        with kept.part("http"):
+            model = random_network(arch, asked.device, torch.bfloat16 if asked.device != "cpu" else torch.float32)
+            kept.figures["extras"]["http"] = run_http(model)
+    print(table(kept.figures, json.loads(asked.compare.read_text()) if asked.compare else None))
+    print(kept.file)
+    if kept.has_errors:
+        raise SystemExit(f"failed: {', '.join(kept.figures['errors'])}")
 
 
 def table(result: Figures, earlier: Figures | None) -> str:

@@ -5,10 +5,11 @@
 
 Networks have random weights in bfloat16, or quantized ones (`--quantization`). The adapters change all projections.
 Printed are the times of graph replays of the whole network with 200 tokens in the cache of each stream, in
-milliseconds, and how much longer a step is than without adapters.
+milliseconds, and how much longer a step is than without adapters. A dated JSON file has them, too; it is written after
+each step, and names what failed.
 
 With `--variants`, the same is measured with launches of their own for all products of adapters ("alone"), with all of
-them within other kernels ("all"), and with each choice changed, in one run. A variant that fails is named, and the
+them within other kernels ("all"), and with some choices changed, in one run. A variant that fails is named, and the
 others go on. The logits of each are compared with those of "alone" in the same step. With `--profile`, the kernels of a
 layer with eight adapters of the first rank follow, with the microseconds at which they start and end; they overlap.
 """
@@ -16,19 +17,25 @@ layer with eight adapters of the first rank follow, with the microseconds at whi
 import argparse
 import contextlib
 import dataclasses
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "serving")]
 
 import gpu  # noqa: E402
+import machine  # noqa: E402
+import results  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
+from kept_results import KeptResults  # noqa: E402
 from one_row_step import difference, print_profile  # noqa: E402
 from persistent_step import BLOCK_SIZE, replay_ms  # noqa: E402
 
-from flambeau.llm.backends.cuda import lora_activation, lora_norm  # noqa: E402
+from flambeau.llm.backends.cuda import lora_norm  # noqa: E402
 from flambeau.llm.backends.cuda.lora_check import find_error  # noqa: E402
 from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS, Fusions  # noqa: E402
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork  # noqa: E402
@@ -43,26 +50,19 @@ from flambeau.llm.quantize.quantizer import quantize  # noqa: E402
 
 NUM_ADAPTERS, CONTEXT = 8, 200
 KERNELS_OF_A_LAYER = 16
-NORMS_ONLY = Fusions(attention=False, activations=False, attended="launch")
-# What is part of other kernels, and constants of lora_norm.py and lora_activation.py.
+APART = dataclasses.replace(Fusions(), products=False)
+MODULES = (lora_norm,)
+# What is part of other kernels, and constants of these modules.
 VARIANTS: dict[str, tuple[Fusions, dict[str, int]]] = {
     "alone": (NO_FUSIONS, {}),
-    "norms": (NORMS_ONLY, {}),
-    "norms, attended": (dataclasses.replace(NORMS_ONLY, attended="norm"), {}),
-    "norms, activations": (dataclasses.replace(NORMS_ONLY, activations=True), {}),
-    "norms, attention": (dataclasses.replace(NORMS_ONLY, attention=True), {}),
+    "norms": (Fusions(products=False, attention=False, activations=False), {}),
+    "norms, activations": (Fusions(products=False, attention=False), {}),
+    "all but products": (APART, {}),
     "all": (Fusions(), {}),
-    "all but attention": (Fusions(attention=False), {}),
-    "all but activations": (Fusions(activations=False), {}),
-    "all, attended alone": (Fusions(attended="launch"), {}),
-    "all, 32 programs": (Fusions(), {"NUM_PROGRAMS": 32}),
     "all, 64 programs": (Fusions(), {"NUM_PROGRAMS": 64}),
     "all, 256 programs": (Fusions(), {"NUM_PROGRAMS": 256}),
-    "all, half the bytes": (Fusions(), {"PROGRAM_BYTES": 64 << 10}),
-    "all, four times the bytes": (Fusions(), {"PROGRAM_BYTES": 512 << 10}),
-    "all, activations by slots": (Fusions(), {"ROW_BYTES": 0}),
-    "all, 128 columns": (Fusions(), {"ROW_COLUMNS": 128}),
-    "all, attended beside": (Fusions(attended="stream"), {}),
+    "all, 8 ranks before": (Fusions(), {"RANKS_BEFORE": 8}),
+    "all, 8 ranks of a program": (Fusions(), {"RANKS_EACH": 8}),
 }
 
 
@@ -88,6 +88,8 @@ def make_slots(model: Transformer, rank: int) -> LoraSlots:
     for layer in slots.layers.values():
         layer.a_LXI.normal_(std=0.02)
         layer.b_LRO.normal_(std=0.02)
+        for slot in range(NUM_ADAPTERS):
+            layer.arrange(slot)
     return slots
 
 
@@ -101,19 +103,15 @@ def constants(changed: dict[str, int]) -> Iterator[None]:
     """Other constants of the kernels for a while."""
     with contextlib.ExitStack() as stack:
         for name, value in changed.items():
-            module = lora_norm if hasattr(lora_norm, name) else lora_activation
+            module: Any = next(each for each in MODULES if hasattr(each, name))
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
         yield
 
 
-def measure(name: str, network: LoraNetwork, inputs: StepInputs, alone_ms: float) -> str:
-    """The times of a step with one adapter and with eight, and what they add to `alone_ms`."""
-    found = []
-    for num_adapters in (1, NUM_ADAPTERS):
-        took = replay_ms(network.run, with_places(inputs, num_adapters))
-        found.append(f"{num_adapters} adapters {took:.3f} ms ({took / alone_ms - 1:+.1%})")
-    return f"  {name:25} {', '.join(found)}"
+def step_times(network: LoraNetwork, inputs: StepInputs) -> dict[int, float]:
+    """Milliseconds of a step with one adapter and with eight."""
+    return {number: replay_ms(network.run, with_places(inputs, number)) for number in (1, NUM_ADAPTERS)}
 
 
 @torch.inference_mode()
@@ -125,43 +123,85 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32", help="sequences of a step (default %(default)s)")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, metavar="NAME", help=f"all, or of {[*VARIANTS]}")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     asked = parser.parse_args()
-    chosen = ["all"] if asked.variants is None else asked.variants or [*VARIANTS]
+    need_device()
+    figures: dict[str, Any] = {
+        "command": f"python benchmarks/llm/gpu_adapters.py {gpu.command_line(sys.argv[1:])}".strip(),
+        "machine": machine.describe(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "context": CONTEXT,
+        "steps": [],
+    }
+    kept = KeptResults(asked.out, "llm-gpu-adapters", figures)
     for name in asked.presets.split(","):
-        model = gpu.random_network(preset(name), "cuda", torch.bfloat16)
-        if asked.quantization != "none":
-            quantize(model, asked.quantization)
-            use_fast_layers(model, torch.bfloat16)
-        numbers = [*map(int, asked.streams.split(","))]
-        num_blocks = 1 + max(numbers) * -(-CONTEXT // BLOCK_SIZE)
-        cache = KVCache(model.arch, num_blocks, BLOCK_SIZE, device="cuda", dtype=torch.bfloat16)
-        for tensor in (*cache.keys, *cache.values):
-            tensor.normal_()
-        network = CudaNetwork(model, cache)
-        steps = {number: step_inputs(number) for number in numbers}
-        alone = {number: replay_ms(network.run, inputs) for number, inputs in steps.items()}
-        for rank in map(int, asked.ranks.split(",")):
-            slots = make_slots(model, rank)
-            if (reason := find_error(slots)) is not None:
-                print(f"the kernels are wrong: {reason}")
-            for number, inputs in steps.items():
-                heading = f"{name} {asked.quantization}, {number} streams, rank {rank}"
-                print(f"{heading}: {alone[number]:.3f} ms without adapters", flush=True)
-                given = with_places(inputs, NUM_ADAPTERS)
-                expected = LoraNetwork(model, cache, slots, fusions=NO_FUSIONS).run(given).clone()
-                for variant in chosen:
-                    fusions, changed = VARIANTS[variant]
-                    adapted = LoraNetwork(model, cache, slots, fusions=fusions)
-                    try:
-                        with constants(changed):
-                            off = difference(adapted.run(given), expected)
-                            line = measure(variant, adapted, inputs, alone[number])
-                            print(f"{line}, logits differ {off:.4f}", flush=True)
-                            if asked.profile and rank == int(asked.ranks.split(",")[0]):
-                                print_profile(adapted.run, given, KERNELS_OF_A_LAYER)
-                    except Exception as error:
-                        print(f"  {variant:25} failed: {error}", flush=True)
-            del slots
+        with kept.part(f"{name} {asked.quantization}"):
+            run_preset(asked, name, kept)
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(kept.file)
+    if kept.has_errors:
+        raise SystemExit(f"failed: {', '.join(kept.figures['errors'])}")
+
+
+def run_preset(asked: argparse.Namespace, name: str, kept: KeptResults) -> None:
+    """All ranks and numbers of streams with one network."""
+    model = gpu.random_network(preset(name), "cuda", torch.bfloat16)
+    if asked.quantization != "none":
+        quantize(model, asked.quantization)
+        use_fast_layers(model, torch.bfloat16)
+    numbers = [*map(int, asked.streams.split(","))]
+    num_blocks = 1 + max(numbers) * -(-CONTEXT // BLOCK_SIZE)
+    cache = KVCache(model.arch, num_blocks, BLOCK_SIZE, device="cuda", dtype=torch.bfloat16)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    for rank in map(int, asked.ranks.split(",")):
+        slots = make_slots(model, rank)
+        with kept.part(f"{name}, rank {rank}, the comparison"):
+            if (reason := find_error(slots, model)) is not None:
+                raise RuntimeError(f"the kernels are wrong: {reason}")
+        for number in numbers:
+            what = f"{name} {asked.quantization}, {number} streams, rank {rank}"
+            with kept.part(what):
+                run_step(asked, what, (model, cache), slots, step_inputs(number), kept)
+        del slots
+
+
+def run_step(
+    asked: argparse.Namespace,
+    what: str,
+    made: tuple[Transformer, KVCache],
+    slots: LoraSlots,
+    inputs: StepInputs,
+    kept: KeptResults,
+) -> None:
+    """One step without adapters, and with each variant of the kernels."""
+    network = CudaNetwork(*made)
+    alone_ms = replay_ms(network.run, inputs)
+    print(f"{what}: {alone_ms:.3f} ms without adapters", flush=True)
+    name, streams, rank = what.split(" ")[0], len(inputs.ids_T), int(what.split(" ")[-1])
+    sizes = {"preset": name, "quantization": asked.quantization, "streams": streams, "rank": rank}
+    step: dict[str, Any] = {**sizes, "without_ms": alone_ms, "variants": {}}
+    kept.figures["steps"].append(step)
+    kept.save()
+    profiles = asked.profile and rank == int(asked.ranks.split(",")[0])
+    if profiles:
+        with kept.part(f"{what}, profile"):
+            print_profile(network.run, inputs, KERNELS_OF_A_LAYER)
+    given = with_places(inputs, NUM_ADAPTERS)
+    expected = LoraNetwork(*made, slots, fusions=NO_FUSIONS).run(given).clone()
+    for variant in ["all"] if asked.variants is None else asked.variants or [*VARIANTS]:
+        fusions, changed = VARIANTS[variant]
+        with kept.part(f"{what}, {variant}"), constants(changed):
+            adapted = LoraNetwork(*made, slots, fusions=fusions)
+            off = difference(adapted.run(given), expected)
+            times = step_times(adapted, inputs)
+            words = (f"{count} adapters {ms:.3f} ms ({ms / alone_ms - 1:+.1%})" for count, ms in times.items())
+            print(f"  {variant:25} {', '.join(words)}, logits differ {off:.4f}", flush=True)
+            step["variants"][variant] = {"ms_by_adapters": times, "difference": off}
+            if profiles:
+                print_profile(adapted.run, given, KERNELS_OF_A_LAYER)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import gpu  # noqa: E402
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
 from recurrent_configs import RECURRENT_CONFIGS  # noqa: E402
 
 from flambeau.llm.backends import inductor  # noqa: E402
@@ -490,6 +491,7 @@ def main() -> None:
     unknown = {*families} - {*CONFIGS, *PRESETS}
     if unknown:
         raise SystemExit(f"unknown: {', '.join(unknown)}")
+    need_device(asked.device)
     if asked.processes:
         with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
             for line in pool.imap_unordered(compile_family, [(f, kind, asked) for f in families for kind in kinds]):

@@ -29,6 +29,7 @@ import gpu  # noqa: E402
 import machine  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import flambeau.examples  # noqa: E402
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=results.REPOSITORY / "benchmarks" / "results")
     asked = parser.parse_args()
+    need_device(asked.device)
     date = datetime.now(UTC)
     result: dict[str, Any] = {
         "date": date.isoformat(timespec="seconds"),

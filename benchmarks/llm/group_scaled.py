@@ -6,11 +6,11 @@ With --gguf only Q4_K, Q6_K and Q8_0 beside bfloat16, int8 and int4, in linear l
 Linear layers have the shapes of Llama-2-7B, experts those of gpt-oss-20b and Qwen3-30B-A3B. Layers with weights of
 their own are run one after another in a CUDA graph, so that nothing stays in the GPU's cache. "of reading" is the time
 that a plain reduction takes to read as many bytes, relative to the time measured. With --shapes, other shapes of
-programs are measured too. Kernels are compiled by several processes beforehand.
+programs are measured too. Kernels are compiled by several processes beforehand. With --out, a dated JSON file is
+written after each figure.
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +24,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cuda_device import need_device
 from experts import bandwidth, choices, microseconds
+from kept_results import KeptResults
 
 from flambeau.llm.backends.cuda import group_scaled, group_scaled_experts
 from flambeau.llm.backends.cuda.code_instructions import Codes
@@ -255,12 +257,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=12, help="that compile (default %(default)s)")
     parser.add_argument("--out", type=Path, help="a folder for the result")
     asked = parser.parse_args()
+    need_device()
     rows = [int(each) for each in asked.rows.split(",")]
-    torch.cuda.init()
     tasks = [(rows, asked.shapes, asked.gguf, number, asked.processes) for number in range(asked.processes)]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         pool.map(compile_some, tasks, chunksize=1)
+    print("compiled", flush=True)
     read, found = bandwidth(), []
+    figures = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "read_gb_per_s": read / 1e9}
+    name = "llm-group-scaled-gguf" if asked.gguf else "llm-group-scaled"
+    kept = KeptResults(asked.out, name, {**figures, "found": found})
     print(f"a reduction reads {read / 1e12:.2f} TB/s", flush=True)
     layers: list[Any] = []
     size, before = 0, ("", "")
@@ -279,15 +285,15 @@ def main() -> None:
             continue
         part = share * size / read / (taken * 1e-6)
         found.append({"layer": name, "kind": kind, "rows": number, "shape": shape, "us": taken, "of_reading": part})
+        kept.save()
         print(f"{name:14} {kind:10} {number:3} rows  {shape:36} {taken:8.1f} µs {part:5.0%} of reading", flush=True)
     for kind in LEVELS if asked.gguf else GROUPS:
-        layers, size = prepare("gate_up", kind, 2)
-        taken = microseconds(lambda layers=layers: [widened(each, torch.bfloat16) for each in layers]) / 2
-        found.append({"layer": "gate_up", "kind": kind, "shape": "copy in 16 bits", "us": taken})
-        print(f"gate_up        {kind:10} copy in 16 bits {taken:8.1f} µs", flush=True)
-    if asked.out:
-        result = json.dumps({"read_gb_per_s": read / 1e9, "found": found}, indent=1)
-        (asked.out / f"{'gguf' if asked.gguf else 'group-scaled'}.json").write_text(result + "\n")
+        with kept.part(f"copies of {kind}"):
+            layers, size = prepare("gate_up", kind, 2)
+            taken = microseconds(lambda layers=layers: [widened(each, torch.bfloat16) for each in layers]) / 2
+            found.append({"layer": "gate_up", "kind": kind, "shape": "copy in 16 bits", "us": taken})
+            print(f"gate_up        {kind:10} copy in 16 bits {taken:8.1f} µs", flush=True)
+    print(kept.file or "no --out: nothing is kept")
 
 
 if __name__ == "__main__":

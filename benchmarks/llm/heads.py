@@ -37,7 +37,8 @@ from flambeau.llm.engine import Engine  # noqa: E402
 from flambeau.llm.executor.head import HeadModel, HeadProposer  # noqa: E402
 from flambeau.llm.executor.kv_cache import KVCache  # noqa: E402
 from flambeau.llm.models.architecture import Architecture  # noqa: E402
-from flambeau.llm.models.draft_heads import DraftHead, HeadSettings, make_head  # noqa: E402
+from flambeau.llm.models.draft_heads import DraftHead, HeadSettings  # noqa: E402
+from flambeau.llm.models.head_kinds import make_head  # noqa: E402
 from flambeau.llm.models.meta_device import on_meta_device  # noqa: E402
 from flambeau.llm.models.presets import preset  # noqa: E402
 from flambeau.llm.models.transformer import Transformer  # noqa: E402
@@ -115,7 +116,7 @@ def new_engine(model: Transformer, head: DraftHead | None, way: str, asked: argp
     cache = KVCache(model.arch, blocks + 1, config.block_size, device=weight.device, dtype=weight.dtype)
     drafting: HeadModel | None = None
     if head is not None:
-        drafting = make_head_model(head, model, cache, config)
+        drafting = make_head_model(head, model, cache, config, None)
         if way == "plain":
             drafting = replace(drafting, rounds=None, kernels=None)
     backend = make_backend(model, cache, config, states=drafting.states if drafting else None)

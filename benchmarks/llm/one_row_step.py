@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import gpu  # noqa: E402
 import torch  # noqa: E402
+from cuda_device import need_device  # noqa: E402
 from persistent_step import BLOCK_SIZE, KINDS, inputs_of, replay_ms  # noqa: E402
 
 from flambeau.llm.backends.cuda import one_row_step, persistent_step  # noqa: E402
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--persistent", action="store_true", help="time the persistent kernel, too")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
+    need_device()
     arch, read = preset(asked.preset), gpu.bandwidth("cuda")
     arch = dataclasses.replace(arch, num_layers=asked.layers or arch.num_layers)
     for kind in asked.kinds:

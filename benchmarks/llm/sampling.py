@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from cuda_device import need_device
 
 from flambeau.llm.backends.cuda.sampling_kernel import TokenChoice
 from flambeau.llm.core.sequence import SamplingState
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,32", help="default: %(default)s")
     parser.add_argument("--spreads", default="1,3", help="default: %(default)s")
     asked = parser.parse_args()
+    need_device()
     rows = [int(text) for text in asked.rows.split(",")]
     for vocab_size in map(int, asked.vocabularies.split(",")):
         for spread in map(float, asked.spreads.split(",")):

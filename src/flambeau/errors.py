@@ -10,7 +10,9 @@
     │   ├── DownloadFailed       the archive could not be downloaded
     │   └── DependenciesFailed   its requirements could not be installed
     ├── BadRequest               the request is invalid
-    │   └── InvalidField         one field is invalid, and is named
+    │   ├── BodyTooLarge         its body is larger than the server takes
+    │   ├── InvalidField         one field is invalid, and is named
+    │   └── UnsupportedEncoding  its body is compressed in a way that is not supported
     ├── NotAllowed               the configuration does not allow this call
     ├── InvalidKey               the key is missing, wrong or expired
     ├── ModelNotFound
@@ -74,6 +76,12 @@ class FlambeauError(Exception):
         """The cause in one line; empty if the text itself says it, or nothing is known."""
         return self.cause.partition("\n")[0]
 
+    @property
+    def with_reason(self) -> str:
+        """The text and the cause in one line."""
+        text, reason = str(self), self.reason
+        return text if not reason or reason in text else f"{text.rstrip('. ')}: {reason}"
+
 
 class ConfigError(FlambeauError):
     """A setting is missing, misspelled or out of range."""
@@ -125,6 +133,14 @@ class DependenciesFailed(ArchiveError):
 
 class BadRequest(FlambeauError):
     """The request is invalid."""
+
+
+class BodyTooLarge(BadRequest):
+    """The body is larger than the server takes."""
+
+
+class UnsupportedEncoding(BadRequest):
+    """The body is compressed in a way that is not supported."""
 
 
 class InvalidField(BadRequest):
@@ -328,12 +344,16 @@ class PredictionException(FlambeauError):
         return f"{self.message} : {self.error_code}"
 
 
+GZIPPED = "it looks like gzip, which needs the header content-encoding: gzip"
+
+
 def json_problem(error: Exception) -> str:
     """What is wrong with a text that `json.loads` rejects, and where."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start + 1} is not valid {error.encoding.upper()}"
+        text = f"byte {error.start + 1} is not valid {error.encoding.upper()}"
+        return f"{text}; {GZIPPED}" if error.object.startswith(b"\x1f\x8b") else text
     if isinstance(error, json.JSONDecodeError):
         if not error.doc.strip():
             return "it is empty"

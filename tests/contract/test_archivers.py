@@ -125,28 +125,27 @@ def test_a_native_handler_is_a_library(run, tmp_path):
     assert names_in(tmp_path / "m.mar") == {"MAR-INF/MANIFEST.json"}
 
 
-def test_mistakes_are_logged_and_raised(run, tmp_path):
+def test_mistakes_are_logged_without_a_traceback(run, tmp_path):
     assert pack_model(run).returncode == 0
     again = pack_model(run)
     assert again.returncode == 1
     assert again.stderr.startswith(f"ERROR - {tmp_path}/m.mar already exists.\n")
-    assert "ModelArchiverError" in again.stderr
+    assert "Traceback" not in again.stderr
     forced = pack_model(run, "--force")
     assert (forced.returncode, forced.stderr) == (0, f"WARNING - Overwriting {tmp_path}/m.mar ...\n")
-    for words, kind, message in (
-        (["--model-name", "a b"], "ModelArchiverError", "ERROR - Model name 'a b' is not allowed"),
+    for words, message in (
+        (["--model-name", "a b"], "ERROR - Model name 'a b' is not allowed"),
         (
             ["--export-path", "spec.yaml"],
-            "ModelArchiverError",
             "ERROR - Given export-path spec.yaml is not a directory",
         ),
-        (["--extra-files", "absent"], "MissingFile", "ERROR - File does not exist: absent"),
-        (["--handler", "absent.py", "-f"], "MissingFile", "ERROR - File does not exist: absent.py"),
+        (["--extra-files", "absent"], "ERROR - File does not exist: absent"),
+        (["--handler", "absent.py", "-f"], "ERROR - File does not exist: absent.py"),
     ):
         done = pack_model(run, *words, *([] if "-f" in words else ["-f"]))
         assert done.returncode == 1, words
         assert message in done.stderr
-        assert kind in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["--model-name", "--handler"])

@@ -34,7 +34,7 @@ def test_every_key_is_there_once():
 @pytest.mark.parametrize("key", [key for key, default in SERVER.items() if default])
 def test_default_of_a_server_key_is_true(key):
     server = to_properties({key: SERVER[key]}, TORCHSERVE, {}).server
-    assert replace(server, allowed_urls=(), images_from_urls=True) == TORCHSERVE  # these follow from the addresses
+    assert replace(server, allowed_urls=(), files_from_urls=True) == TORCHSERVE  # these follow from the addresses
 
 
 @pytest.mark.parametrize("key", [key for key, default in SERVER.items() if not default and key in KEYS])

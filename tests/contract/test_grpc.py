@@ -306,6 +306,9 @@ def test_deadlines_take_jobs_out_of_the_queue(serve, tmp_path):
         order = {"do": "note", "path": str(note)}
         storm = [pool.submit(refusal, client.predict, order=order, timeout=0.3) for _ in range(40)]
         assert {future.result()[0] for future in storm} == {StatusCode.DEADLINE_EXCEEDED}
+    client.inference.Ping(Empty(), timeout=60)  # the server has read what came before, on the same connection
+    # All have left the queue; the first had been sent to the worker in advance, and counts until the worker answers.
+    server.until(lambda: server.describe("orders")["jobQueueStatus"]["pendingRequests"] <= 1)
     gate.touch()
     assert busy.result().prediction == b"waited"
     assert client.predict(order={"do": "answer", "value": "next"}) == b"next"
@@ -452,10 +455,9 @@ def test_accepted_calls_are_answered_while_the_server_stops(serve, tmp_path):
 
 def test_no_accepted_call_is_lost_in_the_middle_of_a_stop(serve):
     server, client = serve("--access-log")
-    codes = []
     stop = threading.Event()
 
-    def call_until_stopped():
+    def call_until_stopped(codes):
         while not stop.is_set():
             try:
                 assert client.predict(order={"do": "answer", "value": "x"}) == b"x"
@@ -463,20 +465,24 @@ def test_no_accepted_call_is_lost_in_the_middle_of_a_stop(serve):
             except grpc.RpcError as error:
                 codes.append(error.code())
 
-    callers = [threading.Thread(target=call_until_stopped) for _ in range(4)]
+    codes = [[] for _ in range(4)]
+    callers = [threading.Thread(target=call_until_stopped, args=(own,)) for own in codes]
     for caller in callers:
         caller.start()
-    server.until(lambda: len(codes) > 50)
+    server.until(lambda: sum(map(len, codes)) > 50)
     server.process.terminate()
     assert server.process.wait(60) == 0
     stop.set()
     for caller in callers:
         caller.join()
-    # What reaches gRPC in the instant of its shutdown, before the client has heard of it, it cancels by itself.
-    assert {*codes} - {StatusCode.CANCELLED} == {StatusCode.OK, StatusCode.UNAVAILABLE}
-    assert codes.count(StatusCode.CANCELLED) <= 10 * len(callers)  # on a busy machine callers try again in that instant
+    # gRPC marks a server as shut down before it sends GOAWAY, and cancels what arrives between the two: how many calls
+    # that are depends on the machine, but none is accepted after them, and none reaches the server after the GOAWAY.
+    order = [StatusCode.OK, StatusCode.CANCELLED, StatusCode.UNAVAILABLE]
+    for own in codes:
+        assert own == sorted(own, key=order.index)
+        assert {own[0], own[-1]} == {StatusCode.OK, StatusCode.UNAVAILABLE}
     accepted = re.findall(r'Predictions HTTP/2.0" (\d+) ', server.log)
-    assert accepted == ["0"] * codes.count(StatusCode.OK)
+    assert accepted == ["0"] * sum(own.count(StatusCode.OK) for own in codes)
 
 
 def test_a_second_signal_does_not_wait_for_calls(serve, tmp_path):

@@ -260,6 +260,7 @@ def test_without_grpcio_default_ports_stay_closed_with_one_line(configured, with
     server, _ = configured(env=without_grpcio, grpc_options={"is_optional": True})
     server.until(lambda: "Model server started." in server.log)
     assert server.log.count("pip install flambeau[grpc]") == 1
+    assert "gRPC inference" not in server.log  # nothing listens there
 
 
 def test_without_grpcio_ports_that_were_asked_for_are_an_error(configured, without_grpcio):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -267,6 +268,8 @@ def test_model_that_cannot_be_loaded_is_skipped(command):
     assert command.models() == ["echo"]
     for name in bad:
         assert f"Failed to load model: {name}" in command.log
+    [line] = [line for line in command.log.splitlines() if "Failed to load model: http" in line]
+    assert re.search(r"Failed to download archive from: http://127.0.0.1:1/x.mar: .*\w", line)  # the cause follows
 
 
 def test_all_means_every_archive_and_folder_that_is_not_hidden(command):

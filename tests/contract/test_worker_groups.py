@@ -30,16 +30,20 @@ def pids_of(server, model):
     return [rank["pid"] for rank in worker["ranks"]] if worker["status"] == "READY" else []
 
 
-def serve(start, tmp_path, handler="tensor_parallel", config=TP, **options):
-    server = start(pack_handler(tmp_path, handler, config=config), **options)
+def pack_model(folder, handler, config=TP):
+    return pack_handler(folder, handler, name="tensor_parallel", config=config)
+
+
+def serve(start, model, **options):
+    server = start(model, **options)
     server.start_timeout_s = LOADS_S
     return server
 
 
-def share(tmp_path_factory, config):
+def share(tmp_path_factory, handler, config=TP):
     """A server for several tests: what one of them breaks comes back by itself."""
     folder = tmp_path_factory.mktemp("shared")
-    server = RunningServer(folder / "server.log", str(pack_handler(folder, "tensor_parallel", config=config)))
+    server = RunningServer(folder / "server.log", str(pack_model(folder, handler, config)))
     server.start_timeout_s = LOADS_S
     try:
         yield server.wait_ready()
@@ -49,12 +53,19 @@ def share(tmp_path_factory, config):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    yield from share(tmp_path_factory, TP)
+    """Ranks that meet through torch.distributed."""
+    yield from share(tmp_path_factory, "tensor_parallel")
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """Ranks that do not import torch, which takes most of the time of a start."""
+    yield from share(tmp_path_factory, "summing_ranks")
 
 
 @pytest.fixture(scope="module")
 def batching(tmp_path_factory):
-    yield from share(tmp_path_factory, TP + "responseTimeout: 60\nbatchSize: 4\nmaxBatchDelay: 200\n")
+    yield from share(tmp_path_factory, "summing_ranks", TP + "responseTimeout: 60\nbatchSize: 4\nmaxBatchDelay: 200\n")
 
 
 def product(server, **order):
@@ -109,15 +120,13 @@ def test_client_that_goes_away_leaves_the_ranks_in_step(shared):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_that_is_killed_ends_its_group_which_is_restarted_as_one(shared, rank):
-    before = shared.until(lambda: pids_of(shared, "tensor_parallel"))
+def test_rank_that_is_killed_ends_its_group_which_is_restarted_as_one(light, rank):
+    before = light.until(lambda: pids_of(light, "tensor_parallel"))
     os.kill(before[rank], signal.SIGKILL)
-    after = shared.until(lambda: (pids := pids_of(shared, "tensor_parallel")) and not set(pids) & set(before) and pids)
+    after = light.until(lambda: (pids := pids_of(light, "tensor_parallel")) and not set(pids) & set(before) and pids)
     assert len(after) == 2
-    assert product(shared).json["product"] == PRODUCT
-    assert (
-        f"rank {rank}: killed by SIGKILL" in shared.describe("tensor_parallel")["workers"][0]["lastFailure"]["reason"]
-    )
+    assert product(light).json["product"] == PRODUCT
+    assert f"rank {rank}: killed by SIGKILL" in light.describe("tensor_parallel")["workers"][0]["lastFailure"]["reason"]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
@@ -142,13 +151,14 @@ def test_ranks_that_part_ways_are_restarted_before_they_mix_up_requests(batching
 
 
 def test_rank_that_cannot_load_is_named(start, tmp_path):
-    server = serve(start, tmp_path, env={"LOAD_FAILS_ON_RANK": "1"}).wait_started()
+    model = pack_model(tmp_path, "summing_ranks")
+    server = serve(start, model, env={"LOAD_FAILS_ON_RANK": "1"}).wait_started()
     failure = server.describe("tensor_parallel")["workers"][0]["lastFailure"]
     assert failure["reason"].startswith("rank 1: the model could not be loaded: ValueError: this rank has no weights")
 
 
 def test_pipeline_parallel_model_is_asked_at_rank_0_only(start, tmp_path):
-    server = serve(start, tmp_path, "led", TP.replace("tp", "pp")).wait_ready()
+    server = serve(start, pack_handler(tmp_path, "led", config=TP.replace("tp", "pp"))).wait_ready()
     assert [server.predict("led", {}).json for _ in range(3)] == [{"rank": "0", "calls": n} for n in (1, 2, 3)]
     pids = pids_of(server, "led")
     assert server.manage("PUT", "/models/led?min_worker=0").status == 202
@@ -156,17 +166,17 @@ def test_pipeline_parallel_model_is_asked_at_rank_0_only(start, tmp_path):
     assert server.describe("led")["workers"] == []
 
 
-def test_groups_grow_as_workers_do_and_are_stopped_gracefully_with_what_they_have_accepted(shared):
+def test_groups_grow_as_workers_do_and_are_stopped_gracefully_with_what_they_have_accepted(light):
     """The last of the tests that share the server: it removes the model."""
-    grown = shared.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S)
+    grown = light.manage("PUT", "/models/tensor_parallel?min_worker=2&synchronous=true", timeout=LOADS_S)
     assert grown.status == 200
-    workers = shared.describe("tensor_parallel")["workers"]
+    workers = light.describe("tensor_parallel")["workers"]
     assert int(workers[1]["id"]) >= int(workers[0]["id"]) + 2  # each rank has a number of its own
     pids = {rank["pid"] for worker in workers for rank in worker["ranks"]}
     assert len(pids) == 4
-    replies = shared.at_once(lambda s: product(shared, sleep_s=s), [0.5] * 6)
-    shared.until(lambda: shared.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
-    assert shared.manage("DELETE", "/models/tensor_parallel", timeout=LOADS_S).status == 200
+    replies = light.at_once(lambda s: product(light, sleep_s=s), [0.5] * 6)
+    light.until(lambda: light.describe("tensor_parallel")["jobQueueStatus"]["pendingRequests"])
+    assert light.manage("DELETE", "/models/tensor_parallel", timeout=LOADS_S).status == 200
     answered = [reply.result() for reply in replies]
     accepted = [reply for reply in answered if reply.status != 404]  # some may have come after the removal
     assert len(accepted) > 2
@@ -221,7 +231,8 @@ def test_groups_get_their_own_devices_and_no_more_workers_than_there_are_groups(
 
 
 def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
-    server = serve(start, tmp_path, config=TP + "responseTimeout: 2\n").wait_ready()
+    model = pack_model(tmp_path, "summing_ranks", TP + "responseTimeout: 2\n")
+    server = serve(start, model).wait_ready()
     before = pids_of(server, "tensor_parallel")
     reply = product(server, rank=1, accident="raise")  # rank 0 waits for it in the collective
     assert reply.status == 500
@@ -231,7 +242,7 @@ def test_group_that_does_not_answer_in_time_is_ended_whole(start, tmp_path):
 
 
 def test_server_that_stops_while_a_group_loads_leaves_no_process(start, tmp_path):
-    server = serve(start, tmp_path).wait_listening()
+    server = serve(start, pack_model(tmp_path, "tensor_parallel")).wait_listening()
 
     def pids():
         reply = server.manage("GET", "/models/tensor_parallel")

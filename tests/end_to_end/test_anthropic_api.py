@@ -99,7 +99,7 @@ def test_errors_are_anthropics(client, anthropic):
         client.messages.create(messages=HELLO, model="nobody", max_tokens=1)
     assert missing.value.body["error"]["type"] == "not_found_error"
     source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
-    with pytest.raises(anthropic.BadRequestError, match="text only"):
+    with pytest.raises(anthropic.BadRequestError, match="reads no images"):
         client.messages.create(messages=[{"role": "user", "content": [{"type": "image", "source": source}]}], **ASKED)
     with pytest.raises(anthropic.BadRequestError, match="generates no text"):
         client.messages.create(messages=HELLO, model="echo", max_tokens=1)

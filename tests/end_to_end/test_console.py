@@ -169,8 +169,12 @@ def test_loading_model_shows_for_how_long_and_then_that_it_is_ready(browser, ser
     served.manage("POST", "/models?url=tardy.mar&initial_workers=1&synchronous=false")
     assert browser.sees("Loading")
     browser.wait(lambda: "for " in browser.find(".row-head").text)
+    browser.open(f"{served.management_url}/#/play/tardy/1.0")
+    assert browser.sees("tardy is loading.")
     served.go.touch()
-    browser.wait(lambda: not browser.evaluate("document.querySelector('.row-head')"))
+    browser.find("[role=tab]")
+    browser.open(f"{served.management_url}/#/")
+    browser.wait(lambda: browser.sees("ready") and not browser.evaluate("document.querySelector('.row-head')"))
     browser.click("tardy")
     browser.wait(lambda: browser.find(".head .pill").text == "ready")
     assert served.manage("DELETE", "/models/tardy").status == 200
@@ -250,8 +254,12 @@ def test_model_is_registered_from_the_store_made_default_and_removed(browser, se
     share = browser.find("#percent")
     share.clear()
     share.send_keys("25")
+    browser.find("#mirror").clear()
+    browser.find("#mirror").send_keys("100")
     browser.find("dialog button.primary").click()
     assert browser.sees("25 % of requests")
+    assert browser.sees("copies of 100 %")
+    assert browser.sees("Gets copies of 100 % of the default version's requests")
     browser.click("Make default")
     assert browser.sees("default version")
     assert json.loads(served.manage("GET", "/models/second").body)[0]["modelVersion"] == "2.0"
@@ -324,7 +332,10 @@ def test_json_and_errors_are_shown(browser, served):
     field.clear()
     field.send_keys("{}")
     browser.click("Send")
-    browser.find("section.card .problem")
+    assert browser.find("section.card .problem").text.startswith("503: Prediction failed: KeyError: 'x'")
+    assert "Traceback" in browser.find("section.card pre").text  # with its columns
+    browser.click("curl")
+    assert "--data-binary '{}'" in browser.find(".snippet pre").text  # the request that failed
     browser.driver.get_log("browser")
 
 
@@ -466,6 +477,15 @@ def test_phone_needs_no_sideways_scrolling(browser, served):
             browser.find("main .card")
             width, inner = browser.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
             assert width <= inner == 390, view
+
+
+def test_long_state_of_the_server_needs_no_sideways_scrolling(browser, served):
+    for pixels in (390, 320):
+        with browser.width(pixels):
+            browser.open(f"{served.management_url}/")
+            browser.find("main .card")
+            browser.evaluate("document.getElementById('connection').textContent = '12 of 14 failed'")
+            assert browser.evaluate("window.innerWidth") == pixels
 
 
 def test_inference_address_points_to_the_console(window, served):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -181,10 +183,31 @@ def test_an_image_that_cannot_be_read_is_named(client, file, reason):
     assert reason in caught.value.message
 
 
-def test_videos_are_refused(client):
+def test_a_model_without_videos_refuses_them(client):
     video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-    with pytest.raises(openai.BadRequestError, match="video_url"):
-        ask(client, {"role": "user", "content": [video]})
+    with pytest.raises(openai.BadRequestError, match="is a video, and the model 'mistral' reads no videos"):
+        ask(client, {"role": "user", "content": [video]}, model="mistral")
+
+
+@pytest.mark.parametrize("target", ["{url} --model qwen", "{url} --model mistral", "{folder}/qwen"])
+def test_prompts_of_benchmarks_have_no_tokens_of_images(server, made, target):
+    words = target.format(url=server.url, folder=made[0]).split()
+    command = [
+        sys.executable,
+        "-m",
+        "flambeau",
+        "llm",
+        "bench",
+        *words,
+        "--streams",
+        "8",
+        "--prompt-tokens",
+        "200",
+        "--new-tokens",
+        "2",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_model_says_that_it_reads_images(client):

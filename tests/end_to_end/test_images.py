@@ -155,7 +155,7 @@ def test_a_remote_image_needs_allowed_urls(client):
 def test_a_model_of_text_rejects_images(client):
     parameter, message = refusal(client, data_url(jpeg(1)), model="blind")
     assert parameter == "messages[0].content[0]"
-    assert "'blind' reads text only" in message
+    assert "'blind' reads no images" in message
 
 
 @pytest.mark.browser

@@ -115,9 +115,9 @@ def test_registration_that_cannot_start_says_why_and_leaves_nothing(start, store
     ("query", "status", "message"),
     [
         ("", 400, "Parameter url is required."),
-        ("url=nothing.mar", 404, "Model not found at: nothing.mar"),
+        ("url=nothing.mar", 404, "Model not found at: nothing.mar: the model store "),
         ("url=../echo.mar", 404, "Relative path is not allowed in url: ../echo.mar"),
-        ("url=https://example.com/x.mar", 404, "does not match any allowed URL(s)"),
+        ("url=https://example.com/x.mar", 404, "does not match any allowed URL(s): --allow-url PATTERN"),
         ("url=echo.mar&runtime=cobol", 400, "Invalid RuntimeType value: cobol"),
         ("url=absent.mar&runtime=cobol", 400, "Invalid RuntimeType value: cobol"),  # before the archive is looked for
         ("url=echo.mar", 409, "Model version 1.0 is already registered for model echo"),

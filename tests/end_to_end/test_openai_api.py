@@ -537,7 +537,8 @@ def test_requests_are_counted_as_predictions_are(server, client):
 
 
 def test_docs_can_be_followed(server, start, tmp_path):
-    client, _, handler, *_ = snippets("docs/openai.md", "python")  # test_images.py follows the one with an image
+    # test_images.py and test_sounds.py follow those with files.
+    client, _, _, handler, *_ = snippets("docs/openai.md", "python")
     commands = [line for shell in snippets("docs/openai.md", "sh") for line in shell.splitlines()]
     named = {":8080": f":{server.port}", "storyteller": "scripted", "minilm": "embedder"}
     for old, new in named.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from support.models.net import Net
 from support.onnx_models import save_affine, save_identity
 from support.packing import pack_network
 from support.pretrained_models import save_audio_classifier, save_vit
-from support.running import RunningServer
+from support.running import RunningServer, free_ports
 
+APIS = ("inference", "management", "metrics")
 OWN_CLASS = """
 class Own:
     example = {"text": "it's"}
@@ -98,3 +100,17 @@ def test_printed_command_works(commands, tmp_path, model, check):
     result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stdout + result.stderr
     assert check(result.stdout.strip()), result.stdout[:300]
+
+
+def test_printed_command_of_a_server_that_makes_its_certificate_works(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_FUNCTION)
+    ports = free_ports(3)
+    words = [f"--{name}-address=https://127.0.0.1:{port}" for name, port in zip(APIS, ports, strict=True)]
+    command = [sys.executable, "-m", "flambeau", "serve", str(tmp_path / "own.py"), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        try:
+            printed = next(line.partition("try: ")[2] for line in server.stderr if "try: " in line)
+            result = subprocess.run(printed, shell=True, capture_output=True, text=True, timeout=100)
+        finally:
+            server.terminate()
+    assert (result.returncode, result.stdout.strip()) == (0, "3"), result.stderr

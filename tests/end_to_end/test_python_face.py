@@ -314,7 +314,7 @@ def test_server_ends_with_a_process_that_is_killed(tmp_path):
 
 
 async def test_server_starts_inside_a_running_loop():
-    with flambeau.serve(double) as running:
+    with flambeau.serve(double, port=0) as running:  # any free one, as without it
         async with running.async_client() as client:
             assert await client.predict("double", 2) == 4
         assert running.is_running

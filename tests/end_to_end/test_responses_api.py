@@ -99,7 +99,7 @@ def test_response_that_is_not_stored_is_forgotten(client):
 
 
 def test_errors(client):
-    with pytest.raises(openai.BadRequestError, match="text only") as found:
+    with pytest.raises(openai.BadRequestError, match="reads no images") as found:
         client.responses.create(
             model="scripted",
             input=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -15,6 +16,8 @@ PAGE = "docs/scheduling.md"
 def serve(tmp_path, start):
     for language in ("python", "yaml"):
         for code in snippets(PAGE, language):
+            if not code.startswith("# "):
+                continue
             path = tmp_path / code.splitlines()[0].removeprefix("# ")
             path.parent.mkdir(exist_ok=True)
             path.write_text(code)
@@ -51,7 +54,30 @@ def test_gateway_waits_for_many_at_a_time(serve):
 
 def test_priority_header_of_the_page_is_taken(serve):
     server = serve("countdown")
-    [command] = snippets(PAGE, "sh")
+    command = snippets(PAGE, "sh")[0]
     name, value = command.split("'")[1].split(": ")
     assert server.predict("countdown", 1, headers={name: value}).status == 200
     assert server.predict("countdown", 1, headers={name: "higher"}).status == 400
+
+
+def test_answers_are_kept_and_computed_once_for_requests_that_arrive_together(serve):
+    server = serve("resize")
+    first, again, other = (server.predict("resize", body) for body in (b"abc", b"abc", b"abcd"))
+    assert (first.json["calls"], again.json, other.json["calls"]) == (1, first.json, 2)
+    assert [reply.headers.get("x-flambeau-cache") for reply in (first, again, other)] == [None, "hit", None]
+    assert server.predict("resize", b"abc", headers={"cache-control": "no-cache"}).json["calls"] == 3
+    assert server.predict("resize", b"abc").json["calls"] == 3
+    futures = server.at_once(lambda body: server.predict("resize", body), [b"together"] * 20)
+    assert len({future.result().body for future in futures}) == 1
+    assert server.predict("resize", b"last").json["calls"] == 5
+    metrics = server.request("GET", "/metrics", port=server.metrics_port).text
+    found = re.findall(r"flambeau_response_cache_requests_total{.*result=\"(\w+)\".*} (\d+)", metrics)
+    counts = {name: int(number) for name, number in found}
+    assert (counts["miss"], counts["hit"] + counts["joined"]) == (5, 2 + 19)
+
+
+def test_another_code_of_the_handler_has_its_own_answers(serve):
+    server = serve("resize")
+    assert server.predict("resize", b"abc").json["calls"] == 1
+    assert server.manage("PUT", "/models/resize?min_worker=2&synchronous=true").status in (200, 202)
+    assert server.predict("resize", b"abc").json["calls"] == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import OpenAI
@@ -84,6 +85,10 @@ def test_descriptions_and_metrics_tell_the_versions_apart(shared):
         [one["modelVersion"], "50", "%"] for one in documents
     ]
     assert shared.describe("m")["modelVersion"] == "1.0"  # descriptions are those of the default
+    command[3:6] = ["models", "ls"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    rows = [line.split()[:4] for line in listed.stdout.splitlines() if line.startswith("m ")]
+    assert sorted(rows) == [["m", "1.0", "(default)", "50"], ["m", "2.0", "50", "%"]]
 
     def requests():
         families = parse_metrics(shared.request("GET", "/metrics", port=shared.metrics_port).text)
@@ -207,11 +212,60 @@ def test_copies_are_compared_and_do_not_delay_or_fail_the_requests_of_clients(se
     assert "mirror" not in server.describe("scores")
 
 
+def test_requests_that_wait_for_a_version_without_workers_go_to_the_default(server, tmp_path):
+    (tmp_path / "scores.py").write_text(SCORES)
+    for version in ("1.0", "2.0"):
+        pack(Recipe(model_name="shared", version=version, handler=str(tmp_path / "scores.py")), tmp_path)
+        (tmp_path / "shared.mar").rename(server.store / f"shared-{version}.mar")
+        assert server.manage("POST", f"/models?url=shared-{version}.mar&initial_workers=1").status == 200
+    server.manage("PUT", "/models/shared/2.0/traffic?percent=100")
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(server.predict, "shared", {"sleep": 1}) for _ in range(8)]
+        described = "/models/shared/2.0"
+        server.until(lambda: server.manage("GET", described).json[0]["jobQueueStatus"]["pendingRequests"] > 3)
+        assert server.manage("PUT", f"{described}?min_worker=0&max_worker=0").status == 202
+        replies = [call.result() for call in calls]
+    assert [reply.status for reply in replies] == [200] * 8
+    assert {reply.headers[VERSION] for reply in replies} == {"1.0", "2.0"}  # some had begun
+    assert server.manage("DELETE", "/models/shared/2.0").status == 200
+
+
+def test_a_version_that_fails_too_often_is_rolled_back(server, tmp_path):
+    (tmp_path / "scores.py").write_text(SCORES)
+    for version in ("1.0", "2.0"):
+        pack(Recipe(model_name="limited", version=version, handler=str(tmp_path / "scores.py")), tmp_path)
+        (tmp_path / "limited.mar").rename(server.store / f"limited-{version}.mar")
+        assert server.manage("POST", f"/models?url=limited-{version}.mar&initial_workers=1").status == 200
+    traffic = "/models/limited/2.0/traffic"
+    reply = server.manage("PUT", f"{traffic}?percent=50&max_errors=10")
+    assert reply.json["status"].endswith("and none once more than 10 % of its answers are errors of the server")
+    assert all(server.predict("limited", {}).status == 200 for _ in range(40))
+    assert server.manage("GET", traffic).json["maxErrors"] == 10
+    statuses = [server.predict("limited", {"fails": True}).status for _ in range(40)]
+    assert sum(status >= 500 for status in statuses) == 3  # of 23 answers
+    found = server.manage("GET", traffic).json
+    assert (found["percent"], "maxErrors" in found) == (0, False)
+    assert found["rolledBack"] == "3 of its last 23 answers were errors of the server, more than 10 %"
+    words = ["models", "traffic", "limited", "--url", server.management_url]
+    listed = subprocess.run(
+        [sys.executable, "-m", "flambeau.cli.main", *words], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert f"2.0 gets no requests any more: {found['rolledBack']}" in listed.stdout
+    assert server.manage("PUT", f"{traffic}?percent=50").status == 200  # begins anew, without a limit
+    assert {"rolledBack", "maxErrors"}.isdisjoint(server.manage("GET", traffic).json)
+
+
 @pytest.mark.parametrize(
     ("call", "status", "message"),
     [
         ("/models/m/2.0/traffic", 400, "Parameter percent is required, or mirror"),
         ("/models/m/2.0/traffic?mirror=-1", 400, "mirror is '-1'; it must be a whole number from 0 to 100"),
+        ("/models/m/2.0/traffic?max_errors=10", 400, "Parameter max_errors needs percent"),
+        (
+            "/models/m/2.0/traffic?percent=10&max_errors=100",
+            400,
+            "max_errors is '100'; it must be a whole number from 0",
+        ),
         ("/models/m/1.0/traffic?mirror=10", 400, "version 1.0 of m is the default"),
         ("/models/m/2.0/traffic?percent=101", 400, "percent is '101'; it must be a whole number from 0 to 100"),
         ("/models/m/2.0/traffic?percent=ten", 400, "percent is 'ten'"),

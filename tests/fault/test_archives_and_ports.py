@@ -48,6 +48,19 @@ def test_port_in_use_is_named(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_all_ports_in_use_are_named_at_once(tmp_path):
+    with socket.socket() as taken, socket.socket() as other:
+        for each in (taken, other):
+            each.bind(("127.0.0.1", 0))
+            each.listen()
+        port, management = taken.getsockname()[1], other.getsockname()[1]
+        model = pack_handler(tmp_path, "echo")
+        result = run(model, "--port", port, "--management-port", management, "--metrics-port", 0)
+    assert result.returncode == 1
+    both = {f":{port} (--port) is in use, too", f":{management} (--management-port) is in use, too"}
+    assert sum(text in result.stderr for text in both) == 1  # the other one begins the message
+
+
 def hostile_zip(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../../escaped.txt", "x")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -170,14 +171,40 @@ def gpt(start, tmp_path):
 def test_texts_go_on_exactly_where_they_stopped_when_their_worker_is_killed(gpt):
     orders = [{"data": "To be, or", "stream": True, "seed": seed, "ignore_eos": True} for seed in range(3)]
     orders[2]["temperature"] = 0.0
+    orders.append({**orders[0], "allowed_token_ids": [*range(100, 120)], "no_repeat_ngram_size": 2})
+    orders.append({**orders[1], "bad_words": ["to"], "typical_p": 0.9, "xtc_probability": 0.5, "dry_multiplier": 2.0})
     whole = [rest_of(Stream(gpt, "gpt", order)) for order in orders]
-    assert len({*whole}) == 3
+    assert len({*whole}) == 5
     [pid] = gpt.worker_pids("gpt")
     streams = [Stream(gpt, "gpt", order) for order in orders]
     firsts = [read_some(stream, 1) for stream in streams]
     os.kill(pid, signal.SIGKILL)
     rests = [rest_of(stream) for stream in streams]
     assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == whole
+    assert gpt.describe("gpt")["workers"][0]["restarts"] == 1
+
+
+def test_ids_go_on_and_those_of_the_prompt_come_once_when_their_worker_is_killed(gpt):
+    order = {"model": "gpt", "prompt": "To be, or", "max_tokens": 120, "seed": 3, "ignore_eos": True, "stream": True}
+
+    def ids_of(*, kills: bool) -> tuple[list[list[int]], list[int]]:
+        with closing(http.client.HTTPConnection("127.0.0.1", gpt.port, timeout=60)) as connection:
+            body = json.dumps({**order, "return_token_ids": True})
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            first = response.readline()
+            if kills:
+                os.kill(gpt.worker_pids("gpt")[0], signal.SIGKILL)
+            lines = [
+                line.removeprefix(b"data: ") for line in (first + response.read()).split(b"\n") if b'"choices"' in line
+            ]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        prompts = [choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice]
+        return prompts, [token for choice in choices for token in choice["token_ids"]]
+
+    prompts, ids = ids_of(kills=False)
+    assert (len(prompts), len(ids)) == (1, 120)
+    assert ids_of(kills=True) == (prompts, ids)
     assert gpt.describe("gpt")["workers"][0]["restarts"] == 1
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+HAS_ALL_FAMILIES = (5, 23)  # version of transformers: one without a class of these has renamed it
 VOCAB_SIZE = 101
 LENGTH = 48  # of the sequences that are compared: longer than the windows, and than what positions are stretched from
 
@@ -60,7 +62,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
         "num_hidden_layers": 3,
         "num_heads": 8,
         "head_dim": 8,
-        "n_groups": 1,  # transformers has one norm for all groups
+        "n_groups": 1,
         "state_size": 12,
     },
     "LongcatFlash": {
@@ -85,6 +87,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {  # of families that have other keys
 }
 TEXT_CONFIGS = (
     "CohereCompass",
+    "Dots3Note",
     "MiniMaxM3VL",
     "Gemma3",
     "Gemma3n",
@@ -93,10 +96,13 @@ TEXT_CONFIGS = (
     "Llama4",
     "Qwen3_5",
     "Qwen3_5Moe",
+    "Qwen4Exp",
 )
 SAVE_OPTIONS = ("max_shard_size", "safe_serialization", "save_original_format")  # of transformers
 MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel",
+    "InternLM3": "LlamaForCausalLM",
+    "IQuestCoder": "LlamaForCausalLM",
     "OpenAIGPT": "OpenAIGPTLMHeadModel",
     "Glm5Next": "Glm5NextForConditionalGeneration",
     "Step3p7": "Step3p7ForConditionalGeneration",
@@ -122,7 +128,15 @@ PICTURES: dict[str, dict[str, Any]] = {  # the vision model of families that tra
         "mlp_ratio": 1.0,
     },
 }
-ZERO_CENTERED = ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Step3p7", "MiniMaxM3VL")  # norms add 1 to their weights
+ONE_NORM = ("Mamba2", "Bamba", "GraniteMoeHybrid")  # before HAS_ALL_FAMILIES
+ZERO_CENTERED = (
+    "Qwen4Exp",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+    "Qwen3Next",
+    "Step3p7",
+    "MiniMaxM3VL",
+)  # norms add 1 to their weights
 
 
 @dataclass(frozen=True)
@@ -153,6 +167,26 @@ DEEPSEEK = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
+}
+DOTS = {
+    **LATENT,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_experts_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+    "num_hidden_layers": 4,
+    "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention", "sliding_attention"],
+    "sliding_window": 7,
+    "swa_rope_theta": 5000.0,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "swa_q_lora_rank": 28,
+    "swa_kv_lora_rank": 40,
+    "swa_head_dim": 24,
+    "swa_qk_nope_head_dim": 16,
+    "swa_v_head_dim": 14,
+    "pad_token_id": None,
 }
 GEMMA_4_HEADS = {
     "head_dim": 16,
@@ -192,6 +226,14 @@ YARN = {"original_max_position_embeddings": 32}
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 4}),
     "llama-3": Kind("Llama", {"rope_theta": 500000.0}),
+    "dots-3-plain": Kind(
+        "Dots3Note",
+        {**DOTS, "use_dsa": False, "layer_types": None, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2},
+    ),
+    "diff-llama": Kind("DiffLlama"),
+    "diff-llama-biased": Kind("DiffLlama", {"num_key_value_heads": 4, "attention_bias": True, "head_dim": 12}),
+    "internlm-3": Kind("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "iquest-coder": Kind("IQuestCoder", {"head_dim": 16}),
     "llama-3.1": Kind(
         "Llama",
         stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
@@ -886,6 +928,35 @@ QWEN_3_5 = {
     },
 }
 INDEXED = {**LATENT, "index_n_heads": 16, "index_head_dim": 12, "index_topk": 9}  # ties of so many heads are rare
+QWEN_4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "indexed_attention", "linear_attention"],
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+    "hc_count": 3,
+    "hc_lowrank": 10,
+    "ple_layer_ids": [1, 4],
+    "ple_embed_dim": 24,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 53,
+    "make_ngram_vocab_size_divisible_by": 16,
+    "split_ngram_parts": 3,
+    "indexer_n_heads": 16,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 12,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "pad_token_id": None,
+}
+AX_K2 = {**INDEXED, **DEEPSEEK, "gated_norm_rank": 6, "mlp_layer_types": ["dense", "sparse", "sparse"]}
 SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
     "deepseek-v3.2": Kind(
         "DeepseekV32",
@@ -906,6 +977,30 @@ SPARSE_KINDS = {  # with attention to the tokens that an indexer chooses
             "num_hidden_layers": 4,
             "indexer_types": ["full", "shared", "full", "shared"],
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+    "dots-3": Kind("Dots3Note", {**INDEXED, **DOTS}),
+    "qwen-4": Kind("Qwen4Exp", QWEN_4),
+    "qwen-4-plain": Kind(
+        "Qwen4Exp",
+        {
+            **QWEN_4,
+            "ple_layer_ids": None,
+            "output_gate_type": "sigmoid",
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "num_hidden_layers": 3,
+            "hc_count": 2,
+        },
+    ),
+    "ax-k2": Kind("AXK2", AX_K2),
+    "ax-k2-groups": Kind(
+        "AXK2",
+        {
+            **AX_K2,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            **stretched("yarn", mscale_all_dim=1.0, **YARN),
         },
     ),
     "hy-4": Kind(
@@ -1063,8 +1158,19 @@ ZAMBA_2 = {
     "chunk_size": 8,
     "rms_norm_eps": 1e-5,
 }
+LFM_3 = {
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "sliding_window": 9,
+    "pad_token_id": None,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 40000.0},
+    },
+}
 HYBRID_KINDS = {  # with recurrent layers
     "mamba-2": Kind("Mamba2"),
+    "mamba-2-groups": Kind("Mamba2", {"n_groups": 4}),
     "mamba-2-biased": Kind("Mamba2", {"use_bias": True, "tie_word_embeddings": True, "time_step_limit": (0.2, 0.9)}),
     "mamba": Kind("Mamba", {"num_hidden_layers": 2}),
     "falcon-mamba": Kind("FalconMamba", {"mixer_rms_eps": 1e-3, "use_bias": True}),
@@ -1088,6 +1194,21 @@ HYBRID_KINDS = {  # with recurrent layers
     "lfm-2-biased": Kind(
         "Lfm2",
         {"full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 5, "block_multiple_of": 8, "pad_token_id": None},
+    ),
+    "lfm-3": Kind("Lfm3", LFM_3),
+    "lfm-3-biased": Kind(
+        "Lfm3",
+        {
+            **LFM_3,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "conv", "full_attention"],
+            "conv_L_cache": 3,
+            "conv_bias": True,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "tie_word_embeddings": False,
+        },
     ),
     "qwen-3-next": Kind(
         "Qwen3Next",
@@ -1353,15 +1474,25 @@ def reference(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
     torch.manual_seed(seed)
     family = KINDS_OF_ALL[kind].family
+    skip_older_norms(kind, {**KINDS_OF_ALL[kind].options, **changes})
     model = model_class(family)(tiny_config(kind, **changes)).eval().requires_grad_(False)
     random_weights(model, middle=0.0 if family in ZERO_CENTERED else 1.0)
     if family == "HYV4":
         rotate_pairs()
-    return model
+    return as_configured(model)
+
+
+def skip_older_norms(kind: str, options: dict[str, Any]) -> None:
+    """Skip the test where groups of Mamba 2 have one norm for all of them: transformers before 5.23."""
+    import transformers
+
+    family, groups = KINDS_OF_ALL[kind].family, options.get("n_groups", options.get("mamba_n_groups", 1))
+    if family in ONE_NORM and groups > 1 and is_older(transformers.__version__, HAS_ALL_FAMILIES):
+        pytest.skip(f"transformers {transformers.__version__} has one norm for all groups of {family}")
 
 
 def rotate_pairs() -> None:
-    """Let transformers rotate coordinates of Hy 4 that lie side by side, as the original code does; 5.22 has halves."""
+    """Let transformers rotate coordinates of Hy 4 that lie side by side, as the original code does; it has halves."""
     from transformers.models.hy_v4 import modeling_hy_v4
 
     original = modeling_hy_v4.apply_rotary_pos_emb
@@ -1396,7 +1527,7 @@ def model_class(family: str) -> Any:
     transformers = import_transformers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # some of its files use what torch no longer recommends
-        return getattr(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
+        return class_of(transformers, MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
 
 
 def import_transformers() -> Any:
@@ -1416,8 +1547,20 @@ def import_transformers() -> Any:
 def config_class(family: str) -> Any:
     transformers = import_transformers()
     if family.endswith("Text"):
-        return getattr(transformers, f"{family}Config")
-    return getattr(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
+        return class_of(transformers, f"{family}Config")
+    return class_of(transformers, f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config")
+
+
+def class_of(transformers: Any, name: str) -> Any:
+    """A class of the package; skips the test where the package is too old to have it."""
+    if not hasattr(transformers, name) and is_older(transformers.__version__, HAS_ALL_FAMILIES):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return getattr(transformers, name)
+
+
+def is_older(version: str, than: tuple[int, int]) -> bool:
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) < than
 
 
 def write_checkpoint(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
@@ -1432,4 +1575,14 @@ def read_checkpoint(folder: Path) -> Any:
     """A folder as transformers reads it, in float32."""
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return as_configured(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+
+
+def as_configured(model: Any) -> Any:
+    """A network with what transformers 5.17 leaves out: softcaps in its fused attention, and limits of gpt-oss."""
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
+    for module in model.modules():
+        if type(module).__name__ == "GptOssExperts":
+            module.limit = model.config.swiglu_limit
+    return model

@@ -38,8 +38,8 @@ vocab_size num_hidden_layers n_layer n_layers quantization_config id2label label
 output_hidden_states output_attentions chunk_size_feed_forward is_encoder_decoder use_cache
 """
 NOT_COMPUTED = frozenset(_NOT_COMPUTED.split())
-# The original code counts and not transformers: a norm for each group, and ALiBi's slopes of any number of heads.
-CORRECTED = {("Mamba2", "n_groups"), ("MiniMax", "num_attention_heads")}
+# The original code counts and not transformers: ALiBi's slopes of any number of heads.
+CORRECTED = {("MiniMax", "num_attention_heads")}
 WORDS = {  # values of keys that are words
     "act": ("gelu", "relu", "gelu_pytorch_tanh", "relu2", "gelu_new", "quick_gelu", "tanh"),
     "scoring_func": ("softmax", "sigmoid"),

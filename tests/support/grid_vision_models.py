@@ -50,6 +50,14 @@ PROCESSOR = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+VIDEO_PROCESSOR = {  # of Qwen3-VL; the others have the settings of images
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 6 * 48 * 48},
+    "patch_size": PATCH,
+    "fps": 2,
+    "min_frames": 4,
+    "max_frames": 768,
+}
 TEXT = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -142,7 +150,30 @@ def write_grid_model(folder: Path, kind: str, *, seed: int = 0, **text: Any) -> 
     model.save_pretrained(folder)
     write_grid_tokenizer(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    if kind.startswith("qwen_3"):
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEO_PROCESSOR))
     return model
+
+
+def grid_processor_of(folder: Path, kind: str) -> Any:
+    """The processor of transformers for such a folder, with the frames that the models' authors read."""
+    import transformers
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    unused = ("image_processor_type", "video_processor_type", "processor_class")
+    settings, of_videos = ({k: v for k, v in one.items() if k not in unused} for one in (PROCESSOR, VIDEO_PROCESSOR))
+    names = {"qwen_2": "Qwen2VLProcessor", "qwen_2.5": "Qwen2_5_VLProcessor"}
+    cls: Any = transformers.Qwen3VLVideoProcessor
+    if not kind.startswith("qwen_3"):
+        cls, of_videos = transformers.Qwen2VLVideoProcessor, {**settings, "fps": 2, "do_sample_frames": True}
+    return getattr(transformers, names.get(kind, "Qwen3VLProcessor"))(
+        image_processor=Qwen2VLImageProcessorPil(**settings),
+        tokenizer=transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"), eos_token=NAMES[EOS], pad_token=NAMES[EOS]
+        ),
+        video_processor=cls(**of_videos, cap_pixels_per_frame=False),
+        chat_template=TEMPLATE,
+    )
 
 
 def grid_prompt(*parts: list[int] | int) -> list[int]:

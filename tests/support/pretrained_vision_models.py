@@ -10,9 +10,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flambeau.llm.models.families.image_readers import IMAGE_READERS
+from flambeau.llm.models.families.sound_readers import SOUND_READERS
+from support.checkpoints import class_of, is_older
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
 TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
@@ -34,7 +38,8 @@ LAST_ID = 421  # behind the tokens that all have
 SIDE, PATCH = 28, 7  # pixels of a tile and of a patch
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message['role'] }}:
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
-{% if item['type'] == 'image' %}MARKER{% else %}{{ item['text'] }}{% endif %}{% endfor -%}
+{% if item['type'] == 'image' %}MARKER{% elif item['type'] == 'video' %}VIDEO{% elif item['type'] == 'audio' %}SOUND
+{%- else %}{{ item['text'] }}{% endif %}{% endfor -%}
 {% endif %}
 {% endfor %}{% if add_generation_prompt %}answer:{% endif %}"""
 TEXT = {
@@ -84,9 +89,17 @@ class Kind:
     processor: Mapping[str, Any]  # processor_config.json
     images: Mapping[str, Any]  # preprocessor_config.json
     marker: str = "<image>"
+    sound_marker: str = "<|audio|>"
     tokens: Mapping[str, str] = field(default_factory=dict)  # further names in tokenizer_config.json
     last: tuple[str, ...] = ()  # further special tokens, behind all others
+    videos: Mapping[str, Any] = field(default_factory=dict)  # video_preprocessor_config.json
+    video_marker: str = ""
+    suffix: str = "ForConditionalGeneration"  # of the name of its class
     renames: tuple[tuple[str, str], ...] = ()  # of tensors that transformers writes with names that no file has
+
+    @property
+    def class_name(self) -> str:
+        return self.name + self.suffix
 
 
 CLIP_IMAGES = {
@@ -439,21 +452,31 @@ KINDS = {
 }
 
 
+def skip_where_too_old(kind: Kind, version: str) -> None:
+    """Skip the test where the processor of this class was compared with a newer transformers only."""
+    since = max(table[kind.class_name].since for table in (IMAGE_READERS, SOUND_READERS) if kind.class_name in table)
+    if is_older(version, since):
+        pytest.skip(f"transformers {version} is too old for {kind.class_name}")
+
+
 def vision_reference(kind: Kind, seed: int = 0) -> Any:
     """A random network of transformers; its weights lie far enough apart that choices are no matter of rounding."""
     import transformers
 
-    config = getattr(transformers, f"{kind.name}Config")(**json.loads(json.dumps(kind.config)))
+    skip_where_too_old(kind, transformers.__version__)
+    config_name = f"{kind.name}Config" if kind.suffix else f"{kind.name}_Config"
+    config = class_of(transformers, config_name)(**json.loads(json.dumps(kind.config)))
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{kind.name}ForConditionalGeneration")(config).eval().requires_grad_(False)
+    model = getattr(transformers, kind.class_name)(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         else:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 0.1)
-    model.get_output_embeddings().weight[: len(NAMES)] = 0  # it writes no token of an image
+    head = model.get_output_embeddings() or model.language_model.get_output_embeddings()
+    head.weight[: len(NAMES)] = 0  # it writes no token of an image
     if kind.last:
-        model.get_output_embeddings().weight[LAST_ID:] = 0
+        head.weight[LAST_ID:] = 0
     return model
 
 
@@ -470,16 +493,20 @@ def write_pretrained_vision_model(folder: Path, kind: Kind, *, seed: int = 0) ->
     assert described["added_tokens"][-1]["id"] == LAST_ID - 1
     like = {**described["added_tokens"][0], "special": True}
     described["added_tokens"] += [{**like, "id": LAST_ID + i, "content": name} for i, name in enumerate(kind.last)]
+    template = TEMPLATE.replace("MARKER", kind.marker).replace("VIDEO", kind.video_marker)
+    template = template.replace("SOUND", kind.sound_marker)
     write_json_tokenizer(
         folder,
         json.dumps(described),
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<eos>",
-        chat_template=TEMPLATE.replace("MARKER", kind.marker),
+        chat_template=template,
         extra_special_tokens=dict(kind.tokens),
         tokenizer_class="PreTrainedTokenizerFast",
     )
     (folder / "processor_config.json").write_text(json.dumps(kind.processor))
     (folder / "preprocessor_config.json").write_text(json.dumps(kind.images))
+    if kind.videos:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(kind.videos))
     return model

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.executor.shard import Shard, add_all_reduce, local_architecture
 from flambeau.llm.quantize.quantizer import build
 from support import rank_process
 

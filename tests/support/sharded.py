@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.checkpoints.checkpoint import Arrived, load_model, read_architecture
-from flambeau.llm.executor.parallel import Shard, add_all_reduce, local_architecture
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms
+from flambeau.llm.checkpoints.parameter_filler import Arrived
+from flambeau.llm.executor.shard import Shard, add_all_reduce, local_architecture
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.quantizer import build
 from support.ranks import run_ranks
@@ -44,9 +46,11 @@ else:
 OPTIONS: dict[str, Any] = {"num_blocks": 80, "block_size": 4, "compile": False, "device": "cpu"}
 
 
-def load_part(folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None = None, **keeps: bool) -> Transformer:
-    """One rank's part of a network, in float32; `keeps` is what stays quantized."""
-    arch = read_architecture(folder, **keeps)
+def load_part(
+    folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None = None, forms: KeptForms = NO_FORMS
+) -> Transformer:
+    """One rank's part of a network, in float32."""
+    arch = read_architecture(folder, forms)
     shard = Shard(arch, rank, size)
     part = load_model(
         folder,
@@ -54,7 +58,7 @@ def load_part(folder: Path, rank: int, size: int = 2, *, arrived: Arrived | None
         build=lambda _: build(local_architecture(arch, size), whole=arch),
         shard=shard,
         arrived=arrived,
-        **keeps,
+        forms=forms,
     )
     add_all_reduce(part, shard)
     return part

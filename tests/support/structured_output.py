@@ -10,11 +10,19 @@ from typing import Any
 
 from flambeau.llm.engine import Engine
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
+from support.async_backend import AsyncEagerBackend
 from support.tiny_heads import tiny_head
 from support.tiny_models import ARCH, tiny_draft, tiny_engine, tiny_model
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
 PROMPT = "To be, or not to be"
+SPECULATIONS: dict[str, dict[str, Any]] = {  # options of an engine, by how it proposes tokens
+    "plain": {},
+    "ahead": {"kind": AsyncEagerBackend},
+    "draft": {"with_draft": True, "speculate_k": 3},
+    "ngram": {"speculation": "ngram"},
+    "head": {"with_head": True, "speculate_k": 3},
+}
 
 
 @cache

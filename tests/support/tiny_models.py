@@ -11,9 +11,10 @@ import torch
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
+from flambeau.llm.executor.cache_sizes import num_spare_wanted, ring_length
 from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadModel
-from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted, ring_length
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.kv_store.block_store import open_store
 from flambeau.llm.models.architecture import Architecture

@@ -28,10 +28,9 @@ def sentencepiece_bytes(**options: Any) -> bytes:
         model_writer=written,
         vocab_size=400,
         model_type="bpe",
-        byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
-        **({"normalization_rule_name": "identity", "remove_extra_whitespaces": False} | options),
+        **({"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True} | options),
     )
     return written.getvalue()
 

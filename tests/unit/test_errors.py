@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.errors import explain_json, suggest
+from flambeau.errors import FlambeauError, explain_json, suggest
 
 KNOWN = ("max_tokens", "min_tokens", "temperature")
 
@@ -29,7 +29,21 @@ def test_nothing_is_suggested_for_names_that_are_too_different_or_too_long():
         (rb'{"a": "\ud83d\ude00", "b": NaN}', "a value that JSON does not have"),
         (b'{"a": }', "line 1, column 7"),
         (b"", "empty"),
+        (b"\x1f\x8b\x08\x00", "content-encoding: gzip"),
+        (b"\x1f\x8b\x08\x00".replace(b"\x8b", b"\xff"), "is not valid UTF-8"),
     ],
 )
 def test_a_text_that_is_not_json_is_explained(raw, expected):
     assert expected in explain_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "expected"),
+    [
+        ("it failed.", "line 1\nline 2", "it failed: line 1"),
+        ("it failed: line 1", "line 1", "it failed: line 1"),
+        ("it failed.", "", "it failed."),
+    ],
+)
+def test_the_first_line_of_the_cause_follows_the_text_unless_it_is_in_it(text, cause, expected):
+    assert FlambeauError(text, cause=cause).with_reason == expected

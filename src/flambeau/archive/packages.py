@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
+CPU_INDEX = " --extra-index-url https://download.pytorch.org/whl/cpu"
+TORCH_BUILDS = frozenset({"torch", "torchvision", "torchaudio"})  # must all be of the same build
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "nvidia.dali": "nvidia-dali-cuda120"}
 
 
@@ -43,6 +46,7 @@ EXTRAS = {
     "PIL": "vision",
     "onnxruntime": "onnx",
     "captum": "explain",
+    "av": "video",
     "jinja2": "llm",
     "llguidance": "llm",
     "safetensors": "llm",
@@ -66,9 +70,22 @@ def is_installed(module: str, path: Sequence[str] = ()) -> bool:
         return False
 
 
-def install_line(modules: Iterable[str], extra: str = "") -> str:
+def install_line(modules: Collection[str], extra: str = "") -> str:
     """The command that installs them: by the extra of this distribution that has them, or by their own names."""
-    return f"pip install 'flambeau[{extra}]'" if extra else f"pip install {' '.join(map(distribution_of, modules))}"
+    what = f"'flambeau[{extra}]'" if extra else " ".join(map(distribution_of, modules))
+    return f"pip install {what}{index_for(modules)}"
+
+
+def index_for(modules: Iterable[str]) -> str:
+    """The option of pip that finds the CPU builds of these modules, if torch is one; empty where none is needed."""
+    return CPU_INDEX if has_cpu_torch() and not TORCH_BUILDS.isdisjoint(modules) else ""
+
+
+def has_cpu_torch() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
 
 
 def distribution_of(module: str) -> str:

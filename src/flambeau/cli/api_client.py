@@ -19,6 +19,7 @@ from flambeau.frontend.key_file import read_keys
 from flambeau.http_client import connect, explain_tls
 
 COMPLETION_S = 1.0  # a shell waits for it
+MAX_SHOWN = 100  # characters of an argument in an error
 
 
 class RequestFailed(BadRequest):
@@ -77,7 +78,10 @@ def to_error(status: int, body: bytes) -> RequestFailed:
         document = document.get("error") or document  # the OpenAI API nests it
         return RequestFailed(status, document["message"], "\n".join(document.get("cause", [])))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return RequestFailed(status, body.decode("utf-8", "replace").strip() or "the server gave no reason", "")
+        text = body.decode("utf-8", "replace").strip() or "the server gave no reason"
+        if text.startswith("<"):
+            text = "the answer is a page for browsers; is there a Flambeau server at this address?"
+        return RequestFailed(status, text, "")
 
 
 def call(server: str, method: str, path: str, /, **query: Any) -> Any:
@@ -131,7 +135,9 @@ def predict(url: str, model: str, version: str | None, source: str, content_type
         try:
             body = Path(source).read_bytes()
         except OSError as error:
-            raise BadRequest(f"{source} cannot be read: {error.strerror}") from None
+            hint = f"; give a file, or pipe the text: echo '…' | flambeau predict {model} -"
+            reason = f"{source[:MAX_SHOWN]} cannot be read: {error.strerror}"
+            raise BadRequest(reason + (hint if looks_like_data(source) else "")) from None
     kind = content_type or guess_type(source, body)
     response = send(url, "POST", path, body, {"content-type": kind, **authorization("FLAMBEAU_INFERENCE_KEY")})
     while chunk := response.read1(65536):
@@ -139,6 +145,11 @@ def predict(url: str, model: str, version: str | None, source: str, content_type
         sys.stdout.buffer.flush()
     if sys.stdout.isatty():
         print()
+
+
+def looks_like_data(source: str) -> bool:
+    """Whether a file name is a document itself."""
+    return source.lstrip()[:1] in ("{", "[", '"') or " " in source
 
 
 def guess_type(source: str, body: bytes) -> str:

@@ -23,7 +23,10 @@ def cluster_nodes(as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -
 
 @cluster_app.command("why")
 def cluster_why(model: ModelName, as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -> None:
-    """Show where each worker of a model runs, what it waits for, and why the last one ended."""
+    """Show where each worker of a model runs.
+
+    Also what it waits for, and why the last one ended.
+    """
     from flambeau.cli import cluster_client as work
 
     work.why(url, model, as_json=as_json)
@@ -33,9 +36,9 @@ def cluster_why(model: ModelName, as_json: Json = False, url: Management = DEFAU
 def cluster_join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Worker address of the server.")],
 ) -> None:
-    """Offer this machine to a server that was started with --cluster join, until it is stopped.
+    """Offer this machine to a server, until it is stopped.
 
-    Both need the same secret in FLAMBEAU_CLUSTER_SECRET.
+    The server is started with --cluster join. Both need the same secret in FLAMBEAU_CLUSTER_SECRET.
     """
     import asyncio
     import logging

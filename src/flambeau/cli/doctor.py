@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from flambeau import __version__
-from flambeau.cli.output import print_json
+from flambeau.archive.packages import CPU_INDEX, TORCH_BUILDS, index_for, install_line
+from flambeau.cli.output import print_json, print_wrapped
 from flambeau.serving.workers.host_resources import count_cores, count_gpus, gpu_properties
 from flambeau.wire.shared_memory import SegmentPool, SegmentReader
 
@@ -33,8 +34,12 @@ OPTIONAL = {  # module → what it is for, and the extra that has it
     "sentencepiece": ("language models with a tokenizer.model", "llm"),
     "jinja2": ("the chat templates of language models", "llm"),
     "captum": ("explanations", "explain"),
+    "transformers": ("models of its tasks, and for sounds and most images in chats", "transformers"),
+    "PIL": ("images", "vision"),
+    "soundfile": ("sounds that are not WAV files", "audio"),
+    "av": ("videos in chats", "video"),
 }
-DISTRIBUTIONS = {"grpc": "grpcio"}
+DISTRIBUTIONS = {"grpc": "grpcio", "PIL": "pillow"}
 IMPORT_S = 300.0
 
 
@@ -67,7 +72,7 @@ def report(found: Iterable[Finding], *, as_json: bool) -> None:
     else:
         marks = {"ok": "✓", "note": "·", "problem": "✗"}
         for finding in findings:
-            print(f"{marks[finding.level]} {finding.what}: {finding.text}")
+            print_wrapped(f"{marks[finding.level]} {finding.what}: {finding.text}", "  ")
             if finding.fix:
                 print(f"    → {finding.fix}")
     if any(finding.level == "problem" for finding in findings):
@@ -172,8 +177,10 @@ def packages() -> Iterator[Finding]:
     found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
     problems = import_problems(found)
     for name, (use, extra) in OPTIONAL.items():
-        fix = f"pip install 'flambeau[{extra}]'"
         if name not in found:
+            fix = install_line([name], extra)
+            if name in TORCH_BUILDS and CPU_INDEX not in fix and "torch" not in found and not count_gpus():
+                fix += CPU_INDEX  # 0.2 GB, not 3
             yield Finding("note", name, f"not installed; needed for {use}", fix)
         elif problem := problems.get(name):
             text = f"installed, but it cannot be imported: {problem}"
@@ -185,7 +192,7 @@ def packages() -> Iterator[Finding]:
 def reinstall_line(package: str) -> str:
     """The command that mends a package; torchvision and torchaudio must match torch."""
     companion = "torch " if package in ("torchvision", "torchaudio") else ""
-    return f"pip install --force-reinstall {companion}{package}"
+    return f"pip install --force-reinstall {companion}{package}{index_for([package])}"
 
 
 def installed_version(module: str) -> str:

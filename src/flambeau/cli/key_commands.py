@@ -89,7 +89,10 @@ def keys_add(
     ] = None,
     file: KeyFile = DEFAULT_FILE,
 ) -> None:
-    """Add a key of a user for the inference API, with limits, and print it."""
+    """Add a key of a user, with limits, and print it.
+
+    It is one of the inference API.
+    """
     from flambeau.frontend.key_file import KINDS, new_key
 
     if name in KINDS:

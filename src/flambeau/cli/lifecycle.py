@@ -88,7 +88,7 @@ async def serve_until_signal(
         routes = routes_by_address(server, keys)
         async with open_grpc(server, keys) as grpc, HttpFrontend(server, routes, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
-            logger.info(describe_addresses(config, frontend.opened))
+            logger.info(describe_addresses(config, frontend.opened, has_grpc=grpc is not None))
             await finished_before(stop, hooks.after_listening(server, frontend.inference))
             await stop.wait()
             logger.info("stopping: accepted requests are answered first")
@@ -98,8 +98,8 @@ async def serve_until_signal(
     logger.info("stopped")
 
 
-def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address]) -> str:
-    """The addresses of the other APIs for the log; `opened` has the actual ports."""
+def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address], *, has_grpc: bool) -> str:
+    """The addresses of the other APIs for the log; `opened` has the actual ports of HTTP."""
     parts = [f"management API {opened[config.management]}"]
     if config.pages and config.management.path is None:
         parts.append(f"console {opened[config.management]}/")
@@ -107,9 +107,9 @@ def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address]) 
         parts.append(f"metrics {opened[config.metrics]}/metrics")
     if config.inference.path is None:
         parts.append(f"OpenAI base URL {opened[config.inference]}/v1")
-    if config.grpc.inference is not None:
+    if has_grpc and config.grpc.inference is not None:
         parts.append(f"gRPC inference {config.grpc.inference.host}:{config.grpc.inference.port}")
-    if config.grpc.management is not None:
+    if has_grpc and config.grpc.management is not None:
         parts.append(f"gRPC management {config.grpc.management.host}:{config.grpc.management.port}")
     return ", ".join(parts)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
+import string
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.api_client import authorization, send
+from flambeau.cli.api_client import RequestFailed, authorization, send
 from flambeau.cli.llm_chat import find_text_model
 from flambeau.cli.options import check_checkpoint, checkpoint_folder
-from flambeau.cli.output import print_json, print_table
+from flambeau.cli.output import print_json, print_table, show_progress
 from flambeau.errors import ConfigError
+
+ANY_IDS = range(3, 253)  # tokens that vocabularies of all sizes have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +43,23 @@ class StreamTiming:
 
 def bench(target: str, model: str | None, params: BenchParams, *, options: dict[str, Any], as_json: bool) -> None:
     """Measure and print a row for each number of streams."""
-    is_server = target.startswith(("http://", "https://"))
-    rows = (
-        bench_server(target, model or find_text_model(target), params)
-        if is_server
-        else bench_engine(target, params, options)
-    )
+    try:
+        rows = measure_rows(target, model, params, options)
+    finally:
+        show_progress()
     if as_json:
         print_json(rows)
         return
-    print_table(["STREAMS", "FIRST TOKEN", "TOKENS/S", "ACCEPTED"], [to_row(row) for row in rows])
+    head = ["STREAMS", "FIRST TOKEN", "TOKENS/S", *(["ACCEPTED"] if any("accepted" in row for row in rows) else [])]
+    print_table(head, [to_row(row)[: len(head)] for row in rows])
+
+
+def measure_rows(target: str, model: str | None, params: BenchParams, options: dict[str, Any]) -> list[dict[str, Any]]:
+    is_server = target.startswith(("http://", "https://"))
+    if is_server:
+        return bench_server(target, model or find_text_model(target), params)
+    show_progress(f"loading and measuring {target}")
+    return bench_engine(target, params, options)
 
 
 def to_row(row: dict[str, Any]) -> list[str]:
@@ -87,9 +98,11 @@ def bench_engine(path: str, params: BenchParams, options: dict[str, Any]) -> lis
 def bench_server(url: str, model: str, params: BenchParams) -> list[dict[str, Any]]:
     """Measure a server over HTTP, with one thread per stream."""
     rows = []
+    ids = ordinary_ids(url, model)
     for number in params.streams:
+        show_progress(f"{number} {'stream' if number == 1 else 'streams'} of {params.new_tokens} tokens")
         with ThreadPoolExecutor(number) as threads:
-            seen = [*threads.map(lambda i, n=number: read_stream(url, model, params, 1000 * n + i), range(number))]
+            seen = [*threads.map(lambda i, n=number: read_stream(url, model, params, 1000 * n + i, ids), range(number))]
         seconds = max(stream.ended for stream in seen) - min(stream.first for stream in seen)
         rows.append(
             {
@@ -101,13 +114,22 @@ def bench_server(url: str, model: str, params: BenchParams) -> list[dict[str, An
     return rows
 
 
-def read_stream(url: str, model: str, params: BenchParams, salt: int) -> StreamTiming:
-    """Request one text and read it to its end."""
-    # Prompts differ from the first token on, so that no prefix is cached.
-    prompt = [(7919 * salt + 31 * i) % 250 + 3 for i in range(params.prompt_tokens)]
+def ordinary_ids(url: str, model: str) -> Sequence[int]:
+    """Tokens of a text: special ones may stand for images or sounds, which prompts of ids cannot have."""
+    ask = {"model": model, "prompt": string.ascii_letters + string.digits, "add_special_tokens": False}
+    headers = {"content-type": "application/json", **authorization("FLAMBEAU_INFERENCE_KEY")}
+    try:
+        reply = json.load(send(url, "POST", "/tokenize", json.dumps(ask).encode(), headers))
+        return reply["tokens"] or ANY_IDS
+    except (RequestFailed, ValueError, KeyError, TypeError):  # a server that has no /tokenize
+        return ANY_IDS
+
+
+def read_stream(url: str, model: str, params: BenchParams, salt: int, ids: Sequence[int] = ANY_IDS) -> StreamTiming:
+    """Request one text and read it to its end. Prompts of other salts are others, so that no prefix is cached."""
     body = {
         "model": model,
-        "prompt": prompt,
+        "prompt": random.Random(salt).choices(ids, k=params.prompt_tokens),
         "max_tokens": params.new_tokens,
         "temperature": 0,
         "ignore_eos": True,

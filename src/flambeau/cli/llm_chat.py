@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from flambeau.cli.api_client import RequestFailed, authorization, send
+from flambeau.cli.output import print_wrapped
 from flambeau.errors import ConfigError, suggest
 
 DIM = "\x1b[2m{}\x1b[0m"
@@ -23,6 +25,7 @@ COMMANDS = {
     "/quit": "exit; also Ctrl-D",
 }
 MAX_HISTORY = 1000  # lines
+SHOWN = 10  # models in an error
 
 Message = dict[str, str]
 
@@ -34,7 +37,7 @@ def chat(url: str, model: str | None, *, system: str | None, options: dict[str, 
     if prompt is not None:
         print_answer(url, model, [*conversation.messages, {"role": "user", "content": prompt}], options)
         return
-    print(f"{model} at {url}. {INTRODUCTION}", file=sys.stderr)
+    print_wrapped(f"{model} at {url}. {INTRODUCTION}", file=sys.stderr)
     with line_editor():
         converse(url, model, conversation, options)
 
@@ -196,12 +199,23 @@ def find_text_model(url: str) -> str:
     """The name of the only model that generates text; an error if there are none or several."""
     response = send(url, "GET", "/v1/models", None, authorization("FLAMBEAU_INFERENCE_KEY"))
     try:
-        entries = json.loads(response.read())["data"]
+        document = json.loads(response.read())
+        entries = document["data"]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{url} is not the address of an inference API; use its port, 8080 by default") from None
     names = [entry["id"] for entry in entries if "generate" in entry.get("abilities", [])]
     if len(names) == 1:
         return str(names[0])
+    if not names and (missing := missing_models(url, document.get("models", []))):
+        waits = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not ready: see `flambeau models ls`"
+        raise ConfigError(f"no model at {url} generates text yet; {waits}")
     if not names:
         raise ConfigError(f"no model at {url} generates text; serve one with `flambeau llm serve CHECKPOINT`")
     raise ConfigError(f"{url} has several models ({', '.join(names)}); choose one with --model")
+
+
+def missing_models(url: str, names: Sequence[str]) -> list[str]:
+    """The models that have no worker yet, so that nobody knows what they can do."""
+    headers = authorization("FLAMBEAU_INFERENCE_KEY")
+    found = [json.load(send(url, "GET", f"/v1/models/{quote(name, safe='')}", None, headers)) for name in names[:SHOWN]]
+    return [model["name"] for model in found if model.get("ready") is False]

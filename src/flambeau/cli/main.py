@@ -113,7 +113,10 @@ def slow(
     as_json: Json = False,
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
-    """Show the slowest requests of the last hour and where their time went."""
+    """Show where the time of the slowest requests went.
+
+    They are those of the last hour.
+    """
     from flambeau.cli import management_client as models
 
     models.slow(url, model, limit, as_json=as_json)
@@ -171,9 +174,10 @@ def replay(
     list_all: Annotated[bool, typer.Option("--list", help="List the bundles, the newest first.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Send the request of a crash bundle to a fresh worker, and tell whether it dies again.
+    """Try the request of a crash bundle again.
 
-    Without a bundle, list them. The exit status is 1 if the worker dies or hangs again, and 2 if it was not tried.
+    It is sent to a fresh worker. Without a bundle, list them. The exit status is 1 if the worker dies or hangs again,
+    and 2 if it was not tried.
     """
     from flambeau.cli import replay as work
 
@@ -254,10 +258,19 @@ def name_of(command: CommandInfo) -> str:
     return command.name or get_command_name(command.callback.__name__)
 
 
+def name_numbers() -> None:
+    """Call numbers so in errors and help; Typer's name of one with limits is `int range`."""
+    for module in filter(None, map(sys.modules.get, ("typer._click.types", "click.types"))):
+        for kind, name in (("Int", "whole number"), ("Float", "number")):
+            for each in (f"{kind}ParamType", f"{kind}Range"):
+                getattr(module, each).name = name
+
+
 def main() -> None:
     """Run the command; an expected error is one line on stderr and exit status 1."""
     from flambeau.errors import FlambeauError
 
+    name_numbers()
     try:
         app_with(sys.argv[1] if len(sys.argv) > 1 else "")()
     except FlambeauError as error:

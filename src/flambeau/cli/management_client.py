@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,10 +32,11 @@ def ls(url: str, *, as_json: bool) -> None:
         print_json(documents)
         return
     has_shares = any("trafficPercent" in document for document in documents)
+    defaults = default_versions(url, documents)
     rows = [
         [
             document["modelName"],
-            document["modelVersion"],
+            f"{document['modelVersion']}{defaults.get((document['modelName'], document['modelVersion']), '')}",
             *([share_of(document)] if has_shares else ()),
             f"{sum(worker['status'] == 'READY' for worker in document['workers'])}/{document['minWorkers']}",
             str(document["batchSize"]),
@@ -45,6 +47,13 @@ def ls(url: str, *, as_json: bool) -> None:
     ]
     shares = ["TRAFFIC"] if has_shares else []
     print_table(["MODEL", "VERSION", *shares, "READY", "BATCH", "WAITING", "FROM"], rows)
+
+
+def default_versions(url: str, documents: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """The words behind the default version of each model that has several versions."""
+    times = Counter(document["modelName"] for document in documents)
+    several = [name for name, number in times.items() if number > 1]
+    return {(name, call(url, "GET", path_of(name, None))[0]["modelVersion"]): " (default)" for name in several}
 
 
 def share_of(document: Mapping[str, Any]) -> str:
@@ -98,8 +107,11 @@ def set_default(url: str, name: str, version: str, *, as_json: bool) -> None:
     print_status(call(url, "PUT", path_of(name, version) + "/set-default"), as_json=as_json)
 
 
-def set_traffic(url: str, name: str, version: str, percent: int | None, mirror: int | None, *, as_json: bool) -> None:
-    answer = call(url, "PUT", path_of(name, version) + "/traffic", percent=percent, mirror=mirror)
+def set_traffic(
+    url: str, name: str, version: str, percent: int | None, mirror: int | None, max_errors: int | None, *, as_json: bool
+) -> None:
+    path = path_of(name, version) + "/traffic"
+    answer = call(url, "PUT", path, percent=percent, mirror=mirror, max_errors=max_errors)
     print_status(answer, as_json=as_json)
 
 
@@ -117,6 +129,12 @@ def traffic(url: str, name: str, version: str | None, *, as_json: bool) -> None:
         rows.append([one, *shares, *("-" if times[name] is None else f"{times[name]:g} ms" for name in ("p50", "p99"))])
     print_table(["VERSION", "TRAFFIC", "ANSWERS", "ERRORS", "P50", "P99"], rows)
     for one, document in found.items():
+        if reason := document.get("rolledBack"):
+            print(f"\n{one} gets no requests any more: {reason}")
+        elif "maxErrors" in document:
+            print(
+                f"\n{one} gets no more once more than {document['maxErrors']} % of its answers are errors of the server"
+            )
         if mirror := document.get("mirror"):
             counts = ", ".join(f"{count} {result}" for result, count in mirror.items() if result != "percent")
             print(f"\n{one} gets copies of {mirror['percent']} %: {counts}")

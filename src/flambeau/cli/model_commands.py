@@ -15,6 +15,7 @@ archive_app = typer.Typer(help="Pack, inspect and unpack model archives.", no_ar
 ArchivePath = Annotated[Path, typer.Argument(help="A .mar or .tar.gz file.")]
 
 
+@models_app.command("list", hidden=True)
 @models_app.command("ls")
 def models_ls(as_json: Json = False, url: Management = DEFAULT_MANAGEMENT) -> None:
     """List the models."""
@@ -72,6 +73,7 @@ def models_scale(
     models.scale(url, name, version, workers, wait=wait, as_json=as_json)
 
 
+@models_app.command("unregister", hidden=True)
 @models_app.command("rm")
 def models_rm(
     name: ModelName, version: Version = None, as_json: Json = False, url: Management = DEFAULT_MANAGEMENT
@@ -109,6 +111,10 @@ def models_traffic(
         int | None,
         typer.Option(min=0, max=100, help="Percentage of requests to copy to it, only to compare the answers."),
     ] = None,
+    max_errors: Annotated[
+        int | None,
+        typer.Option(min=0, max=99, help="It gets no more once this percentage of its answers are server errors."),
+    ] = None,
     as_json: Json = False,
     url: Management = DEFAULT_MANAGEMENT,
 ) -> None:
@@ -118,10 +124,10 @@ def models_traffic(
     """
     from flambeau.cli import management_client as models
 
-    if version is None or (percent is None and mirror is None):
+    if version is None or (percent is None and mirror is None and max_errors is None):
         models.traffic(url, name, version, as_json=as_json)
     else:
-        models.set_traffic(url, name, version, percent, mirror, as_json=as_json)
+        models.set_traffic(url, name, version, percent, mirror, max_errors, as_json=as_json)
 
 
 AdapterName = Annotated[str, typer.Argument(help="Name that requests use for the adapter.")]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from flambeau.worker.stage_timings import CallProfile
 
@@ -15,6 +17,21 @@ DEFAULT_WIDTH = 160  # columns, if stderr is not a terminal
 
 def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
+
+
+def print_wrapped(text: str, indent: str = "", file: TextIO | None = None) -> None:
+    """Print a paragraph; on a terminal, lines break between words."""
+    if (file or sys.stdout).isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    print(text, file=file)
+
+
+def show_progress(text: str = "") -> None:
+    """Replace the line of progress on the terminal; without a text, remove it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -24,7 +24,7 @@ from flambeau.archive.pretrained import (
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.resolution import Settings, to_server_config
-from flambeau.config.server import Address, ServerConfig
+from flambeau.config.server import Address, ServerConfig, Tls
 from flambeau.config.settings import MODEL_SETTINGS, SERVE
 from flambeau.config.value_types import ModelEntry
 from flambeau.errors import ConfigError, FlambeauError, MissingPackages, WorkersFailed
@@ -148,15 +148,19 @@ class InitialModelLoader(LifecycleHooks):
         progress = StartupProgress.for_terminal(is_plain=server.config.log_format == "json")
         server.on_progress = progress.note
         with progress:
-            await asyncio.gather(*(load(server, model, self._overrides, progress) for model in self._models))
+            loading = (load(server, model, self._overrides, progress, i) for i, model in enumerate(self._models))
+            await asyncio.gather(*loading)
             if self._overrides.must_load:
                 loaded = [model for model in server.registry if model.loaded_at_startup]
                 await asyncio.gather(*(model.pool.wait_decided() for model in loaded))
         check_any_served(server)
         mark_started(server)
         logger.info("Model server started.")
-        header = authorization_option(self.keys) if self.keys is not None else ""
-        progress.announce(address, [model for model in server.registry if model.pool.is_ready], header)
+        options = [authorization_option(self.keys)] if self.keys is not None else []
+        if address.is_tls and server.config.tls == Tls():
+            options.insert(0, "-k")  # the certificate is the server's own
+        ready = [model for model in server.registry if model.pool.is_ready and server.registry.is_default(model)]
+        progress.announce(address, ready, " ".join(options))
 
 
 def authorization_option(keys: Keys) -> str:
@@ -174,7 +178,7 @@ def check_any_served(server: Server) -> None:
 
 
 async def load(
-    server: Server, initial: InitialModel, overrides: ModelOverrides, progress: StartupProgress
+    server: Server, initial: InitialModel, overrides: ModelOverrides, progress: StartupProgress, place: int
 ) -> Model | None:
     """Register one model. If its workers fail, it stays registered and is retried unless the failure is final."""
     name = initial.name or initial.path.name
@@ -191,6 +195,7 @@ async def load(
                 config=config,
                 overrides=initial.settings,
                 at_startup=True,
+                place=place,
             )
         except WorkersFailed as error:
             outcome.failed = True
@@ -200,8 +205,9 @@ async def load(
             outcome.failed = True
             if initial.is_required:
                 raise
-            logger.error("%s was not loaded: %s", initial.path.name, error)
-            server.add_missing_model(initial.path.name, str(error))
+            text = error.with_reason if isinstance(error, FlambeauError) else str(error)
+            logger.error("%s was not loaded: %s", initial.path.name, text)
+            server.add_missing_model(initial.path.name, text)
     return None
 
 

@@ -86,8 +86,8 @@ class StartupProgress:
         finally:
             self._loading.remove(name)
             if self._console is not None:
-                color = "red" if outcome.failed else "green"
-                self._console.print(f"[{color}]●[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+                mark, words = ("[red]✗[/]", " failed after") if outcome.failed else ("[green]●[/]", "")
+                self._console.print(f"{mark} {name}{words} [dim]{time.monotonic() - began:.1f} s[/]")
             self._update()
 
     def announce(self, address: Address, models: Sequence[Model], authorization: str = "") -> None:

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau.client import calls
+from flambeau.client.async_pool import AsyncPool
 from flambeau.client.calls import Call, Health, Message
 from flambeau.client.client_settings import ClientSettings
 from flambeau.client.event_streams import EVENTS, StreamReader
 from flambeau.client.replies import Result, as_whole, error_of, read_as, retry_delay_s
 from flambeau.client.sessions import AsyncClientSession, upgrade
-from flambeau.client.transport import MAX_RESPONSE_BYTES, AsyncPool
+from flambeau.client.transport import MAX_RESPONSE_BYTES
 from flambeau.errors import ClientError
 from flambeau.http_client import HttpReply
 
@@ -312,13 +313,21 @@ class AsyncModels:
         return await self._client.call(calls.management("PUT", path, calls.status_of))
 
     async def set_traffic(
-        self, name: str, version: str, percent: int | None = None, *, mirror: int | None = None
+        self,
+        name: str,
+        version: str,
+        percent: int | None = None,
+        *,
+        mirror: int | None = None,
+        max_errors: int | None = None,
     ) -> str:
         """Give a version a percentage of the requests that name none, the default version has the others; or copies of
-        a percentage (`mirror`), whose answers are only compared.
+        a percentage (`mirror`), whose answers are only compared. It gets no more once more than `max_errors` percent
+        of its answers are errors of the server.
         """
         path = calls.path_of("models", name, version, "traffic")
-        call = calls.management("PUT", path, calls.status_of, percent=percent, mirror=mirror)
+        shares = {"percent": percent, "mirror": mirror, "max_errors": max_errors}
+        call = calls.management("PUT", path, calls.status_of, **shares)
         return await self._client.call(call)
 
     async def unregister(self, name: str, version: str | None = None) -> str:

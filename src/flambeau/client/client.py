@@ -16,7 +16,8 @@ from flambeau.client.client_settings import ClientSettings
 from flambeau.client.event_streams import EVENTS, StreamReader
 from flambeau.client.replies import Result, as_whole, error_of, read_as, retry_delay_s
 from flambeau.client.sessions import ClientSession, upgrade
-from flambeau.client.transport import MAX_RESPONSE_BYTES, SocketPool
+from flambeau.client.socket_pool import SocketPool
+from flambeau.client.transport import MAX_RESPONSE_BYTES
 from flambeau.errors import ClientError
 from flambeau.http_client import HttpReply
 
@@ -302,12 +303,22 @@ class ClientModels:
         path = calls.path_of("models", name, version, "set-default")
         return self._client.call(calls.management("PUT", path, calls.status_of))
 
-    def set_traffic(self, name: str, version: str, percent: int | None = None, *, mirror: int | None = None) -> str:
+    def set_traffic(
+        self,
+        name: str,
+        version: str,
+        percent: int | None = None,
+        *,
+        mirror: int | None = None,
+        max_errors: int | None = None,
+    ) -> str:
         """Give a version a percentage of the requests that name none, the default version has the others; or copies of
-        a percentage (`mirror`), whose answers are only compared.
+        a percentage (`mirror`), whose answers are only compared. It gets no more once more than `max_errors` percent
+        of its answers are errors of the server.
         """
         path = calls.path_of("models", name, version, "traffic")
-        call = calls.management("PUT", path, calls.status_of, percent=percent, mirror=mirror)
+        shares = {"percent": percent, "mirror": mirror, "max_errors": max_errors}
+        call = calls.management("PUT", path, calls.status_of, **shares)
         return self._client.call(call)
 
     def unregister(self, name: str, version: str | None = None) -> str:

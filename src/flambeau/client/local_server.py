@@ -58,7 +58,7 @@ def serve(
             return server.wait_ready(start_timeout_s)
         except ServerNotStarted as error:
             server.kill()
-            if attempt == ATTEMPTS or "port" in options or PORT_TAKEN not in error.cause:
+            if attempt == ATTEMPTS or options.get("port") or PORT_TAKEN not in error.cause:
                 raise
         except BaseException:
             server.kill()
@@ -81,7 +81,8 @@ class LocalServer:
         self._log = self._folder / "server.log"
         self._client: Client | None = None
         self._last_logs = ""
-        chosen = {"host": LOOPBACK, "port": free_port(), "key_file": self._folder / "key_file.json", **(options or {})}
+        chosen = {"host": LOOPBACK, "key_file": self._folder / "key_file.json", **(options or {})}
+        chosen["port"] = chosen.get("port") or free_port()  # 0 is any free one, too
         self._key_file = Path(chosen["key_file"])
         self.url = address_of(chosen["host"], chosen["port"])  # of every API
         try:

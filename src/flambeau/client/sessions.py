@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from flambeau import websocket_frames as frames
+from flambeau.client.async_pool import AsyncConnection
 from flambeau.client.calls import Call, path_of
 from flambeau.client.replies import as_whole, error_of
-from flambeau.client.transport import MAX_RESPONSE_BYTES, SWITCHING, AsyncConnection, SocketConnection
+from flambeau.client.socket_pool import SocketConnection
+from flambeau.client.transport import MAX_RESPONSE_BYTES, SWITCHING
 from flambeau.errors import ApiError, ClientError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply
 

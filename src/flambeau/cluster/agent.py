@@ -7,7 +7,6 @@ its agent; another agent can adopt it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import platform
 import signal
@@ -68,8 +67,6 @@ from flambeau.wire.tls import (
     keep_alive,
     split_address,
 )
-
-logger = logging.getLogger(__name__)
 
 TAIL_S = 0.05  # between two looks at the output of workers
 USAGE_S = 1.0

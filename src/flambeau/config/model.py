@@ -17,6 +17,7 @@ T = TypeVar("T")
 LARGEST = 1 << 31  # the limit of 32-bit integers
 MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
 MODEL_DEFAULTS = "models in config.properties"
+MAX_CACHE_MB = 1 << 20
 MAX_RANKS = 1024  # processes or devices of a worker
 
 
@@ -55,6 +56,9 @@ class ModelConfig:
     idle_s: float = 60  # after this long without a job, workers beyond min_workers retire
     scales_to_zero: bool = False  # the last worker retires too, and the next job starts it again
     envelope: str | None = None  # None: the server's; "": none
+    response_cache_mb: int = 0  # of replies that are kept and sent again; 0: none
+    response_cache_s: float = 300  # how long they are kept
+    response_cache_headers: tuple[str, ...] | None = None  # that answers depend on, in lower case; None: all
     cluster: PlacementSettings | None = None  # where its workers run, if the server has a cluster; None: the defaults
     openai: bool = True  # False hides the model from the OpenAI API
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +108,7 @@ class ModelConfig:
             changes["device_ids"] = tuple(ids)
         elif ids:
             read.warn("deviceIds must be a list of device numbers; this one is ignored")
+        changes |= _response_cache(read)
         if "cluster" in options:
             changes["cluster"] = read_placement(options["cluster"], read.warn)
         return self.updated(changes, origin)
@@ -176,7 +181,10 @@ _SWITCHES = {
     "hangDetection": "detects_hangs",
 }
 _PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
-_OTHERS = ("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope", "cluster")
+_OTHERS = (
+    *("deviceType", "deviceIds", "parallelType", "parallelLevel", "torchrun", "envelope", "cluster"),
+    *("responseCacheMb", "responseCacheInSec", "responseCacheHeaders"),
+)
 MODEL_KEYS = (*dict.fromkeys((*_SETTINGS, *_PLAIN, *_MILLISECONDS, *_SWITCHES, *_OTHERS)),)
 # Names of built-in handlers: a section of such a name looks like their settings, which are read below `handler:`.
 HANDLER_NAMES = (
@@ -253,6 +261,21 @@ def _parallelism(read: _Reader) -> dict[str, Any]:
             ", ".join(_PARALLEL_TYPES),
         )
     return {"parallel_type": kind, "parallel_level": level if kind else 0, "torchrun": torchrun}
+
+
+def _response_cache(read: _Reader) -> dict[str, Any]:
+    """Whether replies are kept, how long, and on which headers they depend."""
+    changes: dict[str, Any] = {}
+    if "responseCacheMb" in read.options:
+        changes["response_cache_mb"] = read.whole("responseCacheMb", 0, at_most=MAX_CACHE_MB)
+    if seconds := read.number("responseCacheInSec", 0):
+        changes["response_cache_s"] = seconds
+    names = read.options.get("responseCacheHeaders")
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        changes["response_cache_headers"] = tuple(name.lower() for name in names)
+    elif names is not None:
+        read.warn("responseCacheHeaders must be a list of names; it is ignored, so all headers count")
+    return changes
 
 
 def _check_handler(read: _Reader) -> None:

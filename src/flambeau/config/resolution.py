@@ -26,6 +26,8 @@ _CORS = {
     "cors_allowed_methods": "Access-Control-Allow-Methods",
     "cors_allowed_headers": "Access-Control-Allow-Headers",
 }
+# What pages of an allowed origin need to send JSON and a key; `*` does not cover the Authorization header.
+PAGE_CALLS = {"cors_allowed_methods": "GET, POST, PUT, DELETE", "cors_allowed_headers": "Authorization, *"}
 
 
 Origin = Literal["default", "file", "environment", "flag"]
@@ -155,7 +157,8 @@ def to_server_config(settings: Settings, table: Iterable[Setting]) -> ServerConf
         management=_grpc_listener(settings, "grpc_management_port", "grpc_management_host"),
         is_tls=is_tls if settings["grpc_tls"] is None else settings["grpc_tls"],
     )
-    cors = tuple((header, settings[name]) for name, header in _CORS.items() if settings[name])
+    known = PAGE_CALLS if settings["cors_allowed_origin"] else {}
+    cors = tuple((header, value) for name, header in _CORS.items() if (value := settings[name] or known.get(name)))
     models = {name: {ANY_VERSION: _with_key_names(own)} for name, own in (settings["model_defaults"] or {}).items()}
     inference, management = (listeners[name] or Address() for name in ("inference", "management"))
     return replace(

@@ -226,7 +226,7 @@ class ServerConfig:
     allow_missing: bool = False  # the server is ready without startup models that cannot be loaded
     workflow_store: Path | None = None  # None: the model store
     allowed_urls: tuple[str, ...] = ()  # regular expressions; other URLs are rejected
-    images_from_urls: bool = True  # images in chats may come from allowed_urls; False: those are for models alone
+    files_from_urls: bool = True  # files in chats may come from allowed_urls; False: those are for models alone
     allow_uploads: bool = False  # clients with the management key may put archives, and so code, into the model store
     allow_private_urls: bool = False  # allows URLs that resolve to loopback, link-local or private addresses
     min_download_rate: float = 10_000  # bytes per second over 30 s; slower downloads are aborted

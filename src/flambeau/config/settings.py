@@ -113,7 +113,13 @@ MODEL_SETTINGS = _group(
     ),
     Setting("max_batch_delay", Whole(), "Milliseconds to wait for a batch to fill.", unset="0", is_basic=True),
     Setting("response_timeout", _wait, "Seconds a worker may take for a batch.", unset="120", is_basic=True),
-    Setting("startup_timeout", _wait, "Seconds a worker may take to load its model.", unset="120", is_basic=True),
+    Setting(
+        "startup_timeout",
+        _wait,
+        "Seconds a worker may take to load its model; 1200 for a checkpoint.",
+        unset="120",
+        is_basic=True,
+    ),
 )
 
 _DEFAULT_TYPES: dict[str, ValueType] = {  # by the name of a setting of a model
@@ -266,8 +272,13 @@ SERVER_SETTINGS = (
             is_basic=True,
         ),
         Setting("cors_allowed_origin", _header_value, "Web pages of this site may use the APIs, or * for all.", "cors"),
-        Setting("cors_allowed_methods", _header_value, "Methods that such pages may use.", "cors"),
-        Setting("cors_allowed_headers", _header_value, "Headers that such pages may send.", "cors"),
+        Setting(
+            "cors_allowed_methods",
+            _header_value,
+            "Methods that such pages may use; by default GET, POST, PUT and DELETE.",
+            "cors",
+        ),
+        Setting("cors_allowed_headers", _header_value, "Headers that such pages may send; by default all.", "cors"),
         Setting("model_api", Switch(), "Register and unregister models over the APIs.", "model_api"),
         Setting(
             "allow_url",

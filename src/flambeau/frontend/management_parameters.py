@@ -182,6 +182,12 @@ TRAFFIC = (
         high=WHOLE,
         doc="The percentage of the default version's requests that are copied to this version; 0 ends the copies.",
     ),
+    CallParameter(
+        name="max_errors",
+        kind="whole",
+        high=WHOLE - 1,
+        doc="The version gets no more once this percentage of its last answers are errors of the server (from 500).",
+    ),
 )
 SCALE = (
     CallParameter(

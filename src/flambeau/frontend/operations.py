@@ -185,20 +185,29 @@ async def set_default(server: Server, name: str, version: str) -> OperationResul
 
 
 async def set_traffic(
-    server: Server, name: str, version: str, percent: int | None, mirror: int | None = None
+    server: Server,
+    name: str,
+    version: str,
+    percent: int | None,
+    mirror: int | None = None,
+    max_errors: int | None = None,
 ) -> OperationResult:
     """Give a version a percentage of the requests that name none, or copies of a percentage of them."""
+    if max_errors is not None and not percent:
+        raise BadRequest("Parameter max_errors needs percent: the part of the requests that it may take away.")
     if percent is None and mirror is None:
         raise BadRequest("Parameter percent is required, or mirror: a whole number from 0 to 100.")
     done = []
     if percent is not None:
-        server.set_traffic(name, version, percent)
+        server.set_traffic(name, version, percent, max_errors)
         await server.change_saved()
         done.append(f"{percent} %")
     if mirror is not None:
         server.set_mirror(name, version, mirror)
         done.append(f"copies of {mirror} %")
     text = f'Version "{version}" of model "{name}" gets {" and ".join(done)} of the requests that name no version'
+    if max_errors is not None:
+        text += f", and none once more than {max_errors} % of its answers are errors of the server"
     return OperationResult(200, text)
 
 
@@ -206,7 +215,10 @@ def traffic_document(server: Server, name: str, version: str) -> dict[str, Any]:
     """How a version does with its part of the requests, and how its answers to copies differ."""
     model = server.registry.find(name, version)
     percent = WHOLE * server.registry.is_default(model) if model.split is None else model.split.percent_of(model)
-    return {"percent": percent, **results_of(model), "differences": [*model.mirror.differences]}
+    limit = {} if model.error_limit is None else {"maxErrors": model.error_limit.percent}
+    reason = {"rolledBack": model.rolled_back} if model.rolled_back else {}
+    differences = [*model.mirror.differences]
+    return {"percent": percent, **limit, **reason, **results_of(model), "differences": differences}
 
 
 def results_of(model: Model) -> dict[str, Any]:

@@ -40,16 +40,37 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
     """The routes of each listener. APIs at one address share its paths; each keeps its own key."""
     config = server.config
     kserve = KServeApi(server)
+    openai = openai_api(server, keys, kserve)
+    management, console = management_routes(server, keys, kserve, openai)
+    inference = inference_routes(server, keys, kserve, openai)
+    if config.management == config.inference:
+        inference |= shared_routes(server, keys, inference, management, console)
+    apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
+    if config.metrics is not None:
+        apis[config.metrics].update(MetricsApi(server).routes())
+    apis[config.management].update(management)
+    apis[config.inference].update(inference)
+    return apis
+
+
+def openai_api(server: Server, keys: Keys | None, kserve: KServeApi) -> OpenAiApi:
     others: dict[str, Endpoint] = {
         "audio": AudioApi(server).v1,
         "messages": AnthropicApi(server).v1,
         "responses": ResponsesApi(server).v1,
     }
     openai = OpenAiApi(server, kserve.v1, others)
-    files = FilesApi(server, keys, openai.v1, config.files_folder)
+    files = FilesApi(server, keys, openai.v1, server.config.files_folder)
     others |= {"files": files.files, "batches": files.batches}
     files.start()
-    management = {
+    return openai
+
+
+def management_routes(
+    server: Server, keys: Keys | None, kserve: KServeApi, openai: OpenAiApi
+) -> tuple[dict[str, Endpoint], ConsoleApi | None]:
+    """Those of the management API, and the console among them, if there is one."""
+    routes: dict[str, Endpoint] = {
         **DescriptionApi(MANAGEMENT).routes(),
         **ManagementApi(server).routes(),
         **HealthApi(server, keys, "management").routes(),
@@ -57,15 +78,19 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **extension_routes(server, "management"),
         **TokenApi(keys).routes(),
     }
-    if config.pages:
+    console = None
+    if server.config.pages:
         playground = {**InferenceApi(server).routes(), **openai.routes()}
         console = ConsoleApi(server, keys, {path: playground[path] for path in ("predictions", "explanations", "v1")})
         console.start()
-        management.update(console.routes())
-        pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, management["readyz"], console.home)
-        management.update(pages.routes())
-    management = guard(management, keys, "management", config)
-    inference = {
+        routes.update(console.routes())
+        pages = PagesApi(server, {"management": MANAGEMENT}, OPENAI, keys, routes["readyz"], console.home)
+        routes.update(pages.routes())
+    return guard(routes, keys, "management", server.config), console
+
+
+def inference_routes(server: Server, keys: Keys | None, kserve: KServeApi, openai: OpenAiApi) -> dict[str, Endpoint]:
+    routes: dict[str, Endpoint] = {
         **DescriptionApi([*INFERENCE, *OPENAI]).routes(),
         **InferenceApi(server).routes(),
         **WebSocketApi(server, keys).routes(),
@@ -74,24 +99,30 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         **openai.routes(),
         **extension_routes(server, "inference"),
     }
-    if config.pages:
+    if server.config.pages:
         own: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI]}
-        inference.update(PagesApi(server, own, OPENAI, keys, inference["readyz"]).routes())
-    inference = guard(traced(inference, server.tracing), keys, "inference", config)
-    if config.management == config.inference:
-        inference["models"] = SharedPath(inference["models"], management["models"], lambda path: not is_invoke(path))
-        inference["v1"] = SharedPath(inference["v1"], management["v1"], is_adapter_call)
-        inference.update(DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes())
-        if config.pages:
-            both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
-            pages = PagesApi(server, both, OPENAI, keys, inference["readyz"], console.home)
-            inference.update({**pages.routes(), **console.routes()})
-    apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
-    if config.metrics is not None:
-        apis[config.metrics].update(MetricsApi(server).routes())
-    apis[config.management].update(management)
-    apis[config.inference].update(inference)
-    return apis
+        routes.update(PagesApi(server, own, OPENAI, keys, routes["readyz"]).routes())
+    return guard(traced(routes, server.tracing), keys, "inference", server.config)
+
+
+def shared_routes(
+    server: Server,
+    keys: Keys | None,
+    inference: Mapping[str, Endpoint],
+    management: Mapping[str, Endpoint],
+    console: ConsoleApi | None,
+) -> dict[str, Endpoint]:
+    """Those of paths that both APIs have, at an address that they share."""
+    routes: dict[str, Endpoint] = {
+        "models": SharedPath(inference["models"], management["models"], lambda path: not is_invoke(path)),
+        "v1": SharedPath(inference["v1"], management["v1"], is_adapter_call),
+        **DescriptionApi([*INFERENCE, *OPENAI, *MANAGEMENT]).routes(),
+    }
+    if console is not None:
+        both: Mapping[Kind, Sequence[Operation]] = {"inference": [*INFERENCE, *OPENAI], "management": MANAGEMENT}
+        pages = PagesApi(server, both, OPENAI, keys, inference["readyz"], console.home)
+        routes |= {**pages.routes(), **console.routes()}
+    return routes
 
 
 def extension_routes(server: Server, api: Literal["inference", "management"]) -> dict[str, Endpoint]:

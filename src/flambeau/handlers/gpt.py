@@ -20,6 +20,7 @@ from flambeau.errors import BadRequest, HandlerError
 from flambeau.handlers.base import BaseHandler, Rows
 from flambeau.handlers.device import choose_device
 from flambeau.handlers.generation.chat_images import ChatImages
+from flambeau.handlers.generation.chat_sounds import ChatSounds
 from flambeau.handlers.generation.engines import Follower, check_ranks, with_draft
 from flambeau.handlers.generation.generate_request import GenerateRequest, refuse_unsupported
 from flambeau.handlers.generation.generation_jobs import GptGeneration
@@ -51,9 +52,14 @@ GENERATE_KNOWS = ("max_tokens", "temperature", "top_k")  # … these
 OWN_FORM = ("preprocess", "postprocess")  # they run for predictions only
 
 
-def abilities_of(tokenizer: Tokenizer, images: ChatImages | None) -> tuple[str, ...]:
+def abilities_of(tokenizer: Tokenizer, images: ChatImages | None, sounds: ChatSounds | None = None) -> tuple[str, ...]:
     """What front ends may ask of the model."""
-    more = {"infill": tokenizer.infill is not None, "vision": images is not None}
+    more = {
+        "infill": tokenizer.infill is not None,
+        "vision": images is not None,
+        "video": images is not None and images.videos is not None,
+        "audio": sounds is not None,
+    }
     return ("generate", "chat", "tokenize", *(name for name, is_able in more.items() if is_able))
 
 
@@ -142,8 +148,12 @@ class GptHandler(BaseHandler):
         chat_format = ChatFormat.of(tokenizer, settings.tool_parser, settings.reasoning_parser)
         if words := chat_format.describe(shows_tools=tokenizer.shows_tools):
             logger.info("%s", words)
-        images = self.engine.images
-        chat_images = ChatImages.of(images.arch, images.processor, tokenizer) if images is not None else None
+        images, sounds = self.engine.images, self.engine.sounds
+        chat_images = chat_sounds = None
+        if images is not None:
+            chat_images = ChatImages.of(images.arch, images.processor, tokenizer, images.videos)
+        if sounds is not None:
+            chat_sounds = ChatSounds.of(sounds.arch, sounds.processor, tokenizer)
         self._reader = RequestReader(
             tokenizer,
             max_length=self.engine.max_length,
@@ -152,12 +162,13 @@ class GptHandler(BaseHandler):
             streams=settings.stream,
             chat_format=chat_format,
             images=chat_images,
+            sounds=chat_sounds,
         )
         self._generation = GptGeneration(
             self.engine,
             self._read,
             tokenize=self._reader.tokenize,
-            abilities=abilities_of(tokenizer, chat_images),
+            abilities=abilities_of(tokenizer, chat_images, chat_sounds),
             resume=settings.resume,
             on_finished=GenerationMetrics(context.metrics),
             has_own_read=lambda: any(map(self._overrides, OWN_FORM)),

@@ -25,9 +25,13 @@ class BenchResult:
 def measure(engine: Engine, streams: Sequence[int], *, prompt_tokens: int, new_tokens: int) -> Iterator[BenchResult]:
     """One result per number of streams; prompts are random, so that no prefix is shared."""
     rng = random.Random(0)
+    special = (
+        {*engine.tokenizer.special_ids.values()} if engine.tokenizer else set()
+    )  # some stand for images or sounds, which these prompts have not
+    ids = [token for token in range(engine.arch.vocab_size) if token not in special]
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     for number in streams:
-        prompts = [[rng.randrange(engine.arch.vocab_size) for _ in range(prompt_tokens)] for _ in range(number)]
+        prompts = [rng.choices(ids, k=prompt_tokens) for _ in range(number)]
         yield measure_once(engine, prompts, params)
 
 

@@ -40,7 +40,8 @@ class EngineConfig:
     speculate_k: int = 5  # tokens proposed ahead
     lora_adapters: Mapping[str, str] = field(default_factory=dict)  # names of adapters → their folders
     read_images: bool = True  # False: the encoder of images is not loaded
-    image_cache_bytes: int = 256 << 20  # of the embeddings of images that were read before
+    read_sounds: bool = True  # False: the encoder of sounds is not loaded
+    image_cache_bytes: int = 256 << 20  # of the embeddings of images and sounds that were read before
     model_impl: ModelImpl = "auto"  # whose network; "auto": transformers' where the engine's own does not fit
     trust_remote_code: bool = False  # run Python code in the checkpoint's folder, with transformers' networks
     merge_lora: bool = False  # add the one adapter to the weights while they are loaded

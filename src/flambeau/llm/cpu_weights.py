@@ -27,7 +27,7 @@ from flambeau.llm.backends.cpu.packed_linear import (
 )
 from flambeau.llm.checkpoints.checkpoint import embedding, open_files
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.mapped_files import trim_heap
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.embeddings import NarrowEmbedding

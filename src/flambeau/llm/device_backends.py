@@ -76,8 +76,11 @@ def make_backend(
     states: HiddenStates | None = None,
 ) -> Backend:
     """The backend for a device; `name` appears in its log lines."""
-    if config.compile and model.arch.compression is not None:
-        logger.info("%s: plain PyTorch computes it; attention to compressed entries is not compiled", name)
-    if not config.compile or model.arch.compression is not None:  # traced steps hold for one number of sequences only
+    kind = cache.keys[0].device.type
+    # A graph would read as many entries as the longest sequence may have.
+    is_plain = kind == "cuda" and model.arch.compression is not None
+    if config.compile and is_plain:
+        logger.info("%s: plain PyTorch computes it; attention to compressed entries is not compiled on a GPU", name)
+    if not config.compile or is_plain:
         return eager_backend(model, cache, adapters, states)
-    return BACKENDS.get(cache.keys[0].device.type, cpu_backend)(model, cache, config, name, adapters, states)
+    return BACKENDS.get(kind, cpu_backend)(model, cache, config, name, adapters, states)

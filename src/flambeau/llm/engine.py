@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +19,10 @@ from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import Completion, Output
 from flambeau.llm.core.prefix_restores import PrefixRestores
 from flambeau.llm.core.scheduler import Scheduler
-from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.sequence import EncodedMedia
 from flambeau.llm.core.state_slots import StateSlots
 from flambeau.llm.core.step_limits import StepLimits
-from flambeau.llm.errors import InvalidRequest, LLMError
+from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.executor.backend import Backend
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.executor import ModelExecutor, StartedStep
@@ -32,12 +32,16 @@ from flambeau.llm.executor.speculators import make_speculator, num_recomputed_bl
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_files import ImageFile
+from flambeau.llm.images.video_files import VideoFile
 from flambeau.llm.input_processor import InputProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.named_adapters import Adapters, NamedAdapters
 from flambeau.llm.quantize.settings import read_quantization
 from flambeau.llm.sampling.sampler import Sampler
 from flambeau.llm.sampling_params import SamplingParams
+from flambeau.llm.sounds.sound_clip import SoundClip
+from flambeau.llm.sounds.sound_encoder import SoundClipEncoder
 from flambeau.llm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,18 +54,11 @@ MIN_LATE_CHUNK = {"cpu": 8, "cuda": 256}
 RESTORE_WAIT_S = 0.005  # a step waits no longer, so that new requests are accepted
 
 
-class Adapters(Protocol):
-    """The adapters of a network by number, on all its ranks."""
-
-    def load(self, number: int, folder: Path) -> None:
-        """Read an adapter; raises CheckpointError if it cannot be used."""
-
-    def unload(self, number: int) -> None:
-        """Free an adapter that no sequence uses."""
-
-
 class Engine:
-    """Generates for many requests at a time. Not thread-safe: one thread makes all calls, except `encode_images`."""
+    """Generates for many requests at a time.
+
+    Not thread-safe: one thread makes all calls, except `encode_images` and `encode_sounds`.
+    """
 
     def __init__(
         self,
@@ -76,13 +73,14 @@ class Engine:
         draft: DraftModel | HeadModel | None = None,
         adapters: Adapters | None = None,
         images: ImageEncoder | None = None,
+        sounds: SoundClipEncoder | None = None,
         whole_prompts: bool = False,
         store: BlockStore | None = None,
     ) -> None:
         slots = StateSlots(*((state_cache.num_slots, state_cache.num_spare) if state_cache is not None else ()))
         if arch.recurrence is not None:
             config = with_spare_slots(config, draft, slots.num_spare)
-        self.images = images  # None: it reads text only
+        self.images, self.sounds = images, sounds  # None: it reads none
         self.arch, self.config, self.tokenizer, self.device = arch, config, tokenizer, device
         self._backend, self._draft = backend, draft
         self._pool = BlockPool(
@@ -102,6 +100,7 @@ class Engine:
             tokenizer=tokenizer,
             eos_ids=eos_ids,
             vision=images.arch if images is not None else None,
+            sounds=sounds.arch if sounds is not None else None,
         )
         sampler = Sampler(arch.vocab_size, eos_ids=[*eos_ids], device=device)
         builder = InputBuilder(
@@ -111,18 +110,9 @@ class Engine:
         )
         speculator = make_speculator(config, builder, sampler, draft)
         self._executor = ModelExecutor(backend, builder, sampler, speculator, state_cache)
-        kind = "cuda" if device.startswith("cuda") else "cpu"
         self._scheduler = Scheduler(
             self._pool,
-            StepLimits(
-                max_num_seqs=config.max_num_seqs,
-                max_step_tokens=config.max_step_tokens,
-                prompt_step_tokens=config.max_step_tokens * PROMPT_STEPS[kind],
-                short_step_tokens=SHORT_STEP_TOKENS[kind],
-                min_late_chunk=MIN_LATE_CHUNK[kind],
-                attention_span=arch.attention_span,
-                whole_prompts=whole_prompts,
-            ),
+            step_limits(config, arch, device, whole_prompts=whole_prompts),
             eos_ids=eos_ids,
             on_remove=self._executor.forget,
             state_slots=slots,
@@ -132,15 +122,15 @@ class Engine:
         )
         self._started: StartedStep | None = None  # before its tokens were needed
         self._names = itertools.count(1)
-        self._adapters = adapters
-        self._adapter_numbers: dict[str, int] = {}  # name → number; 0: it is merged into the weights
-        self._unloaded: set[int] = set()  # adapters that are freed when their last sequence ends
-        self._next_adapter = itertools.count(1)
-        for name, folder in config.lora_adapters.items():
-            if config.merge_lora:
-                self._adapter_numbers[name] = 0
-            else:
-                self.load_adapter(name, folder)
+        self._adapters = NamedAdapters(
+            adapters,
+            self._pool,
+            store,
+            merged=config.lora_adapters if config.merge_lora else (),
+            is_used=self._scheduler.uses_adapter,
+        )
+        for name, folder in config.lora_adapters.items() if not config.merge_lora else ():
+            self.load_adapter(name, folder)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, config: EngineConfig | None = None, **options: object) -> Engine:
@@ -163,22 +153,26 @@ class Engine:
         turn: ChatTurn | None = None,
         tenant: str = "",
         scores_prompt: bool = False,
-        images: Many[EncodedImage] = (),
+        media: Many[EncodedMedia] = (),
+        cache_salt: str = "",
     ) -> None:
         """Add a request; it continues after the tokens in `generated`, one list per choice.
 
         With a `turn` of a chat, the text has the markers that its parser needs. Requests of different tenants take
-        turns while they wait. With `scores_prompt` the first output of each choice has the log-probabilities of the
-        prompt's tokens. `images` are those that the prompt has places for, in its order.
+        turns while they wait. With `scores_prompt`, or `prompt_logprobs`, the first output of each choice has the
+        log-probabilities of the prompt's tokens. Only requests with the same `cache_salt` share the prefix cache.
+        `media` are the files that the prompt has places for: images and videos in their order, and
+        sounds in theirs.
         """
         if self._scheduler.has_request(request_id):
             raise InvalidRequest(f"request {request_id!r} is running already")
-        number = self._adapter_number(adapter)
+        number = self._adapters.number_of(adapter)
         sequences = self._inputs.to_sequences(
-            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn, images=images
+            request_id, prompt_ids, params, generated=generated, seed=seed, adapter=number, turn=turn, media=media
         )
         for sequence in sequences:
-            sequence.tenant, sequence.scores_prompt = tenant, scores_prompt
+            sequence.tenant, sequence.cache_salt = tenant, cache_salt
+            sequence.scores_prompt = scores_prompt or params.prompt_logprobs is not None
         self._scheduler.add(sequences)
 
     def has_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> bool:
@@ -190,17 +184,28 @@ class Engine:
         self._inputs.compile_grammar(params, turn)
 
     def encode_images(
-        self, files: Many[ImageFile], is_cancelled: Callable[[], bool] = lambda: False
-    ) -> list[EncodedImage]:
-        """The embeddings of images, for `add`; may be called from another thread, beside the steps.
+        self, files: Many[ImageFile | VideoFile], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> list[EncodedMedia]:
+        """The embeddings of images and videos, for `add`; may be called from another thread, beside the steps.
 
         Raises InvalidRequest, which names the file that cannot be read. Nothing is returned once it is cancelled.
         """
         if not files:
             return []
         if self.images is None:
-            raise InvalidRequest(f"{files[0].name} is an image, and this model reads text only", files[0].name)
+            what = "a video" if isinstance(files[0], VideoFile) else "an image"
+            raise InvalidRequest(f"{files[0].name} is {what}, and this model reads no images and videos", files[0].name)
         return self.images.encode(files, is_cancelled)
+
+    def encode_sounds(
+        self, sounds: Many[SoundClip], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> list[EncodedMedia]:
+        """The embeddings of sounds, for `add`; otherwise like `encode_images`."""
+        if not sounds:
+            return []
+        if self.sounds is None:
+            raise InvalidRequest(f"{sounds[0].name} is a sound, and this model reads no sounds", sounds[0].name)
+        return self.sounds.encode(sounds, is_cancelled)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its blocks at once; unknown ids are ignored."""
@@ -229,8 +234,7 @@ class Engine:
         outputs = self._scheduler.update(started.plan, self._executor.finish(started))
         if self._started is not None:
             self._executor.prepare(self._started)
-        if self._unloaded:
-            self._free_adapters()
+        self._adapters.free_unused()
         return outputs
 
     # ---- adapters ----
@@ -238,51 +242,15 @@ class Engine:
     @property
     def adapters(self) -> list[str]:
         """The names of the adapters that requests may ask for."""
-        return [*self._adapter_numbers]
+        return self._adapters.names
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter; requests may name it from now on. Raises LLMError if it cannot be used."""
-        if self._adapters is None:
-            raise LLMError("adapters need the engine's own network, loaded with load_engine")
-        if self.config.merge_lora:
-            raise LLMError(
-                f"the adapter {', '.join(self._adapter_numbers)} is merged into the weights, and no other can be used "
-                "beside it; leave merge_lora out"
-            )
-        if not name:
-            raise LLMError("an adapter needs a name")
-        if name in self._adapter_numbers:
-            raise LLMError(f"there is an adapter {name!r} already; unload it first, or choose another name")
-        number = next(self._next_adapter)
-        self._adapters.load(number, Path(folder))
-        self._adapter_numbers[name] = number
-        if self._store is not None:
-            self._pool.set_root(-number, self._store.adapter_root(number, Path(folder)))
+        self._adapters.load(name, Path(folder))
 
     def unload_adapter(self, name: str) -> None:
         """Accept no more requests for an adapter; it is freed when the last one that runs has ended."""
-        number = self._adapter_number(name)
-        if not number:
-            raise LLMError(f"the adapter {name!r} is merged into the weights and cannot be unloaded")
-        del self._adapter_numbers[name]
-        self._unloaded.add(number)
-        self._free_adapters()
-
-    def _free_adapters(self) -> None:
-        for number in [number for number in self._unloaded if not self._scheduler.uses_adapter(number)]:
-            assert self._adapters is not None
-            self._unloaded.discard(number)
-            self._adapters.unload(number)
-            self._pool.forget_root(-number)
-
-    def _adapter_number(self, name: str) -> int:
-        """The number of an adapter; 0 without a name."""
-        if not name:
-            return 0
-        if name not in self._adapter_numbers:
-            known = ", ".join(self._adapter_numbers) or "none"
-            raise InvalidRequest(f"there is no adapter {name!r}; there is {known}", "model")
-        return self._adapter_numbers[name]
+        self._adapters.unload(name)
 
     # ---- as a library ----
 
@@ -292,20 +260,20 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         adapter: str = "",
-        images: Many[Many[EncodedImage]] = (),
+        media: Many[Many[EncodedMedia]] = (),
         **options: Any,
     ) -> list[Completion]:
         """All choices of all prompts, in order; options are fields of SamplingParams.
 
-        `images` are those of each prompt, if prompts have any; see `encode_images`.
+        `media` are the files of each prompt, if prompts have any; see `encode_images` and `encode_sounds`.
         """
         params = replace(params or SamplingParams(), **options)
         many = [prompts] if isinstance(prompts, str) else [*prompts]
         names = [f"generate-{next(self._names)}" for _ in many]
         completions = {(name, i): Completion() for name in names for i in range(params.n)}
         try:
-            for name, prompt, own in zip(names, many, images or [()] * len(many), strict=True):
-                self.add(name, self._inputs.encode(prompt), params, adapter=adapter, images=own)
+            for name, prompt, own in zip(names, many, media or [()] * len(many), strict=True):
+                self.add(name, self._inputs.encode(prompt), params, adapter=adapter, media=own)
             while any(map(self._scheduler.has_request, names)):
                 for output in self.step():
                     if (completion := completions.get((output.request_id, output.index))) is not None:
@@ -393,6 +361,20 @@ class Engine:
         draft = self._draft
         others = [draft.backend if isinstance(draft, DraftModel) else draft.rounds] if draft is not None else []
         return [self._backend, *(each for each in others if each is not None)]
+
+
+def step_limits(config: EngineConfig, arch: Architecture, device: str, *, whole_prompts: bool) -> StepLimits:
+    """How many tokens a step may have, on this kind of device."""
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    return StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_step_tokens,
+        prompt_step_tokens=config.max_step_tokens * PROMPT_STEPS[kind],
+        short_step_tokens=SHORT_STEP_TOKENS[kind],
+        min_late_chunk=MIN_LATE_CHUNK[kind],
+        attention_span=arch.attention_span,
+        whole_prompts=whole_prompts,
+    )
 
 
 def with_spare_slots(config: EngineConfig, draft: DraftModel | HeadModel | None, num_spare: int) -> EngineConfig:

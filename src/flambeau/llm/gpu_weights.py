@@ -10,7 +10,7 @@ from torch import nn
 
 from flambeau.llm.backends.cuda.parts import unknown_parts
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.quantize.coded import CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.cuda_groups import (

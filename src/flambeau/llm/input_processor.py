@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -11,21 +11,24 @@ import torch
 
 from flambeau.llm.chat.chat_format import ChatTurn
 from flambeau.llm.core.sequence import (
-    EncodedImage,
+    EncodedMedia,
     IncrementalDetokenizer,
     NoDetokenizer,
-    PromptImage,
+    PromptMedia,
     Sequence,
     TokenGrammar,
 )
 from flambeau.llm.errors import InvalidRequest
 from flambeau.llm.grammar.compiler import Grammar, GrammarCompiler
 from flambeau.llm.grammar.reasoning_budget import ReasoningBudget
+from flambeau.llm.media_kinds import MediaKind
+from flambeau.llm.models.sound_architecture import SoundArchitecture
 from flambeau.llm.models.vision_architecture import ONE_IMAGE, PretrainedVision, VisionArchitecture
+from flambeau.llm.request_rules import NewGrammar, RequestRules
+from flambeau.llm.sampling.dry_penalty import DryPenalty
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import Tokenizer
 
-NewGrammar = Callable[[], TokenGrammar]
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 FIRST_SEED = torch.initial_seed()  # random bits, unless the program has seeded PyTorch before this import
 
@@ -41,10 +44,12 @@ class InputProcessor:
         tokenizer: Tokenizer | None,
         eos_ids: Collection[int] = (),
         vision: VisionArchitecture | None = None,
+        sounds: SoundArchitecture | None = None,
     ) -> None:
         self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer
-        self._vision = vision
+        self._vision, self._sounds = vision, sounds
         self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
+        self._rules = RequestRules(tokenizer, vocab_size)
 
     def to_sequences(
         self,
@@ -56,17 +61,18 @@ class InputProcessor:
         seed: int | None = None,
         adapter: int = 0,
         turn: ChatTurn | None = None,
-        images: Many[EncodedImage] = (),
+        media: Many[EncodedMedia] = (),
     ) -> list[Sequence]:
         """One sequence per choice; `generated` are tokens that the choices have already."""
         self._check_prompt(prompt_ids)
-        placed = self._place_images(prompt_ids, images)
+        placed = self._place_media(prompt_ids, media)
         self._check_token_ids(params)
         if seed is None:
             seed = new_seed() if params.seed is None else params.seed
             if params.seed is None and is_torch_seeded():
                 params = replace(params, seed=seed)  # the text is to be repeated, also with speculation
-        grammar = self._grammar(params, turn)
+        grammar = self._rules.around(self._grammar(params, turn), prompt_ids, params)
+        breakers = self._rules.breakers(params)
         marker_texts = turn.format.marker_texts if turn is not None else {}
         choices = [
             self._to_sequence(
@@ -77,13 +83,14 @@ class InputProcessor:
                 seed,
                 generated[i] if i < len(generated) else (),
                 grammar,
+                None if breakers is None else DryPenalty(params, breakers),
                 marker_texts,
             )
             for i in range(params.n)
         ]
         for sequence in choices:
             sequence.use_adapter(adapter)
-            sequence.images = placed
+            sequence.media = placed
         if not all(sequence.room > 0 for sequence in choices):
             raise InvalidRequest(
                 f"the text so far leaves no room for another token: the context has {self._max_length}, the prompt "
@@ -119,7 +126,9 @@ class InputProcessor:
         return new_budget
 
     def has_grammar(self, params: SamplingParams, turn: ChatTurn | None) -> bool:
-        """Whether the grammars of such a request are compiled already, or none is needed."""
+        """Whether the grammars of such a request are compiled already, or none is needed; its rules likewise."""
+        if not self._rules.is_ready(params):
+            return False
         turns = [turn, turn.without_thought()] if turn is not None and has_budget(turn) else [turn]
         return all(self._grammars.has_compiled(each, params.structured_outputs) for each in turns)
 
@@ -129,6 +138,7 @@ class InputProcessor:
         Raises InvalidRequest for a form that cannot be enforced.
         """
         self._grammar(params, turn)
+        self._rules.prepare(params)
 
     def _encode_markers(self, text: str) -> list[int]:
         assert self._tokenizer is not None
@@ -157,34 +167,42 @@ class InputProcessor:
             )
         self._check_vocabulary("the prompt", "prompt", prompt_ids)
 
-    def _place_images(self, prompt_ids: Many[int], images: Many[EncodedImage]) -> tuple[PromptImage, ...]:
-        """Where the images are in a prompt; raises InvalidRequest if it has not as many places for them."""
+    def _place_media(self, prompt_ids: Many[int], media: Many[EncodedMedia]) -> tuple[PromptMedia, ...]:
+        """Where files are in a prompt; raises InvalidRequest if it has not as many places for them."""
+        images = [one for one in media if one.kind != "sound"]  # and videos
+        sounds = [one for one in media if one.kind == "sound"]
+        placed = [*self._place_images(prompt_ids, images), *self._place_sounds(prompt_ids, sounds)]
+        return tuple(sorted(placed, key=lambda part: part.start))
+
+    def _place_images(self, prompt_ids: Many[int], images: Many[EncodedMedia]) -> Iterator[PromptMedia]:
         if self._vision is None:
             if images:
-                raise InvalidRequest("this model reads text only; leave the images out", "prompt")
-            return ()
+                raise InvalidRequest("this model reads no images; leave the images out", "prompt")
+            return iter(())
         if isinstance(self._vision, PretrainedVision) and self._vision.reader.reads_one and len(images) > 1:
             raise InvalidRequest(f"the prompt has {len(images)} images, and {ONE_IMAGE}", "prompt")
-        places = image_places(prompt_ids, self._vision.ids)
-        lengths = [len(image.features) for image in images]
-        fits = sum(map(len, places)) == sum(lengths)
-        if not self._vision.is_divided or any(image.grid is not None for image in images):
-            fits = [*map(len, places)] == lengths
-        if not fits or (places and places[-1].stop == len(prompt_ids)):
-            raise InvalidRequest(
-                f"the prompt has {listed(map(len, places))} tokens in the places of images, and the images need "
-                f"{listed(lengths)}; send images in the messages of a chat",
-                "prompt",
-            )
-        is_whole = self._vision.attends_both_ways
-        return tuple(
-            PromptImage(part.start, part.stop, images[number], is_whole, first)
-            for part, number, first in image_parts(places, lengths)
+        tokens: dict[MediaKind, int] = {"image": self._vision.image_id, "video": self._vision.token_of_videos}
+        is_divided = self._vision.is_divided and all(image.grid is None for image in images)
+        return placed_parts(
+            "images",
+            prompt_ids,
+            self._vision.ids,
+            images,
+            tokens=None if is_divided else tokens,
+            is_whole=self._vision.attends_both_ways,
         )
+
+    def _place_sounds(self, prompt_ids: Many[int], sounds: Many[EncodedMedia]) -> Iterator[PromptMedia]:
+        if self._sounds is None:
+            if sounds:
+                raise InvalidRequest("this model reads no sounds; leave the sounds out", "prompt")
+            return iter(())
+        return placed_parts("sounds", prompt_ids, self._sounds.ids, sounds)
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         self._check_vocabulary("logit_bias", "logit_bias", [*params.logit_bias])
         self._check_vocabulary("stop_token_ids", "stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("allowed_token_ids", "allowed_token_ids", params.allowed_token_ids or ())
 
     def _check_vocabulary(self, name: str, parameter: str, ids: Many[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):  # of a long prompt, between two steps
@@ -199,13 +217,18 @@ class InputProcessor:
         seed: int,
         generated: Many[int],
         new_grammar: NewGrammar | None,
+        repeats: DryPenalty | None,
         marker_texts: Mapping[int, str],
     ) -> Sequence:
         max_length = self._max_length if params.max_tokens is None else len(prompt_ids) + params.max_tokens
         detokenizer: IncrementalDetokenizer = NoDetokenizer()
         if self._tokenizer is not None:
             detokenizer = self._tokenizer.detokenizer(
-                prompt_ids, stop=params.stop, include_stop=params.include_stop, marker_texts=marker_texts
+                prompt_ids,
+                stop=params.stop,
+                include_stop=params.include_stop,
+                skip_special=params.skip_special_tokens,
+                marker_texts=marker_texts,
             )
         if generated:
             detokenizer.push(generated)
@@ -219,22 +242,54 @@ class InputProcessor:
             max_length=min(max_length, self._max_length),
             detokenizer=detokenizer,
             grammar=new_grammar() if new_grammar else None,
+            repeats=repeats,
         )
 
 
-def image_places(prompt_ids: Many[int], image_ids: frozenset[int]) -> list[range]:
-    """The places of the images in a prompt; other tokens are between them."""
+def placed_parts(
+    what: str,
+    prompt_ids: Many[int],
+    own_ids: frozenset[int],
+    media: Many[EncodedMedia],
+    *,
+    tokens: Mapping[MediaKind, int] | None = None,
+    is_whole: bool = False,
+) -> Iterator[PromptMedia]:
+    """The parts of files in a prompt; raises InvalidRequest unless it has as many places for them.
+
+    `tokens` are those of each kind; None: several may be among those of a file, and others between them.
+    """
+    places = media_places(prompt_ids, own_ids)
+    lengths = [len(one.features) for one in media]
+    fits = sum(map(len, places)) == sum(lengths)
+    if tokens is not None:
+        needed = [tokens[one.kind] for one in media for _ in range(one.num_places)]
+        fits = [*map(len, places)] == place_lengths(media) and [prompt_ids[one.start] for one in places] == needed
+    if not fits or (places and places[-1].stop == len(prompt_ids)):
+        raise InvalidRequest(
+            f"the prompt has {listed(map(len, places))} tokens in the places of {what}, and the {what} need "
+            f"{listed(lengths if tokens is None else place_lengths(media))}; send {what} in the messages of a chat",
+            "prompt",
+        )
+    return (
+        PromptMedia(part.start, part.stop, media[number], is_whole, first)
+        for part, number, first in media_parts(places, lengths)
+    )
+
+
+def media_places(prompt_ids: Many[int], own_ids: frozenset[int]) -> list[range]:
+    """The places of files in a prompt; other tokens are between them."""
     places: list[range] = []
-    if not image_ids.isdisjoint(prompt_ids):
+    if not own_ids.isdisjoint(prompt_ids):
         for place, token in enumerate(prompt_ids):
-            if token in image_ids:
+            if token in own_ids:
                 is_next = places and places[-1].stop == place
                 places.append(range(places.pop().start if is_next else place, place + 1))
     return places
 
 
-def image_parts(places: Many[range], lengths: Many[int]) -> Iterator[tuple[range, int, int]]:
-    """The parts of images in these places: which image it is, and which of its embeddings is the first."""
+def media_parts(places: Many[range], lengths: Many[int]) -> Iterator[tuple[range, int, int]]:
+    """The parts in these places: which file it is, and which of its embeddings is the first."""
     number = first = 0
     for place in places:
         start = place.start
@@ -245,6 +300,11 @@ def image_parts(places: Many[range], lengths: Many[int]) -> Iterator[tuple[range
             start = stop
             if first == lengths[number]:
                 number, first = number + 1, 0
+
+
+def place_lengths(media: Many[EncodedMedia]) -> list[int]:
+    """The tokens of each place, where a video may have several."""
+    return [len(one.features) // one.num_places for one in media for _ in range(one.num_places)]
 
 
 def listed(numbers: Iterable[int]) -> str:

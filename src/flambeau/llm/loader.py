@@ -18,13 +18,17 @@ from flambeau.llm.backends.hugging_face.pretrained import read_limits
 from flambeau.llm.checkpoints.checkpoint import read_architecture, unsupported_reason
 from flambeau.llm.checkpoints.weight_files import weight_paths
 from flambeau.llm.config import EngineConfig, ModelImpl
-from flambeau.llm.engine import Adapters, Engine
+from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError
 from flambeau.llm.executor.kv_cache import block_bytes
-from flambeau.llm.executor.parallel import LeaderAdapters, LeaderBackend, LeaderStates, TensorParallelGroup, follow
+from flambeau.llm.executor.leader import LeaderAdapters, LeaderBackend, LeaderStates, follow
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
+from flambeau.llm.images.pretrained_processor import PretrainedProcessor
 from flambeau.llm.kv_store.block_store import BlockStore
 from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.vision_architecture import PretrainedVision
+from flambeau.llm.named_adapters import Adapters
 from flambeau.llm.network_loader import LoadedNetwork, dtype_for, load_network
 from flambeau.llm.proposers import head_words, load_draft, make_draft, wants_head
 from flambeau.llm.text.tokenizer import Tokenizer, load_tokenizer
@@ -48,6 +52,10 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
     if reason is None:
         check_vocabulary(tokenizer, read_architecture(path), config.tokenizer)
         loaded = load_network(path, config, device, ranks)
+        # As processors of transformers do, and its tokenizers do not.
+        tokenizer.begins_chats = isinstance(loaded.arch.vision, PretrainedVision) or loaded.arch.sounds is not None
+        if loaded.images is not None and isinstance(loaded.images.processor, PretrainedProcessor):
+            tokenizer.before_chats = loaded.images.processor.system_prompt
     else:
         loaded = load_transformers(path, config, device, reason)
         check_vocabulary(tokenizer, loaded.arch, config.tokenizer)
@@ -69,6 +77,7 @@ def load_engine(path: Path, config: EngineConfig | None = None, **options: Any) 
         draft=loaded.draft,
         adapters=adapters,
         images=loaded.images,
+        sounds=loaded.sounds,
         whole_prompts=loaded.whole_prompts,
         store=loaded.store if isinstance(loaded.store, BlockStore) else None,
     )

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
@@ -19,8 +18,9 @@ from flambeau.llm.adapters.merge import MergeOnLoad, check_merge
 from flambeau.llm.backends.cpu.network import has_integer_weights
 from flambeau.llm.backends.cpu.packed_linear import quantized_for_kernels
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, read_declared
-from flambeau.llm.checkpoints.gguf_encoders import read_image_settings, warn_of_encoders
-from flambeau.llm.checkpoints.vision_weights import check_plain, has_vision, load_vision
+from flambeau.llm.checkpoints.gguf_encoders import read_image_settings, report_encoder, warn_of_encoders
+from flambeau.llm.checkpoints.layer_formats import KeptForms
+from flambeau.llm.checkpoints.vision_weights import check_plain, has_sounds, has_vision, load_vision
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.cpu_weights import (
     can_keep_blocks,
@@ -37,31 +37,19 @@ from flambeau.llm.cpu_weights import (
 from flambeau.llm.device_backends import eager_backend, make_backend
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.backend import Backend
+from flambeau.llm.executor.cache_sizes import SlotCounts, num_blocks_for, num_rings_for, num_slots_for, ring_length
 from flambeau.llm.executor.draft import DraftModel
 from flambeau.llm.executor.head import HeadModel
-from flambeau.llm.executor.kv_cache import (
-    KVCache,
-    SlotCounts,
-    num_blocks_for,
-    num_rings_for,
-    num_slots_for,
-    ring_length,
-)
-from flambeau.llm.executor.parallel import (
-    Shard,
-    TensorParallelGroup,
-    add_all_reduce,
-    local_architecture,
-    minimum_of_ranks,
-    sum_over_ranks,
-)
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.shard import Shard, add_all_reduce, local_architecture
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup, minimum_of_ranks, sum_over_ranks
 from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
-from flambeau.llm.images.image_encoder import ImageEncoder
+from flambeau.llm.images.image_encoder import FeatureCache, ImageEncoder
 from flambeau.llm.images.pretrained_encoder import load_pretrained_encoder
 from flambeau.llm.images.pretrained_processor import MissingPackage
-from flambeau.llm.images.processors import read_processor
+from flambeau.llm.images.processors import read_processor, read_video_processor
 from flambeau.llm.kv_store.block_store import BlockStore, open_store
 from flambeau.llm.kv_store.rank_store import StoreFollower
 from flambeau.llm.mapped_files import trim_heap
@@ -71,6 +59,9 @@ from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.proposers import check_head, head_digest, load_draft, load_head, make_draft, make_head_model
 from flambeau.llm.quantize.quantizer import build, quantize_on_load
+from flambeau.llm.sounds.pretrained_sounds import load_pretrained_sounds
+from flambeau.llm.sounds.sound_encoder import SoundClipEncoder
+from flambeau.llm.sounds.sound_processor import has_extractor, read_sound_processor
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +81,7 @@ class LoadedNetwork:
     store: BlockStore | StoreFollower | None = None
     draft: DraftModel | HeadModel | None = None  # on rank 0 only, and not sharded
     images: ImageEncoder | None = None  # on rank 0 only, and not sharded
+    sounds: SoundClipEncoder | None = None  # likewise
     config: EngineConfig
     whole_prompts: bool = False  # the network cannot compute a prompt in chunks
 
@@ -98,8 +90,8 @@ def load_network(
     path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None
 ) -> LoadedNetwork:
     """Load a checkpoint, or a rank's part of it. Everything that is applied to a network is applied here, in order."""
-    kept = kept_forms(path, config, device, ranks)
-    arch = read_architecture(path, **kept.options)
+    forms = kept_forms(path, config, device, ranks)
+    arch = read_architecture(path, forms)
     check_prefixes(config, arch)
     check_head(config, arch)
     dtype = dtype_for(config, arch, device)
@@ -109,17 +101,18 @@ def load_network(
     if device.type == "cuda" and config.compile and ranks is None:
         threading.Thread(target=import_gpu_kernels, name="importing", daemon=True).start()
     # 1. A merged adapter, then quantization or the order of the CPU kernels, layer by layer while weights are read.
-    model = load_weights(path, config, target, ranks, kept)
+    model = load_weights(path, config, target, ranks, forms)
     # 2. Tensor parallelism.
     if shard is not None:
         add_all_reduce(model, shard)
     # 3. Faster versions of quantized layers.
     use_faster_layers(model, config, device, dtype, is_part=ranks is not None)
-    # 4. What proposes tokens and the encoder of images, then the cache in the memory that is left.
+    # 4. What proposes tokens and the encoders of images and sounds, then the cache in the memory that is left.
     is_leader = ranks is None or ranks.rank == 0
     draft = load_draft(config, arch, device, dtype) if is_leader else None
     head = load_head(path, config, arch, model, device, dtype, ranks) if is_leader else None
     images = load_images(path, arch, config, device, dtype) if is_leader else None
+    sounds = load_sounds(path, arch, config, device, dtype, images) if is_leader else None
     cached = cache_dtype(model, config, device, dtype)
     cache = make_cache(model, config, target, ranks, draft, head, cached)
     heading = make_head_model(head, model, cache, config, ranks) if head else None
@@ -144,52 +137,24 @@ def load_network(
         store=store,
         draft=drafting,
         images=images,
+        sounds=sounds,
     )
 
 
-class FormOptions(TypedDict):
-    """Arguments of what reads checkpoints."""
-
-    keeps_blocks: bool
-    keeps_codes: bool
-    keeps_groups: bool
-    narrow_groups: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptForms:
-    """The forms of quantized weights that stay as they are in the files."""
-
-    for_gpu: bool  # as the GPU's kernels read them
-    blocks: bool  # fp8 with scales of blocks
-    codes: bool  # 4 bits that index a table
-    groups: bool  # integers in groups, as the CPU kernels read them
-    narrow_groups: bool  # integers in groups, as the GPU's kernels read them
-
-    @property
-    def options(self) -> FormOptions:
-        return {
-            "keeps_blocks": self.blocks,
-            "keeps_codes": self.codes,
-            "keeps_groups": self.groups,
-            "narrow_groups": self.narrow_groups,
-        }
-
-
 def kept_forms(path: Path, config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> KeptForms:
+    """The forms of quantized weights that the network computes with."""
     declared = read_declared(path)
     on_gpu = can_keep_on_gpu(config, device, ranks, declared)
+    for_gpu, for_cpu = can_keep_integers(config, device, ranks, declared), can_keep_groups(config, device, ranks)
     return KeptForms(
-        for_gpu=on_gpu,
         blocks=on_gpu or can_keep_blocks(config, device, ranks),
         codes=on_gpu or can_keep_codes(config, device, ranks),
-        groups=can_keep_groups(config, device, ranks),
-        narrow_groups=can_keep_integers(config, device, ranks, declared),
+        groups="gpu" if for_gpu else "cpu" if for_cpu else None,
     )
 
 
 def load_weights(
-    path: Path, config: EngineConfig, target: AdapterTarget, ranks: TensorParallelGroup | None, kept: KeptForms
+    path: Path, config: EngineConfig, target: AdapterTarget, ranks: TensorParallelGroup | None, forms: KeptForms
 ) -> Transformer:
     """The network with its weights, which are merged, quantized or packed layer by layer as they are read."""
     arch, local, device, dtype = target.arch, target.local, target.device, target.dtype
@@ -202,7 +167,7 @@ def load_weights(
         arrived = packer(path, arch, dtype, is_part=is_part)
         # Narrow embeddings that no kernel multiplies would be widened in each step.
         keeps_types = packs_head or not arch.tied_embeddings or (ranks is None and has_whole_step(arch))
-    if kept.for_gpu or kept.narrow_groups:
+    if forms.groups == "gpu":
         arrived = order_codes(dtype, is_part=is_part)
     merge: MergeOnLoad | None = None
     if config.merge_lora:
@@ -218,7 +183,7 @@ def load_weights(
         arrived=arrived,
         keeps_types=keeps_types and not config.merge_lora,
         quantization=config.quantization,
-        **kept.options,
+        forms=forms,
     )
     join_equal_parts(model)
     if packs_head and merge is None:
@@ -247,14 +212,15 @@ def make_cache(
     taken_bytes = sum(slots) * state_bytes(local)
     if draft is not None:
         taken_bytes += num_rings_for(draft.arch, config, device) * ring_length(config) * state_bytes(draft.arch)
+    proposing_arch = None if proposing is None else proposing.arch
     num_blocks = num_blocks_for(
-        *(local, config, device, cached, proposing.arch if proposing is not None else None),
-        weight_bytes=weight_bytes,
-        taken_bytes=taken_bytes,
+        local, config, device, cached, proposing_arch, weight_bytes=weight_bytes, taken_bytes=taken_bytes
     )
     num_blocks = num_blocks if ranks is None else minimum_of_ranks(num_blocks, ranks)
     return KVCache(
-        *(local, num_blocks, config.block_size),
+        local,
+        num_blocks,
+        config.block_size,
         device=device,
         dtype=cached,
         num_slots=slots.number,
@@ -318,15 +284,52 @@ def load_images(
     try:
         given = None if gguf is None else read_image_settings(gguf)
         processor = read_processor(folder, arch.vision, given)  # first: it fails quickly
+        videos = read_video_processor(folder, arch.vision) if gguf is None else None  # it says nothing of times
     except MissingPackage as error:
         logger.warning("%s: the model reads text only, and requests with images are refused: %s", path, error)
         return None
+    if gguf is not None:
+        report_encoder(gguf)
     if isinstance(arch.vision, PretrainedVision):
         check_plain(path, arch)
         encoder = load_pretrained_encoder(folder, arch.vision, arch.unused, device=device, dtype=dtype)
-        return ImageEncoder(encoder, processor, cache_bytes=config.image_cache_bytes)
+        return ImageEncoder(encoder, processor, cache_bytes=config.image_cache_bytes, videos=videos)
     network = load_vision(path, arch.vision, device=device, dtype=dtype)
-    return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes)
+    return ImageEncoder(network, processor, cache_bytes=config.image_cache_bytes, videos=videos)
+
+
+def load_sounds(
+    path: Path,
+    arch: Architecture,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    images: ImageEncoder | None,
+) -> SoundClipEncoder | None:
+    """The encoder of sounds, in a model that has one; it keeps embeddings where that of images does."""
+    if arch.sounds is None or not config.read_sounds:
+        return None
+    if not has_sounds(path):
+        logger.warning("%s holds no weights of an encoder of sounds: the model reads none", path)
+        return None
+    folder = path if path.is_dir() else path.parent
+    if not has_extractor(folder):
+        logger.warning(
+            "%s has no settings of an extractor of sounds (preprocessor_config.json or processor_config.json): "
+            "requests with sounds are refused; copy them from the model's source",
+            path,
+        )
+        return None
+    try:
+        processor = read_sound_processor(folder, arch.sounds)  # first: it fails quickly
+    except MissingPackage as error:
+        logger.warning("%s: requests with sounds are refused: %s", path, error)
+        return None
+    check_plain(path, arch)
+    network = load_pretrained_sounds(folder, arch.sounds, device=device, dtype=dtype)
+    return SoundClipEncoder(
+        network, processor, images.cache if images is not None else FeatureCache(config.image_cache_bytes)
+    )
 
 
 def dtype_for(config: EngineConfig, arch: Architecture, device: torch.device) -> torch.dtype:

@@ -17,25 +17,18 @@ from flambeau.llm.backends.cuda.head_rounds import HeadGraphs
 from flambeau.llm.checkpoints.assistant_weights import is_assistant, load_assistant, read_assistant
 from flambeau.llm.checkpoints.block_weights import is_block_head, load_block_head, read_block_head
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture, read_declared
-from flambeau.llm.checkpoints.head_weights import (
-    DECLARED,
-    find_mtp,
-    is_eagle,
-    load_eagle,
-    load_mtp,
-    mtp_files,
-    other_layers,
-    read_eagle,
-    read_mtp,
-)
+from flambeau.llm.checkpoints.eagle_weights import is_eagle, load_eagle, read_eagle
+from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms
+from flambeau.llm.checkpoints.mtp_weights import DECLARED, find_mtp, load_mtp, mtp_files, other_layers, read_mtp
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.cpu_weights import can_keep_blocks, can_keep_groups, layer_maker, use_faster_layers
 from flambeau.llm.device_backends import make_backend, max_blocks
 from flambeau.llm.errors import LLMError
+from flambeau.llm.executor.cache_sizes import ring_length
 from flambeau.llm.executor.draft import DraftModel, StateRings
 from flambeau.llm.executor.head import HeadKernels, HeadModel, HeadRounds
-from flambeau.llm.executor.kv_cache import KVCache, ring_length
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.kv_cache import KVCache
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.kv_store.fingerprint import weights_digest
 from flambeau.llm.models.architecture import Architecture
@@ -54,22 +47,28 @@ def load_draft(
     if not config.draft or config.speculation == "lookup" or config.speculate_k < 1 or wants_head(config):
         return None
     path = Path(config.draft)
-    groups = can_keep_groups(config, device, None)
-    declared = read_declared(path)
-    # A draft with states decodes in plain PyTorch, which would widen packed weights in each step.
-    narrow = declared.recurrence is None and can_keep_integers(config, device, None, declared)
-    drafting = read_architecture(path, keeps_groups=groups, narrow_groups=narrow)
-    vocab_size = drafting.vocab_size
+    forms = forms_of_draft(config, device, read_declared(path))
+    vocab_size = read_architecture(path, forms).vocab_size
     if vocab_size != target.vocab_size:
         raise LLMError(
             f"the draft {path} has {vocab_size} tokens and the model {target.vocab_size}; a draft must have the "
             "vocabulary of the model whose tokens it proposes"
         )
-    arrived = order_codes(dtype) if narrow else None
-    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, keeps_groups=groups, narrow_groups=narrow)
+    arrived = order_codes(dtype) if forms.groups == "gpu" else None
+    draft = load_model(path, device=device, dtype=dtype, arrived=arrived, forms=forms)
     join_equal_parts(draft)
     use_faster_layers(draft, config, device, dtype)
     return draft
+
+
+def forms_of_draft(config: EngineConfig, device: torch.device, arch: Architecture) -> KeptForms:
+    """Integers in groups, where kernels multiply them."""
+    if can_keep_groups(config, device, None):
+        return KeptForms(groups="cpu")
+    # A draft with states decodes in plain PyTorch, which would widen packed weights in each step.
+    if arch.recurrence is None and can_keep_integers(config, device, None, arch):
+        return KeptForms(groups="gpu")
+    return NO_FORMS
 
 
 def make_draft(
@@ -147,8 +146,8 @@ def load_head(
     if config.speculation == "mtp":
         settings, naming = read_mtp(path, read_declared(path))
         arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
-        keeps = ranks is not None and can_keep_blocks(config, device, ranks)
-        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, keeps_blocks=keeps)
+        forms = KeptForms(blocks=ranks is not None and can_keep_blocks(config, device, ranks))
+        head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, forms=forms)
     elif is_assistant(Path(config.draft)):
         settings = read_assistant(Path(config.draft), arch)
         head = load_assistant(Path(config.draft), settings, model, device=device, dtype=dtype)

@@ -19,6 +19,8 @@ SamplingKind = Literal["integer", "number", "flag", "texts", "token_ids", "biase
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 MAX_STOP_IDS = 1000
+MAX_BAD_WORDS = 1000
+MAX_ALLOWED_IDS = 200_000
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_SHOWN = 100  # characters of an invalid value in its error message
@@ -42,6 +44,8 @@ class SamplingField:
     low: float | None = None
     high: float | None = None
     excludes_low: bool = False
+    least: int = 0  # items of a list
+    most: int | None = None  # items of a list; None: as many as of stops
     expects: str = ""  # the limits in words, where the default wording is not enough
     aliases: tuple[str, ...] = ()  # other names of it in prediction requests
     config_key: str = ""  # the key in model-config.yaml that sets the default of a model
@@ -129,6 +133,65 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = sampling_field(
         {}, "biases", f"Token ids and what is added to their logits, from {-MAX_BIAS:g} to {MAX_BIAS:g}."
     )
+    typical_p: float = sampling_field(
+        1.0,
+        "number",
+        "Sample among the tokens nearest to the expected surprise that together have this probability; 1: all.",
+        low=0,
+        high=1,
+        excludes_low=True,
+        config_key="typical_p",
+    )
+    top_n_sigma: float = sampling_field(
+        0.0,
+        "number",
+        "Sample among tokens whose logits are within this many standard deviations of the best; 0 or less: all.",
+        low=-1,
+        high=1000,
+    )
+    xtc_probability: float = sampling_field(
+        0.0,
+        "number",
+        "How often all but the least likely of the tokens above xtc_threshold are left out; needs a temperature.",
+        low=0,
+        high=1,
+    )
+    xtc_threshold: float = sampling_field(
+        0.1, "number", "The probability from which xtc_probability leaves tokens out.", low=0, high=1
+    )
+    dry_multiplier: float = sampling_field(
+        0.0, "number", "Above 0, tokens that would continue a repetition become less likely.", low=0, high=100
+    )
+    dry_base: float = sampling_field(
+        1.75, "number", "How many times more for each further token that is repeated already.", low=1, high=100
+    )
+    dry_allowed_length: int = sampling_field(2, "integer", "Repetitions of fewer tokens are not penalized.", low=1)
+    dry_penalty_last_n: int = sampling_field(
+        -1, "integer", "Look for repetitions in so many of the last tokens; -1: in prompt and text.", low=-1
+    )
+    dry_sequence_breakers: Sequence[str] = sampling_field(
+        ("\n", ":", '"', "*"), "texts", "A repetition ends at tokens with one of these texts."
+    )
+    bad_words: Sequence[str] = sampling_field(
+        (),
+        "texts",
+        "Texts whose tokens may not follow each other in the text, with and without a space before them.",
+        most=MAX_BAD_WORDS,
+    )
+    allowed_token_ids: Sequence[int] | None = sampling_field(
+        None,
+        "token_ids",
+        "The only tokens that may be generated; without the model's end token the text goes on to max_tokens.",
+        least=1,
+        most=MAX_ALLOWED_IDS,
+    )
+    no_repeat_ngram_size: int = sampling_field(
+        0,
+        "integer",
+        "No sequence of this many tokens occurs twice in prompt and text; 0: they may repeat.",
+        low=0,
+        config_key="no_repeat_ngram_size",
+    )
     seed: int | None = sampling_field(
         None,
         "integer",
@@ -145,6 +208,14 @@ class SamplingParams:
     logprobs: int | None = sampling_field(
         None, "integer", "Log-probabilities of the tokens, and of this many alternatives.", low=0, high=20
     )
+    prompt_logprobs: int | None = sampling_field(
+        None,
+        "integer",
+        "Log-probabilities of the prompt's tokens, and of this many alternatives; not in a stream.",
+        low=0,
+        high=20,
+    )
+    skip_special_tokens: bool = sampling_field(True, "flag", "Leave the names of special tokens out of the text.")
     speculate: bool = sampling_field(True, "flag", "Use speculative decoding where the engine has it.")
     structured_outputs: Mapping[str, Any] | None = sampling_field(
         None, "structure", f"The form that the text must have: one of {', '.join(STRUCTURES)}."
@@ -157,6 +228,10 @@ class SamplingParams:
                 raise invalid(rule.name, expected, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        if self.xtc_probability and self.is_greedy:
+            raise invalid(
+                "xtc_probability", "0 with temperature 0, which always takes the best token", self.xtc_probability
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -189,17 +264,19 @@ def _check_number(rule: SamplingField, value: Any) -> str | None:
 def _check_texts(rule: SamplingField, value: Any) -> str | None:
     if not all(isinstance(text, str) and text for text in value):
         return "texts that are not empty"
-    if len(value) > MAX_STOPS:
-        return f"at most {MAX_STOPS} texts"
+    if len(value) > (most := rule.most or MAX_STOPS):
+        return f"at most {most} texts"
     if any(len(text) > MAX_STOP_CHARACTERS for text in value):
         return f"texts of at most {MAX_STOP_CHARACTERS} characters"
     return None
 
 
 def _check_token_ids(rule: SamplingField, value: Any) -> str | None:
-    if not all(map(is_int, value)):
+    if not {*map(type, value)} <= {int}:
         return "token ids"
-    return f"at most {MAX_STOP_IDS} token ids" if len(value) > MAX_STOP_IDS else None
+    if len(value) < rule.least:
+        return f"at least {rule.least} token id"
+    return f"at most {most} token ids" if len(value) > (most := rule.most or MAX_STOP_IDS) else None
 
 
 def _check_biases(rule: SamplingField, value: Any) -> str | None:

@@ -15,6 +15,7 @@ from flambeau.llm.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'flambeau[transformers]'"
+TORCHVISION = "; if torchvision does not fit torch, `flambeau doctor` prints the line that installs both anew"
 NAMED_KEYS = 8  # in a message
 
 
@@ -29,7 +30,7 @@ def import_transformers(purpose: str = "which may have it") -> Any:
         raise CheckpointError(f"the transformers package, {purpose}, {what}") from error
     except RuntimeError as error:  # a torchvision that does not fit torch
         raise CheckpointError(
-            f"the transformers package, {purpose}, cannot be imported: {first_lines(error)}"
+            f"the transformers package, {purpose}, cannot be imported: {first_lines(error)}{TORCHVISION}"
         ) from error
     return transformers
 

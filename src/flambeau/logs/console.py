@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 PATIENCE_S = 0.5  # how long a console may block before lines are dropped
 PIPE_BYTES = 4096  # a pipe that is ready accepts this much without blocking
+CLEAR = b"\r\x1b[K"  # what a spinner has left in the line that is written next
 FILE_BYTES = 1 << 20  # a file accepts everything; each write hands the interpreter to another thread
 
 
@@ -25,6 +26,7 @@ class Console:
         self._is_blocked = False
         self._rest = b""  # of a line that was accepted in part
         self._room = room_of(descriptor)
+        self._clear = CLEAR if is_terminal(descriptor) else b""
 
     @property
     def accepts_at_once(self) -> bool:
@@ -37,6 +39,8 @@ class Console:
             lost, self.num_lost = self.num_lost, 0
             if self._send(self._to_note(lost)):
                 self.num_lost = lost
+        if self._clear and data and not self._rest:
+            data = self._clear + data
         self.num_lost += self._send(data)
 
     def _send(self, data: bytes) -> int:
@@ -76,3 +80,8 @@ def room_of(descriptor: int) -> int:
         return FILE_BYTES if stat.S_ISREG(os.fstat(descriptor).st_mode) else PIPE_BYTES
     except OSError:  # a closed console; the write reports it
         return PIPE_BYTES
+
+
+def is_terminal(descriptor: int) -> bool:
+    """Whether it is a terminal that knows control sequences."""
+    return os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import SequenceHeaders
 from flambeau.serving.job import Job
+from flambeau.serving.response_cache import UNCACHED
 from flambeau.serving.scheduling.batch_dispatcher import BatchDispatcher
 from flambeau.serving.scheduling.batch_policy import BatchLimits
 from flambeau.serving.scheduling.dispatcher import Dispatcher, Worker
@@ -68,6 +69,11 @@ def contradictions(config: ModelConfig) -> Iterator[str]:
     if config.continuous_batching and keeps_step(config):
         kind = config.parallel_type
         yield f"continuousBatching with parallelType {kind}: requests join only when the running batch is over"
+    if config.response_cache_mb and config.schedule in UNCACHED:
+        switch = "continuousBatching" if config.continuous_batching else "sequenceBatching"
+        yield f"responseCacheMb does not go with {switch}: no replies are kept"
+    elif config.response_cache_mb == 0 and config.response_cache_headers is not None:
+        yield "responseCacheHeaders has no effect without responseCacheMb"
     if config.sequence_batching and not config.sequence_max_idle_s:
         limit = f"{DEFAULT_SESSION_IDLE_S:g} s"
         yield f"sequenceBatching needs sequenceMaxIdleMSec; without it a sequence ends after {limit} without a request"

@@ -66,6 +66,16 @@ class JobObserver(Protocol):
     def ended(self, job: Job) -> None: ...
 
 
+class Awaited(Protocol):
+    """What others wait for until the job is over."""
+
+    def end(self) -> None:
+        """The job is over."""
+
+    def abandon(self) -> None:
+        """The job goes on elsewhere."""
+
+
 class RequestBody:
     """A request's content: bytes, or a shared segment that is returned to its pool after its last reader."""
 
@@ -102,6 +112,8 @@ class Job:
     __slots__ = (
         "arrived",
         "body",
+        "cache_key",
+        "computation",
         "crashes",
         "envelope",
         "estimated_tokens",
@@ -115,6 +127,7 @@ class Job:
         "is_over",
         "is_suspect",
         "kind",
+        "move",
         "on_cancel",
         "priority",
         "query",
@@ -165,7 +178,10 @@ class Job:
         self.state: list[bytes] | None = None  # lets another worker resume the reply; None: it cannot
         self.state_bytes = 0
         self.on_cancel: Callable[[Job], None] | None = None  # set by its holder: the queue or a worker
+        self.cache_key = b""  # of a request whose reply may be kept
+        self.computation: Awaited | None = None  # in a cache that waits for its reply
         self.flow: JobHolder | None = None  # the worker it is sent to
+        self.move: Callable[[Job], bool] | None = None  # offers it to another version, if this one loses its workers
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
         self.tenant: Tenant | None = None  # whose key the request has, once a model has accepted it
@@ -284,6 +300,8 @@ class Job:
             self.expiry.cancel()
         if self.trace is not None:
             self.trace.ended(self)
+        if self.computation is not None:
+            self.computation.end()
 
 
 class ReplyCollector:

@@ -11,17 +11,28 @@ from functools import partial
 from typing import Any
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull, Unavailable, WorkerDied, WorkersFailed
+from flambeau.errors import (
+    BadRequest,
+    DeadlinePassed,
+    FlambeauError,
+    ModelRemoved,
+    QueueFull,
+    Unavailable,
+    WorkerDied,
+    WorkersFailed,
+)
 from flambeau.logs.line_formats import masked, printable
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.adapters import AdapterTable
 from flambeau.serving.crash_bundles import CrashReport, read_requests
 from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
+from flambeau.serving.error_limit import ErrorLimit
 from flambeau.serving.job import Job
 from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.response_cache import response_cache
 from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.traffic_split import TrafficSplit
 from flambeau.serving.workers.hang_detector import HangDetector
@@ -57,8 +68,11 @@ class Model:
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
         self.split: TrafficSplit[Model] | None = None  # of the requests that name no version; None: all to the default
+        self.error_limit: ErrorLimit | None = None  # beyond which it gets no more of them
+        self.rolled_back = ""  # why it gets none any more
         self.mirror = Mirror(partial(self.add, requested_version=version), self._has_room_for_copies)
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.responses = response_cache(config, self._compute, watch=host.config.watch)
         self.adapters = AdapterTable(config.options)  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
         self.inputs: Sequence[TensorSpec] = ()  # as its handler declares them
@@ -129,7 +143,18 @@ class Model:
     @property
     def num_in_flight(self) -> int:
         """Jobs accepted and not yet answered."""
-        return len(self.queue) + sum(batch.remaining for worker in self.pool.workers for batch in worker.batches)
+        running = sum(batch.remaining for worker in self.pool.workers for batch in worker.batches)
+        return len(self.queue) + running + self._num_joined
+
+    @property
+    def num_owed(self) -> int:
+        """Those of them that somebody waits for: not copies of another version's requests."""
+        return len(self.queue) + sum(worker.num_owed for worker in self.pool.workers) + self._num_joined
+
+    @property
+    def _num_joined(self) -> int:
+        """Jobs that wait for the reply to the same request of another one."""
+        return 0 if self.responses is None else self.responses.num_joined
 
     def use_environment(self, environment: PythonEnvironment) -> None:
         """Run new workers in this Python environment instead of the server's."""
@@ -137,29 +162,79 @@ class Model:
 
     # ---- jobs ----
 
-    def add(self, job: Job, *, requested_version: str | None = None) -> None:
-        """Accept a job, or raise why it is rejected."""
+    def add(self, job: Job, *, requested_version: str | None = None, is_admitted: bool = False) -> None:
+        """Accept a job, or raise why it is rejected; `is_admitted`: it counts for its key already."""
         if job.kind not in ("describe", "adapter", "tokenize"):  # these are no inference
             job.usage = self.traffic.requested(requested_version)
-        if not self.pool.has_ready:
-            self._check_recovery(requested_version)
-        queue = self.queue
-        if len(queue) + self.traffic.num_ahead >= queue.capacity and queue.is_full_for(job):
-            drained_in_s = self.pool.drain_time_s(len(queue) / self.config.batch_size)
-            raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
-        tenant = job.tenant
+        kept = None if self.responses is None else self.responses.find(job)
+        if kept is None:
+            self._check_room(job, requested_version)
+        tenant = None if is_admitted else job.tenant
         if tenant is not None:
             job.tenant = None  # until it is admitted
             tenant.admit(self.name, job.estimated_tokens, time.monotonic())
             job.tenant, job.priority = tenant, tenant.priority_of(job.priority)
+        if self.responses is not None:
+            if kept is not None:
+                self.responses.answer(job, kept)
+                return
+            if self.responses.join(job):
+                self._set_deadline(job)
+                return
         if reason := self._dispatcher.add(job):
+            if job.computation is not None:
+                job.computation.abandon()
             if tenant is not None:
                 tenant.release(job.estimated_tokens, None, time.monotonic(), is_used=False)
             raise rejected(self.name, requested_version, reason)
         self.scaler.last_arrival = job.arrived
+        self._set_deadline(job)
+
+    def _compute(self, job: Job) -> None:
+        """Give a job that has waited for another one's reply to a worker."""
+        try:
+            self._check_open()
+            if not self.pool.has_ready:
+                self._check_recovery(None)
+            if reason := self._dispatcher.add(job):
+                raise rejected(self.name, None, reason)
+        except FlambeauError as error:
+            if job.move is None or not job.move(job):
+                job.fail(error)
+
+    def _check_room(self, job: Job, requested_version: str | None) -> None:
+        """Raise if there is no worker and none will come, or no place in the queue."""
+        if not self.pool.has_ready:
+            self._check_recovery(requested_version)
+        queue = self.queue
+        if self.num_waiting + self._num_joined >= queue.capacity and queue.is_full_for(job):
+            drained_in_s = self.pool.drain_time_s(len(queue) / self.config.batch_size)
+            raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
+
+    def _set_deadline(self, job: Job) -> None:
         if self.config.client_timeout_s is not None and not job.is_over:
             deadline = job.arrived + self.config.client_timeout_s
             job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
+
+    def stand_in_for(self, model: Model, job: Job, on_moved: Callable[[Model], object]) -> None:
+        """Take this job over if another version loses its workers while the job waits for them."""
+        if model is not self:
+            job.move = partial(self._take_over, on_moved)  # without the job, which would keep itself in memory
+
+    def _take_over(self, on_moved: Callable[[Model], object], job: Job) -> bool:
+        job.move = None
+        if job.computation is not None:
+            job.computation.abandon()
+            job.computation, job.cache_key = None, b""
+        if job.expiry is not None:
+            job.expiry.cancel()
+            job.expiry = None
+        try:
+            self.add(job, requested_version=self.version, is_admitted=True)
+        except FlambeauError:
+            return False
+        on_moved(self)
+        return True
 
     def _has_room_for_copies(self) -> bool:
         """Whether a copy of another version's request may wait here: the queue must be less than half full."""
@@ -199,6 +274,12 @@ class Model:
     def _reject_all(self, error: Unavailable) -> None:
         for job in self.queue.take_all():
             job.fail(error)
+
+    def _move_or_reject_all(self, error: Unavailable) -> None:
+        """Waiting jobs go to the default version if they named none, and no worker has crashed with them."""
+        for job in self.queue.take_all():
+            if job.move is None or job.crashes or job.started or not job.move(job):
+                job.fail(error)
 
     # ---- workers ----
 
@@ -355,9 +436,9 @@ class Model:
         if self.queue:  # a worker that stopped for lack of load may have returned jobs
             self._wake()
         if not self.pool.may_recover:
-            self._reject_all(no_worker(self.name, None, self.pool.last_exit))
+            self._move_or_reject_all(no_worker(self.name, None, self.pool.last_exit))
         elif self.pool.is_failing_to_load:  # the next attempt would probably fail too
-            self._reject_all(not_loaded(self.name, self.pool.last_exit))
+            self._move_or_reject_all(not_loaded(self.name, self.pool.last_exit))
 
 
 def rejected(model: str, version: str | None, reason: str = "") -> Unavailable:

@@ -70,6 +70,11 @@ def add_state(families: Families, model: Model, labels: Labels) -> None:
     for result, count in model.mirror.counts.items() if any(model.mirror.counts.values()) else ():
         text = "Copies of another version's requests: those accepted (mirrored), and what came of them."
         put("counter", "flambeau_mirror_requests_total", text, (*labels, ("result", result)), count)
+    if (cache := model.responses) is not None:
+        for result, count in cache.counts.items():
+            text = "Requests to a model with a response cache: answered from it, with another one's reply, or computed."
+            put("counter", "flambeau_response_cache_requests_total", text, (*labels, ("result", result)), count)
+        put("gauge", "flambeau_response_cache_bytes", "Memory of kept replies.", labels, cache.size_bytes)
     text = "Workers that ended and were replaced."
     put("counter", "flambeau_worker_restarts_total", text, labels, pool.num_restarts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from flambeau.errors import (
     WorkersFailed,
     suggest,
 )
+from flambeau.serving.error_limit import ErrorLimit
 from flambeau.serving.model import Model
 from flambeau.serving.model_sources.store import Source
 from flambeau.serving.traffic_split import WHOLE, TrafficSplit
@@ -39,11 +40,13 @@ RUNTIMES = (None, "python", "python3", "LSP")  # that existing clients may name
 class Registry:
     """The models of a server, by name and version."""
 
-    def __init__(self, *, suggests: bool = False) -> None:
-        """`suggests`: an error for an unknown name ends with a similar one."""
+    def __init__(self, *, suggests: bool = False, on_rollback: Callable[[], None] = lambda: None) -> None:
+        """`suggests`: an error for an unknown name ends with a similar one. `on_rollback`: percentages have changed."""
         self._suggests = suggests
+        self._on_rollback = on_rollback
         self._versions: dict[str, dict[str, Model]] = {}
         self._default: dict[str, str] = {}
+        self._place: dict[str, int] = {}  # of a default version in the order of the start, until one is chosen
         self._percent: dict[str, dict[str, int]] = {}  # of requests, by name and version; the default has the rest
 
     def __iter__(self) -> Iterator[Model]:
@@ -85,11 +88,18 @@ class Registry:
         if version in self._versions.get(name, {}):
             raise ModelExists(name, version)
 
-    def add(self, model: Model) -> None:
-        """Add a model; the first version of a name becomes its default."""
+    def add(self, model: Model, place: int | None = None) -> None:
+        """Add a model; the first version of a name becomes its default.
+
+        Those that are loaded at the start may come in any order: of them, the default is the one with the lowest place.
+        """
         self.check_free(model.name, model.version)
+        is_first = model.name not in self._versions
         self._versions.setdefault(model.name, {})[model.version] = model
-        self._default.setdefault(model.name, model.version)
+        if is_first or (place is not None and place < self._place.get(model.name, -1)):
+            self._default[model.name] = model.version
+            if place is not None:
+                self._place[model.name] = place
         self._split(model.name)
 
     def remove(self, name: str, version: str | None = None, *, even_default: bool = False) -> Model:
@@ -104,6 +114,7 @@ class Registry:
         self._percent.get(name, {}).pop(model.version, None)
         if not versions:
             del self._versions[name], self._default[name]
+            self._place.pop(name, None)
         model.mirror.close()
         self._split(name)
         return model
@@ -119,12 +130,16 @@ class Registry:
         if version not in self._versions[name]:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         self._default[name] = version
+        self._place.pop(name, None)
         self._percent.get(name, {}).pop(version, None)
         self._versions[name][version].mirror.close()
         self._split(name)
 
-    def set_traffic(self, name: str, version: str, percent: int) -> None:
-        """Give a version this percentage of the requests that name none; the default version has what is left."""
+    def set_traffic(self, name: str, version: str, percent: int, max_errors: int | None = None) -> None:
+        """Give a version this percentage of the requests that name none; the default version has what is left.
+
+        If more than `max_errors` percent of its answers are errors of the server, the version gets no more.
+        """
         self._check_share(name, version, percent)
         current = self._percent.get(name, {})
         others = {other: share for other, share in current.items() if other != version}
@@ -135,7 +150,20 @@ class Registry:
             )
         # A version keeps its place, so that its keys stay with it.
         self._percent[name] = {**current, version: percent} if percent else others
+        model = self.find(name, version)
+        model.rolled_back = ""
+        model.error_limit = ErrorLimit(max_errors, model.answers) if percent and max_errors is not None else None
         self._split(name)
+
+    def _may_answer(self, default: Model, model: Model) -> bool:
+        """Whether a version gets a request; one that has failed too often gets none any more."""
+        if model.error_limit is not None and (reason := model.error_limit.excess()):
+            self.set_traffic(model.name, model.version, 0)
+            model.rolled_back = reason
+            logger.warning("%s gets no part of the requests of %s any more: %s", model, default, reason)
+            self._on_rollback()
+            return False
+        return can_share(model, default)
 
     def set_mirror(self, name: str, version: str, percent: int) -> None:
         """Send a version copies of this percentage of the default's requests that name no version."""
@@ -173,7 +201,7 @@ class Registry:
             shares = {versions[version]: share for version, share in percent.items()}
             mirrored = [model.mirror for model in mirrors if model.mirror.percent]
             if shares or mirrored:
-                split = TrafficSplit(default, shares, partial(can_share, default=default), mirrored)
+                split = TrafficSplit(default, shares, partial(self._may_answer, default), mirrored)
         if percent:
             self._percent[name] = percent
         for model in versions.values():

@@ -26,7 +26,7 @@ from flambeau.serving.key_metrics import key_metrics
 from flambeau.serving.model import Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
-from flambeau.serving.model_sources.downloader import IMAGE_LIMITS, Downloader, DownloadLimits, shown
+from flambeau.serving.model_sources.downloader import FILE_LIMITS, Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registry import Registry, check_runtime, name_from, new_model, settings_of
@@ -67,7 +67,7 @@ class Server:
         except re.error as error:
             raise ConfigError(f"blacklist_env_vars is not a regular expression: {error}") from None
         self.config = config
-        self.registry = Registry(suggests=config.suggests_names)
+        self.registry = Registry(suggests=config.suggests_names, on_rollback=lambda: self.on_change())
         self.events = events or ServerEvents()
         self.logs = logs or Logs()
         self.access_log = AccessLog(self.logs, is_full=config.full_access_log) if self.logs.has_access_log else None
@@ -78,9 +78,11 @@ class Server:
             allow_private=config.allow_private_urls,
             limits=DownloadLimits(min_rate=config.min_download_rate),
         )
-        # For images in chats: those who send them are not those who may register models.
-        image_urls = downloader.allowed if config.images_from_urls else ()
-        self.image_downloader = Downloader(image_urls, allow_private=False, limits=IMAGE_LIMITS)
+        # For files in chats, by their kinds: those who send them are not those who may register models.
+        file_urls = downloader.allowed if config.files_from_urls else ()
+        self.file_downloaders = {
+            kind: Downloader(file_urls, allow_private=False, limits=limits) for kind, limits in FILE_LIMITS.items()
+        }
         self.store = Store(config.model_store, downloader, exact_paths=config.exact_paths)
         self.extensions: list[Extension] = [pkgutil.resolve_name(name)(self) for name in extensions]
         self.on_progress: Callable[[str, str], None] = lambda model, words: None  # (model, message) of a long operation
@@ -166,6 +168,7 @@ class Server:
         overrides: Mapping[str, Any] | None = None,
         wait: bool = True,
         at_startup: bool = False,
+        place: int | None = None,
         signed: bool = False,
         source: Source | None = None,
         workflow: str = "",
@@ -173,9 +176,9 @@ class Server:
         """Register the model at `url`, or at a `path` that the operator named, and start its workers.
 
         `config` holds the defaults; the model's YAML takes precedence over them, and `overrides` over both. With
-        `wait`, a worker that cannot start unregisters the model and raises WorkersFailed. `workflow` names the workflow
-        that the model is a node of; a node that is a function has a `source` instead of a URL.
-
+        `wait`, a worker that cannot start unregisters the model and raises WorkersFailed. `place` is that of a startup
+        model among the others, of which several may be registered at the same time. `workflow` names the workflow that
+        the model is a node of; a node that is a function has a `source` instead of a URL.
         """
         check_runtime(runtime)  # before anything is downloaded
         if path:
@@ -190,23 +193,10 @@ class Server:
             settings = await asyncio.to_thread(
                 settings_of, self.config, source, name, config, overrides or {}, workers=at_startup
             )
-            assert self._host is not None
-            model = new_model(
-                source,
-                name=name,
-                handler=handler,
-                runtime=runtime,
-                settings=settings,
-                registry=self.registry,
-                host=self._host,
-            )
+            model = await self._new_model(source, name, handler, runtime, settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
-            requirements = source.manifest.requirements_file if source.manifest else None
-            model.use_environment(
-                await self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
-            )
-            self.registry.add(model)
+            self.registry.add(model, place)
             self._drop_missing(model.name, url)
         except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
@@ -219,6 +209,25 @@ class Server:
             logger.warning("%s is served from an archive, which is not watched; serve its folder instead", model)
         await self._start_workers(model, wait=wait, at_startup=at_startup)
         self.on_change()
+        return model
+
+    async def _new_model(
+        self, source: Source, name: str, handler: str | None, runtime: str | None, settings: ModelConfig
+    ) -> Model:
+        """A model that is not registered yet, with the Python environment of its requirements."""
+        assert self._host is not None
+        model = new_model(
+            source,
+            name=name,
+            handler=handler,
+            runtime=runtime,
+            settings=settings,
+            registry=self.registry,
+            host=self._host,
+        )
+        requirements = source.manifest.requirements_file if source.manifest else None
+        environment = self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
+        model.use_environment(await environment)
         return model
 
     async def _start_workers(self, model: Model, *, wait: bool, at_startup: bool) -> None:
@@ -254,9 +263,9 @@ class Server:
         self.registry.set_default(name, version)
         self.on_change()
 
-    def set_traffic(self, name: str, version: str, percent: int) -> None:
-        """Give a version this percentage of the requests that name none."""
-        self.registry.set_traffic(name, version, percent)
+    def set_traffic(self, name: str, version: str, percent: int, max_errors: int | None = None) -> None:
+        """Give a version this percentage of the requests that name none, until it has too many errors."""
+        self.registry.set_traffic(name, version, percent, max_errors)
         logger.info("%s %s gets %d %% of the requests that name no version", name, version, percent)
         self.on_change()
 
@@ -363,22 +372,24 @@ class Server:
         """Wait until every accepted job is answered, or until `deadline` on the event loop's clock."""
         for model in self.registry:
             model.mirror.close()
-        self.image_downloader.stop()
+        for downloader in self.file_downloaders.values():
+            downloader.stop()
         self.store.downloader.stop()  # registrations that wait for a download fail now
         try:
             async with asyncio.timeout_at(deadline):
                 while any(extension.num_running for extension in self.extensions) or any(
-                    model.num_in_flight and model.pool.may_recover for model in self.registry
+                    model.num_owed and model.pool.may_recover for model in self.registry
                 ):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self._is_late = True
-            left = sum(model.num_in_flight for model in self.registry)
+            left = sum(model.num_owed for model in self.registry)
             logger.warning("%d jobs were not answered within %g s", left, self.config.drain_timeout_s)
 
     async def _close(self, *, now: bool) -> None:
         now = now or self._is_late
-        await self.image_downloader.close()
+        for downloader in self.file_downloaders.values():
+            await downloader.close()
         await self.store.downloader.close()
         models = [*self.registry]
         closing = (model.close("The server is stopping.", now=now) for model in models)

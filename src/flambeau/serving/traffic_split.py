@@ -33,7 +33,7 @@ class TrafficSplit(Generic[Version]):
         can_answer: Callable[[Version], bool],
         mirrors: Sequence[Mirror] = (),
     ) -> None:
-        self._default = default
+        self.default = default
         self._can_answer = can_answer
         self._mirrors = mirrors
         self._shares = {**shares, default: WHOLE - sum(shares.values())}
@@ -47,11 +47,11 @@ class TrafficSplit(Generic[Version]):
         """The version for a request with these headers."""
         key = header(headers, KEY_HEADER)
         version = self._by_key(key) if key else self._by_turn()
-        return version if version is self._default or self._can_answer(version) else self._default
+        return version if version is self.default or self._can_answer(version) else self.default
 
     def copy(self, job: Job, version: Version) -> None:
         """Mirror a request that its version has accepted."""
-        if version is self._default:
+        if version is self.default:
             for mirror in self._mirrors:
                 mirror.copy(job)
 
@@ -73,4 +73,4 @@ class TrafficSplit(Generic[Version]):
             place -= percent
             if place < 0:
                 return version
-        return self._default
+        return self.default

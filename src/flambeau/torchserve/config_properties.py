@@ -98,7 +98,7 @@ def to_properties(
         server = with_field(server, "grpc.is_optional", False)
     if "allowed_urls" not in given and manages_safely(server):
         # They are for those who register models, and anybody may send chats.
-        server = replace(server, allowed_urls=DEFAULT_URLS, images_from_urls=False)
+        server = replace(server, allowed_urls=DEFAULT_URLS, files_from_urls=False)
     if server.keys.is_on is False:  # set explicitly, as many existing containers do
         server = replace(server, allow_unprotected=True)
     if protocol := environment.get("TS_OPEN_INFERENCE_PROTOCOL"):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterable
@@ -258,8 +259,14 @@ def package_model(config: ModelArchiverConfig, manifest: str) -> None:
 def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
     """Pack the model that `config` describes, or the command line."""
     logging.basicConfig(format="%(levelname)s - %(message)s")
-    config = config or ModelArchiverArgParser.export_model_args_parser()
-    package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
+    if config is not None:
+        package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
+        return
+    config = ModelArchiverArgParser.export_model_args_parser()
+    try:
+        package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
+    except (ModelArchiverError, MissingFile):  # logged
+        sys.exit(1)
 
 
 class ModelArchiver:

@@ -141,8 +141,9 @@ class Startup(LifecycleHooks):
             try:
                 self._models.append(await register(server, wanted, store))
             except (FlambeauError, OSError) as error:
-                logger.error("Failed to load model: %s: %s", wanted.url, error)
-                server.add_missing_model(wanted.name or wanted.url, str(error))
+                text = error.with_reason if isinstance(error, FlambeauError) else str(error)
+                logger.error("Failed to load model: %s: %s", wanted.url, text)
+                server.add_missing_model(wanted.name or wanted.url, text)
             except Exception as error:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
                 server.add_missing_model(wanted.name or wanted.url, f"{type(error).__name__}: {error}")

@@ -79,6 +79,8 @@ def locate(url: str, store: Path) -> Path | None:
         return in_store
     if itself.is_file():
         return itself
-    if Path(url).name and (unpacked := unpacked_twin(in_store)) is not None:
-        return unpacked
+    if Path(url).name:
+        for archive in (in_store, itself):  # a folder that was packed without an archive stands for it
+            if (unpacked := unpacked_twin(archive)) is not None:
+                return unpacked
     raise ModelNotFound(f"Model not found at: {url}")

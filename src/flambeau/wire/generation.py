@@ -12,6 +12,12 @@ from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, defs
 from flambeau.llm.sampling_params import SAMPLING_FIELDS
 
 ToolChoice = Literal["auto", "required"]
+MediaKind = Literal["image", "video", "sound"]
+EXAMPLES: dict[MediaKind, str] = {  # of data URLs, for messages
+    "image": "data:image/png;base64,…",
+    "video": "data:video/mp4;base64,…",
+    "sound": "data:audio/wav;base64,…",
+}
 
 _TYPES: dict[str, Any] = {
     "integer": int,
@@ -62,12 +68,18 @@ class AdapterChange(Struct, array_like=True, frozen=True):
     loads: bool
 
 
-class ImageInput(Struct, array_like=True, frozen=True):
-    """An image in the messages of a chat; they have a part `{"type": "image"}` in its place."""
+class MediaInput(Struct, array_like=True, frozen=True):
+    """An image, a video or a sound in the messages of a chat; they have a part of its type in its place."""
 
     name: str  # its place in the client's request
     url: str = ""  # a data URL, or the address that the server has fetched it from
     data: bytes = b""  # the file, if the server has fetched it
+    kind: MediaKind = "image"
+
+    @property
+    def what(self) -> str:
+        """Its kind with an article, for messages."""
+        return f"{'an' if self.kind == 'image' else 'a'} {self.kind}"
 
 
 class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
@@ -75,7 +87,7 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
 
     prompts: list[str | list[int]] = []
     messages: list[dict[str, Any]] | None = None
-    images: list[ImageInput] = []  # of the messages, in their order
+    files: list[MediaInput] = []  # of the messages, in their order
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = "auto"
     tool_name: str = ""  # with the choice "required": the one tool that must be called; empty: any
@@ -86,6 +98,10 @@ class Generate(Struct, omit_defaults=True, frozen=True, kw_only=True):
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stream: bool = False  # pieces as they are made; otherwise one for each choice, whole
     echo: bool = False  # the prompt before the text
+    add_special: bool = True  # begin prompts that are text with the tokenizer's special tokens
+    truncate: int | None = None  # keep so many of a prompt's last tokens; -1: as many as there is room for
+    cache_salt: str = ""  # only requests with the same one share the prefix cache
+    returns_ids: bool = False  # the ids of prompts and generated tokens are part of the reply
     suffix: str = ""  # the text behind the one that is generated; for models with the ability `infill`
     adapter: Adapter | None = None  # the adapter of the model that generates
 
@@ -98,6 +114,7 @@ class Token(Struct, array_like=True, frozen=True):
     logprob: float | None  # None: the first token of a prompt, which nothing precedes
     data: bytes = b""  # its bytes, which may be part of a character
     top: list[tuple[int, str, float, bytes]] = []
+    rank: int = 0  # among all tokens, from 1; 0: not counted
 
 
 class CallPiece(Struct, array_like=True, frozen=True):
@@ -128,6 +145,10 @@ class Piece(Struct, array_like=True, frozen=True):
     reasoning: str = ""
     calls: list[CallPiece] = []
     stop: str = ""  # the stop string that ended the text; empty: none did
+    num_sound_tokens: int = 0  # of those of the prompt
+    prompt_tokens: list[Token] | None = None  # with log-probabilities, if the request asks for them
+    token_ids: list[int] | None = None  # those generated, if the request asks for them
+    prompt_ids: list[int] | None = None  # in the first piece of a choice, if the request asks for them
 
 
 class Pieces(Struct, array_like=True, frozen=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import DecodeError, Struct, ValidationError, msgpack
 
-from flambeau.wire.generation import ImageInput
+from flambeau.wire.generation import MediaInput
 
 
 class Tokenize(Struct, tag="tokenize", omit_defaults=True, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class Tokenize(Struct, tag="tokenize", omit_defaults=True, frozen=True, kw_only=
 
     prompt: str = ""
     messages: list[dict[str, Any]] | None = None
-    images: list[ImageInput] = []  # of the messages, in their order
+    files: list[MediaInput] = []  # of the messages, in their order
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = {}  # further variables of the chat template
     add_special: bool = True  # the tokens that begin every sequence; a chat template writes its own

@@ -44,8 +44,8 @@ class InputReader:
         self._explains = explains  # JSON of another content type is a problem
         self.segments = SegmentReader()
 
-    def read(self, request: Request) -> Row:
-        """The row of one request; raises BadRequest if its form is invalid."""
+    def read(self, request: Request, *, warns: bool = True) -> Row:
+        """The row of one request; raises BadRequest if its form is invalid. `warns`: log what cannot be decoded."""
         if request.kind == "describe":
             return {}
         body = request.body
@@ -57,21 +57,22 @@ class InputReader:
         content_type = header(request, "content-type")
         media_type = media_type_of(content_type)
         if media_type == "multipart/form-data":
-            row = self._read_form(raw, content_type)
+            row = self._read_form(raw, content_type, warns)
         elif media_type == "application/x-www-form-urlencoded":
             row = self._read_urlencoded(raw)
         else:
-            row = {"body": self._value(raw, media_type)}
+            row = {"body": self._value(raw, media_type, warns)}
         return self._with_query(row, request.query, content_type) if request.query else row
 
-    def _value(self, raw: bytearray, media_type: str) -> Any:
+    def _value(self, raw: bytearray, media_type: str, warns: bool) -> Any:
         """JSON as objects, text as str; everything else, and invalid input, as bytearray (never bytes)."""
         if not self._decode:
             return raw
         try:
             return decode(raw, media_type)
         except (ValueError, RecursionError):
-            logger.warning("a body sent as %s cannot be decoded; the handler gets its bytes", media_type)
+            if warns:
+                logger.warning("a body sent as %s cannot be decoded; the handler gets its bytes", media_type)
         return raw
 
     def problem_of(self, request: Request, *, is_rejected: bool = False) -> str:
@@ -81,7 +82,7 @@ class InputReader:
         """
         if not self._decode or request.kind in ("describe", "generate", "tokenize"):
             return ""
-        row = self.read(request)
+        row = self.read(request, warns=False)
         if self._explains and (problem := json_in_disguise(request, row, is_parsed=is_rejected)):
             return problem
         types = row.types if type(row) is Form else {"body": header(request, "content-type")}
@@ -119,7 +120,7 @@ class InputReader:
                 row.types[key] = ""
         return row
 
-    def _read_form(self, raw: bytearray, content_type: str) -> Row:
+    def _read_form(self, raw: bytearray, content_type: str, warns: bool) -> Row:
         from python_multipart import FormParser
         from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import parse_options_header
@@ -139,7 +140,7 @@ class InputReader:
             if hasattr(part, "file_object"):
                 part.file_object.seek(0)
                 row.types[name] = part.content_type or "application/octet-stream"
-                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(row.types[name]))
+                row[name] = self._value(bytearray(part.file_object.read()), media_type_of(row.types[name]), warns)
             else:
                 row.types[name] = ""
                 row[name] = bytearray(part.value or b"")

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from flambeau.archive.manifest import BUILT_IN
-from flambeau.archive.packages import EXTRAS, NEEDS, distribution_of, explain_missing, find_missing, is_installed
+from flambeau.archive.packages import (
+    CPU_INDEX,
+    EXTRAS,
+    NEEDS,
+    distribution_of,
+    explain_missing,
+    find_missing,
+    is_installed,
+)
 
 ROOT = Path(__file__).parents[3]
 OFFERED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -72,9 +80,12 @@ def test_module_beside_the_model_or_in_its_environment_counts_as_installed(tmp_p
     assert find_missing(["json", "rare_module", "rare.submodule"], []) == ["rare_module", "rare.submodule"]
 
 
-def test_sentence_names_the_distributions_and_the_command():
+@pytest.mark.parametrize("has_cpu_torch", [False, True])
+def test_sentence_names_the_distributions_and_the_command(has_cpu_torch, monkeypatch):
+    monkeypatch.setattr("flambeau.archive.packages.has_cpu_torch", lambda: has_cpu_torch)
     text = explain_missing("image_classifier", ["torchvision", "PIL"], "vision")
     assert text == (
         "image_classifier needs torchvision, pillow, which are not installed: pip install 'flambeau[vision]'"
+        + (CPU_INDEX if has_cpu_torch else "")
     )
     assert explain_missing("it", ["numpy"]) == "it needs numpy, which is not installed: pip install numpy"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
+from flambeau.archive import packages
 from flambeau.cli import doctor
 from flambeau.llm.backends.cpu import kernel_builds
 
@@ -55,6 +58,52 @@ def test_missing_package_has_the_line_that_installs_it(monkeypatch):
     assert (finding.level, finding.fix) == ("note", "pip install 'flambeau[vision]'")
 
 
-@pytest.mark.parametrize(("package", "line"), [("grpcio", "grpcio"), ("torchvision", "torch torchvision")])
-def test_broken_package_is_installed_again(package, line):
+@pytest.mark.parametrize(
+    ("package", "installed", "line"),
+    [
+        ("grpcio", "2.13.0+cpu", "grpcio"),
+        ("torchvision", "2.13.0", "torch torchvision"),
+        ("torchvision", "2.13.0+cpu", "torch torchvision --extra-index-url https://download.pytorch.org/whl/cpu"),
+    ],
+)
+def test_broken_package_is_installed_again(package, installed, line, monkeypatch):
+    monkeypatch.setattr(packages, "version", lambda _: installed)
     assert doctor.reinstall_line(package) == f"pip install --force-reinstall {line}"
+
+
+@pytest.mark.parametrize(
+    ("modules", "installed", "num_gpus", "has_index"),
+    [
+        (("torchvision",), "2.13.0+cpu", 0, True),
+        (("torchvision",), "2.13.0", 1, False),
+        (("torch", "torchvision"), "", 1, False),
+        (("torch", "torchvision"), "", 0, True),
+        (("onnxruntime",), "2.13.0+cpu", 0, False),
+    ],
+)
+def test_packages_of_torch_are_installed_for_the_processor(modules, installed, num_gpus, has_index, monkeypatch):
+    def version(_):
+        if not installed:
+            raise PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr(packages, "version", version)
+    monkeypatch.setattr(doctor, "count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(doctor, "OPTIONAL", dict.fromkeys(modules, ("tests", "vision")))
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    for finding in doctor.packages():
+        assert finding.fix.count("https://download.pytorch.org/whl/cpu") == has_index
+
+
+def test_findings_are_wrapped_between_words_on_a_terminal(monkeypatch, capsys):
+    finding = doctor.Finding(
+        "note", "package", "not installed; needed for models that are large", "pip install 'a long name of it'"
+    )
+    monkeypatch.setenv("COLUMNS", "30")
+    doctor.report([finding], as_json=False)
+    assert capsys.readouterr().out.startswith("· package: not installed; needed for models that are large\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    doctor.report([finding], as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["· package: not installed;", "  needed for models that are"]
+    assert lines[-1] == "    → pip install 'a long name of it'"

@@ -32,6 +32,25 @@ def test_address_that_is_not_the_inference_api_is_an_error():
             find_text_model(f"http://127.0.0.1:{server.server_port}")
 
 
+class LoadingApi(ManagementApi):
+    """Answers as the inference API of a server whose model is being loaded."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        one = {"name": "slow", "ready": False}
+        document = one if self.path == "/v1/models/slow" else {"data": [], "models": ["slow"]}
+        self.wfile.write(json.dumps(document).encode())
+
+
+def test_model_that_is_being_loaded_is_named():
+    with http.server.HTTPServer(("127.0.0.1", 0), LoadingApi) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ConfigError, match="generates text yet; slow is not ready: see `flambeau models ls`"):
+            find_text_model(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
 def test_commands_of_a_conversation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     talk = Conversation("Be brief.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flambeau.cli.main import app, app_with
+from flambeau.cli.main import app, app_with, name_numbers
 from flambeau.cli.options import check_checkpoint, management_beside
 from flambeau.cli.serve import ModelOverrides, find_models
 from flambeau.config.settings import SERVE
@@ -141,3 +141,21 @@ def test_error_quotes_the_value():
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "'loud' is not one of debug, info, warning, error" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["models"], ["archive"], ["llm"], ["keys"], ["cluster"], ["config"]])
+def test_help_shows_whole_sentences_for_its_commands(words):
+    shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=80).output
+    assert [line for line in shown.splitlines()[1:] if line.endswith("...")] == []
+
+
+def test_errors_call_a_number_so():
+    name_numbers()
+    assert "'abc' is not a valid whole number." in CliRunner().invoke(app, ["slow", "--limit", "abc"]).output
+
+
+def test_other_names_of_commands_work_and_are_not_listed():
+    shown = CliRunner().invoke(app, ["models", "--help"]).output
+    for name in ("list", "unregister"):
+        assert CliRunner().invoke(app, ["models", name, "--help"]).exit_code == 0
+        assert f"  {name} " not in shown

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import io
 import subprocess
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from flambeau.cli.startup_progress import curl_command
+from flambeau.cli.startup_progress import StartupProgress, curl_command
 from flambeau.wire.example_requests import of_inputs, of_shape, to_text
 
 URL = "http://here/predictions/m"
@@ -73,3 +75,13 @@ def test_examples_of_a_signature():
 )
 def test_example_that_is_no_json_or_long_is_not_reported(example, text):
     assert to_text(example) == text
+
+
+def test_failed_model_is_told_without_colors():
+    console = Console(file=io.StringIO(), color_system=None)
+    progress = StartupProgress(console)
+    with progress.loading("good"):
+        pass
+    with progress.loading("bad") as outcome:
+        outcome.failed = True
+    assert [line[:-6] for line in console.file.getvalue().splitlines()] == ["● good", "✗ bad failed after"]

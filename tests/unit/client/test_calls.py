@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import resource
+import socket
 from itertools import chain
 
 import pytest
@@ -11,6 +14,7 @@ from flambeau.client import calls
 from flambeau.client.client_settings import ClientSettings
 from flambeau.client.event_streams import EventReader, StreamReader
 from flambeau.client.replies import error_of, retry_delay_s, value_of
+from flambeau.client.socket_pool import SocketConnection
 from flambeau.client.transport import ResponseParser, ServerAddress
 from flambeau.errors import ApiError, ConfigError, NoConnection
 from flambeau.http_client import HttpReply
@@ -247,3 +251,21 @@ def test_addresses_of_servers():
     assert str(ServerAddress.parse("http://h")) == "http://h:80"
     assert str(ServerAddress.parse("https://[::1]:8")) == "https://[::1]:8"
     assert str(ServerAddress.parse("unix:/a/b")) == "unix:/a/b"
+
+
+def test_connections_are_kept_in_a_program_with_many_open_files():
+    """`select` takes descriptors below 1024 only."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    one, other = socket.socketpair()
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1500))
+        connection = object.__new__(SocketConnection)
+        connection._socket = high
+        assert not connection.is_stale
+        other.close()
+        assert connection.is_stale
+        high.close()
+    finally:
+        one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -138,7 +138,11 @@ def test_port_0_turns_an_optional_api_off(settings_of):
 def test_cors_headers_and_nested_fields_are_set(settings_of):
     text = "cors_allowed_origin: '*'\nmetrics_interval: 5\nkey_file: k.json\nallow_host: [a, b]\nmax_gpus: 2\n"
     config = config_of(settings_of(text))
-    assert config.cors == (("Access-Control-Allow-Origin", "*"),)
+    assert config.cors == (
+        ("Access-Control-Allow-Origin", "*"),
+        ("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE"),
+        ("Access-Control-Allow-Headers", "Authorization, *"),
+    )
     assert (config.measure.interval_s, config.allowed_hosts, config.number_of_gpus) == (5, ("a", "b"), 2)
     assert config.keys.file.name == "k.json"
     assert (config.names_json, config.suggests_names, config.measure.auto_detect) == (True, True, True)

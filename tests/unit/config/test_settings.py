@@ -72,7 +72,7 @@ def leaves(config, prefix=""):
 def test_every_field_of_the_server_has_a_setting():
     reached = {*FIELDS, *ADDRESSES}
     native = {field.name for field in fields(ServerConfig) if getattr(DEFAULTS, field.name) != field.default}
-    ours = {*native, "grpc.is_optional", "server_name", "images_from_urls"}  # the commands decide
+    ours = {*native, "grpc.is_optional", "server_name", "files_from_urls"}  # the commands decide
     missing = {path for path in leaves(ServerConfig()) if path not in reached} - ours
     assert {path for path in missing if path.split(".")[0] not in ("inference", "management", "metrics")} == {
         "grpc.inference",

@@ -339,7 +339,7 @@ def test_prompt_that_cannot_be_answered_is_the_clients_fault(handler, body, reas
     ("body", "reason"),
     [
         (b"nonsense", "the body is not a generation request"),
-        (b"\x81\xb0template_options" + b"\x81\xa1a" * 5000 + b"\xc0", "the body is not a generation request"),
+        (b"\x81\xb0template_options" + b"\x81\xa1a" * 50_000 + b"\xc0", "the body is not a generation request"),
         (encode_request(Generate(prompts=[])), "prompts times n must be 1 to 1024, not 0"),
         (encode_request(Generate(prompts=[PROMPT, ""])), "the prompt is empty"),
         (encode_request(Generate(prompts=[PROMPT, [10**6]])), "token ids outside"),

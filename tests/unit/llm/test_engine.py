@@ -101,6 +101,38 @@ def test_a_conversation_goes_on_without_computing_it_again(model):
     assert second.token_ids == without_cache(model, longer)
 
 
+def test_only_requests_with_the_same_salt_share_a_prefix(model):
+    engine = tiny_engine(model)
+    prompt = some_prompts(1)[0] * 3
+
+    def cached(salt, number=1):
+        engine.add("r", prompt, replace(GREEDY, n=number), cache_salt=salt)
+        outputs = [output for _ in range(200) if engine.has_work for output in engine.step()]
+        ids = [token for output in outputs if output.index == 0 for token in output.token_ids]
+        assert ids == without_cache(model, prompt)
+        return [output.counts.num_cached for output in outputs if output.counts]
+
+    whole = (len(prompt) - 1) // 4 * 4
+    assert [cached(salt) for salt in ("", "a", "b", "a", "", "b")] == [[0], [0], [0], [whole], [whole], [whole]]
+    assert cached("c", number=2) == [0, whole]
+
+
+def test_ranks_of_a_prompts_tokens_count_those_at_least_as_likely(model):
+    prompt = some_prompts(1)[0]
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=3)
+    tiny = tiny_engine(model)
+    [completion] = tiny.generate([prompt], params)
+    with torch.inference_mode():
+        logits = model.logits(model(torch.tensor(prompt), torch.arange(len(prompt)), WholeAttention())).float()
+    assert len(completion.prompt_tokens) == len(prompt) - 1
+    for place, info in enumerate(completion.prompt_tokens):
+        order = logits[place].sort(descending=True).indices.tolist()
+        assert info.rank == order.index(prompt[place + 1]) + 1
+        assert [token for token, _ in info.top] == order[:3]
+    assert completion.tokens is None
+    assert tiny.generate([prompt], replace(params, prompt_logprobs=None))[0].prompt_tokens is None
+
+
 def test_choices_share_the_prompt(model):
     engine = tiny_engine(model)
     prompt = some_prompts(1)[0] * 2

@@ -6,6 +6,9 @@ import copy
 import json
 import random
 from dataclasses import fields
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ from flambeau.llm.executor.backend import CPU_KERNELS
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
 from flambeau.llm.executor.part_words import WORDS, part_words
 from flambeau.llm.models.hugging_face import from_hugging_face
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.proposers import check_head, tell_of_mtp
 from flambeau.llm.quantize.int4 import scale_and_minimum
 from flambeau.llm.quantize.quantizer import quantize
@@ -156,35 +160,94 @@ def test_preempted_sequences_and_proposed_tokens_change_nothing(networks):
     check_greedy(reference, repeated, engine.generate(repeated, GREEDY))
 
 
-def test_attention_to_compressed_entries_is_not_compiled(tmp_path, caplog):
+def test_attention_to_compressed_entries_is_not_compiled_on_a_gpu(caplog):
     caplog.set_level("INFO")
-    write_checkpoint(tmp_path, "deepseek-v4")
-    model = load_model(tmp_path)
-    backend = make_backend(model, room(model, 2), EngineConfig(compile=True))
-    assert type(backend) is EagerBackend
-    assert "attention to compressed entries is not compiled" in caplog.text
+    model = Transformer(from_hugging_face(config_of("deepseek-v4")))
+    cache = SimpleNamespace(keys=[SimpleNamespace(device=torch.device("cuda"))])
+    assert type(make_backend(model, cache, EngineConfig(compile=True))) is EagerBackend
+    assert "attention to compressed entries is not compiled on a GPU" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4"])
-def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, monkeypatch):
-    """Traced with two blocks, fewer tokens than are chosen; run with eight. Inductor would take a minute more."""
+@pytest.fixture
+def traces(monkeypatch) -> list[Any]:
+    """The graphs of traced steps, which run as they are: Inductor would take a minute more for each."""
+
+    def keep(graph, inputs):
+        found.append(graph)
+        return graph
 
     def trace(step, *, options, **more):
         kept = {key: value for key, value in options.items() if key == "guard_filter_fn"}
-        return compiler(step, backend="eager", options=kept, **more)
+        return compiler(step, backend=keep, options=kept, **more)
 
+    found: list[Any] = []
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    reference = write_checkpoint(tmp_path, kind)
-    model = load_model(tmp_path)
+    return found
+
+
+LENGTHS = 28, 9, 17, 1, 23  # of sequences before a step
+# With fewer rounds and layers, as a compiler traces each.
+FEW_LAYERS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "hc_sinkhorn_iters": 1,
+}
+
+
+@pytest.mark.parametrize("kind", ["glm-5", "minimax-m3", "mistral-large-4", "dots-3", "ax-k2", "qwen-4"])
+def test_a_traced_step_chooses_from_any_number_of_tokens(kind, tmp_path, traces):
+    """Traced with two blocks, fewer tokens than are chosen; run with up to eight."""
+    write_checkpoint(tmp_path, kind)
+    check_steps(load_model(tmp_path), {1: [2]})
+    assert len(traces) == 1
+
+
+def test_traced_steps_find_the_entries_of_any_number_of_sequences(tmp_path, traces):
+    """And with proposed tokens."""
+    write_checkpoint(tmp_path, "deepseek-v4", **FEW_LAYERS)
+    check_steps(load_model(tmp_path), {1: [2], 3: [2]})
+    assert len(traces) == 2
+
+
+def check_steps(model, traced_with: dict[int, list[int]]) -> None:
+    """Steps give what plain PyTorch gives, and leave it behind; traced once for one sequence, or for several."""
     states = {"has_states": bool(model.arch.recurrence)}
-    cache, ids = room(model, 2), some_ids(31)
-    plain = EagerBackend(model, cache)
-    plain.prefill(step_inputs({0: (0, ids[:30]), 1: (0, ids[1:29])}, **states), torch.tensor([0]))
-    run = compile_step(model, cache, 1, PagedAttention, dummy_inputs(2, 1, 2, torch.device("cpu"), **states))
-    found = run(step_inputs({0: (30, ids[30:]), 1: (28, ids[29:30])}, query_len=1, **states))
-    torch.testing.assert_close(found[0], expected_logits(reference, ids)[-1], **TOLERANCE)
-    torch.testing.assert_close(found[1], expected_logits(reference, ids[1:30])[-1], **TOLERANCE)
+    ids = {i: some_ids(length, seed=i) for i, length in enumerate(LENGTHS)}
+    plain, traced = (room(model, len(LENGTHS), rubbish=1.0) for _ in range(2))
+    expected, found = (
+        [*cache.tensors, *(x for layer in cache.states.layers.values() for x in layer)] for cache in (plain, traced)
+    )
+    eager = EagerBackend(model, plain)
+    eager.prefill(step_inputs({i: (0, own) for i, own in ids.items()}, **states), torch.tensor([0]))
+    for query_len, number in [(length, number) for length, numbers in traced_with.items() for number in numbers]:
+        example = dummy_inputs(number, query_len, 2, torch.device("cpu"), **states)
+        run = compile_step(model, traced, query_len, PagedAttention, example)
+        for chosen in ([0, 1], [3, 1], [0, 1, 2], [4, 3, 2, 1, 0]) if number > 1 else ([0], [3]):
+            step = step_inputs({i: (len(ids[i]), some_ids(query_len, seed=i)) for i in chosen}, query_len, **states)
+            if states["has_states"] and query_len > 1:
+                step.state_ends_T = step.state_slots_S.repeat_interleave(query_len)
+            for one, other in zip(found, expected, strict=True):
+                one.copy_(other)
+            torch.testing.assert_close(run(step), eager.decode(step), **TOLERANCE)
+            for one, other in zip(found, expected, strict=True):  # but for what is for padding
+                torch.testing.assert_close(one[1:], other[1:], **TOLERANCE, equal_nan=True)
+
+
+def test_traced_steps_of_an_engine_say_what_transformers_says(tmp_path, traces, monkeypatch):
+    """Attention to compressed entries, with prefixes that are shared."""
+    monkeypatch.setattr(state_slots, "MIN_SPARED_TOKENS", 8)
+    reference = write_checkpoint(tmp_path, "deepseek-v4", **FEW_LAYERS)
+    model = load_model(tmp_path)
+    kind = partial(CpuBackend, steps_before_compiling=0)
+    engine = tiny_engine(model, kind=kind, num_blocks=80, max_num_seqs=5)
+    for asked in (PROMPTS, [[*PROMPTS[1], *some_ids(9)]], [*PROMPTS[::-1], some_ids(11, seed=5)]):
+        check_greedy(reference, asked, engine.generate(asked, GREEDY))
+        assert engine._backend.wait_until_compiled(timeout_s=100)
+    assert engine._backend.decode_path == "Inductor"
+    assert len(traces) == 2  # of one and of several sequences
+    engine._backend.close()
 
 
 def test_quantized_weights_and_caches_are_close(networks):
@@ -205,16 +268,35 @@ def test_quantized_weights_and_caches_are_close(networks):
 def test_kernels_of_a_gpu_leave_the_network_to_others_by_name(networks):
     model, _ = networks
     if model.arch.compression is not None:
-        unknown = {"compression", "gate_limit", "hashed_layers", "hyper", "recurrence"}
+        unknown = {"compression", "gate_limits", "hashed_layers", "hyper", "recurrence"}
         assert {*unknown_parts(model.arch)} >= unknown <= {*parts.unknown_parts(model.arch)}
         return
-    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs and model.arch.hyper is None
+    has_others = model.arch.shapes or model.arch.hyper is not None or model.arch.joins_query_latents
+    is_known = model.arch.latent_size and not model.arch.indexer.reads_inputs and not has_others
     assert bool(unknown_parts(model.arch)) != is_known
     assert "indexer" in parts.unknown_parts(model.arch)
     assert part_words(["indexer", "rotated_qk_norm", "late_qk_norm", "unnamed"]) == (
         "sparse attention, norms of queries and keys after the rotation, unnamed"
     )
     assert WORDS.keys() <= {field.name for field in fields(model.arch)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layer_types", ["linear_attention"] * 3 + ["sliding_attention"]),
+        ("hc_count", 1),
+        ("indexer_kv_heads", 2),
+        ("indexer_budget", 7),
+        ("indexer_head_dim", 6),
+        ("ple_layer_ids", [3]),
+        ("ple_embed_dim", 26),
+        ("output_gate_type", "gelu"),
+    ],
+)
+def test_settings_of_qwen_4_that_are_not_supported_are_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=key):
+        from_hugging_face({**config_of("qwen-4"), key: value})
 
 
 def test_what_gives_weights_to_heads_is_not_quantized(tmp_path):

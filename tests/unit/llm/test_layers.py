@@ -14,7 +14,7 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.executor.backend import Backend
-from flambeau.llm.executor.parallel import LeaderBackend
+from flambeau.llm.executor.leader import LeaderBackend
 from support.llm_steps import random_model, room
 
 ROOT = Path(flambeau.llm.__file__).parent
@@ -33,6 +33,7 @@ ALLOWED = {  # which folders may import which; all may import config and errors
     "executor": {"adapters", "core", "models", "models/families", "sampling", "speculation"},
     "kv_store": {"core", "executor"},
     "images": {"core", "models"},
+    "sounds": {"core", "images", "models", "text"},
     "backends": {"adapters", "executor", "models", "sampling"},
     "backends/cpu": {"adapters", "backends", "executor", "models", "models/families", "quantize", "sampling"},
     "backends/hugging_face": {"backends", "executor", "models"},

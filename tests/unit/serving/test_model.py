@@ -13,6 +13,7 @@ from flambeau.errors import BadRequest, DeadlinePassed, ModelRemoved, QueueFull,
 from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.model import REMEDY, no_worker, not_loaded, queue_full, rejected
 from flambeau.serving.server import Server
+from flambeau.wire.messages import Part
 from support.fake_workers import CRASH, FakeWorker, until
 from support.jobs import new_job
 
@@ -109,6 +110,26 @@ async def test_waiting_jobs_fail_when_the_model_cannot_be_loaded(folder, workers
         assert "no such file" in str(job.receiver.errors[0])
         with pytest.raises(Unavailable, match="is tried again: no such file"):
             model.add(new_job())
+
+
+async def test_waiting_jobs_go_to_the_version_that_stands_in_unless_a_worker_has_crashed_with_them(folder, workers):
+    (folder / "other").mkdir()
+    (folder / "other" / "handler.py").touch()
+    async with Served(folder) as model, Served(folder / "other", queue_size=1) as default:
+        moved, suspect, surplus, named = jobs = [new_job() for _ in range(4)]
+        suspect.crashes, versions = 1, []
+        for job in jobs:
+            model.add(job)
+        for job in (moved, suspect, surplus):
+            default.stand_in_for(model, job, versions.append)
+        await until(lambda: len(workers) == 2)
+        workers[0].kill(CANNOT_LOAD)
+        await until(lambda: named.is_over)
+        assert [job.is_over for job in jobs] == [False, True, True, True]  # one place is free there
+        assert versions == [default]
+        workers[1].load()
+        assert workers[1].sent == [[moved]]
+        assert moved.move is None  # that version is the last
 
 
 async def test_ticket_is_needed_where_the_model_asks_for_it(folder, workers):
@@ -247,3 +268,64 @@ async def test_workers_that_cannot_fit_into_memory_are_refused_and_others_are_no
         assert len(model.pool.slots) == model.pool.max_workers == 2
         await model.scale(7, 7, wait=False)
         await model.scale(1, 1, wait=False)
+
+
+async def test_kept_replies_need_no_worker_and_those_that_wait_for_one_count_as_owed(folder, workers):
+    async with Served(folder, response_cache_mb=1, queue_size=3) as model:
+        await until(lambda: workers)
+        workers[0].load()
+        first, joined = new_job(), new_job()
+        model.add(first)
+        model.add(joined)
+        assert (workers[0].sent, model.num_owed, model.num_in_flight) == ([[first]], 1, 1)
+        model.add(third := new_job())
+        model.add(fourth := new_job())
+        with pytest.raises(QueueFull):  # they take places
+            model.add(new_job())
+        first.deliver([Part(first.id, b"kept")])
+        await asyncio.sleep(0)
+        assert [job.receiver.parts[0].body for job in (joined, third, fourth)] == [b"kept"] * 3
+        workers[0].kill(KILLED)
+        model.add(again := new_job())
+        assert again.receiver.parts[0].body == b"kept"
+        assert again.usage.num_requests == 5 + 1
+
+
+async def test_jobs_that_waited_for_another_ones_reply_go_to_a_worker_or_end_with_the_model(folder, workers):
+    async with Served(folder, response_cache_mb=1) as model:
+        await until(lambda: workers)
+        workers[0].load()
+        first, joined, last = (new_job() for _ in range(3))
+        model.add(first)
+        model.add(joined)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert workers[0].sent == [[first], [joined]]
+        joined.fail(WorkerDied(cause=""))
+        await asyncio.sleep(0)
+        model.add(first := new_job())
+        model.add(last)
+        await model.close("closed", now=True)
+        first.fail(WorkerDied(cause=""))
+        await until(lambda: last.is_over)
+        assert isinstance(last.receiver.errors[0], ModelRemoved)
+
+
+async def test_a_job_that_moves_to_another_version_leaves_the_cache(folder, workers):
+    (folder / "other").mkdir()
+    (folder / "other" / "handler.py").touch()
+    cached = {"response_cache_mb": 1}
+    async with Served(folder, **cached) as model, Served(folder / "other", **cached) as default:
+        job, same = new_job(), new_job()
+        model.add(job)
+        default.stand_in_for(model, job, lambda version: None)
+        model.add(same)
+        await until(lambda: len(workers) == 2)
+        workers[1].load()
+        workers[0].kill(CANNOT_LOAD)
+        await until(lambda: [job] in workers[1].sent)
+        job.deliver([Part(job.id, b"the other version's")])
+        await until(lambda: same.is_over)
+        assert same.receiver.errors  # its own version cannot answer
+        await until(lambda: default.responses.size_bytes)
+        assert model.responses.size_bytes == 0

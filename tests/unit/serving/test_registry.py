@@ -35,6 +35,27 @@ def test_first_version_is_the_default(registry):
     assert [model.name for model in registry.defaults()] == ["a", "b"]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_default_of_models_that_are_loaded_together_is_the_first_of_them(order):
+    registry = Registry()
+    for place in order:
+        registry.add(FakeModel(str(place), name="m"), place)
+    assert registry.find("m").version == "0"
+
+
+def test_default_that_was_chosen_stays():
+    registry = Registry()
+    for version in ("2", "3"):
+        registry.add(FakeModel(version, name="m"), int(version))
+    registry.set_default("m", "3")
+    registry.add(FakeModel("1", name="m"), 1)
+    assert registry.find("m").version == "3"
+    registry.remove("m", "1"), registry.remove("m", "2"), registry.remove("m", "3")
+    registry.add(FakeModel("5", name="m"))  # by a call, not at the start
+    registry.add(FakeModel("0", name="m"), 0)
+    assert registry.find("m").version == "5"
+
+
 def test_what_is_missing_is_named(registry):
     with pytest.raises(ModelNotFound, match="Model not found: c"):
         registry.find("c")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flambeau.errors import ModelNotFound
@@ -46,5 +48,7 @@ def test_store_comes_first(store, tmp_path_factory, monkeypatch):
     (store / "unpacked" / "MAR-INF").mkdir(parents=True)
     (store / "unpacked" / "MAR-INF" / "MANIFEST.json").touch()
     assert locate("unpacked.mar", store) == store / "unpacked"
+    monkeypatch.chdir(store)
+    assert locate("unpacked.mar", elsewhere) == Path("unpacked")
     with pytest.raises(ModelNotFound, match=r"Model not found at: none\.mar"):
         locate("none.mar", store)

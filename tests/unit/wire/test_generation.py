@@ -22,7 +22,7 @@ from flambeau.wire.generation import (
 def test_every_sampling_parameter_crosses_the_wire():
     values = {"integer": 1, "number": 0.5, "flag": True, "texts": ["a"], "token_ids": [3], "biases": {7: 1.5}}
     values |= {"structure": {"regex": "a"}}
-    given = {name: values[field.kind] for name, field in SAMPLING_FIELDS.items()}
+    given = {name: values[field.kind] for name, field in SAMPLING_FIELDS.items()} | {"dry_base": 1.5}
     request = decode_request(encode_request(Generate(prompts=["a"], sampling=SamplingOptions(**given))))
     assert given_options(request.sampling) == given
     assert SamplingParams(**given).logit_bias == {7: 1.5}

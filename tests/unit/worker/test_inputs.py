@@ -25,3 +25,11 @@ def test_parts_are_counted_not_names():
 def test_form_without_a_boundary_is_a_bad_request():
     with pytest.raises(BadRequest, match="could not be read"):
         read(b"x", "b" * 60_000)
+
+
+def test_body_that_cannot_be_decoded_is_logged_once(caplog):
+    reader = InputReader(decode=True)
+    request = Request(job_id=1, request_id="r", headers=[("content-type", "application/json")], body=b"{")
+    assert reader.read(request) == {"body": bytearray(b"{")}
+    assert "not valid JSON" in reader.problem_of(request)
+    assert len(caplog.records) == 1

@@ -44,7 +44,7 @@ def count_tokens(server: Server, exchange: Exchange) -> None:
     model, version = choose_model(server.registry, request.model, "tokenize")
     asked = Tokenize(
         messages=generation.messages,
-        images=generation.images,
+        files=generation.files,
         tools=generation.tools,
         template_options=generation.template_options,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from flambeau.errors import InvalidField
 from flambeau.frontend.openai.chat_translation import read_chat
 from flambeau.frontend.openai.fields import FLAG, OBJECT, TEXT, array, either, integer, number, shown, text
-from flambeau.frontend.openai.images import ImagePart, check_url
+from flambeau.frontend.openai.file_parts import FilePart, check_url, image_part
 from flambeau.frontend.openai.requests import (
     FIELDS,
     ChatRequest,
@@ -140,24 +140,24 @@ def user_messages(content: Any, place: str) -> Iterator[Object]:
             parts.append(image_of(block.get("source"), where))
         else:
             parts.append({"type": "text", "text": text_block(block, where)})
-    if any(isinstance(part, ImagePart) for part in parts):
+    if any(isinstance(part, FilePart) for part in parts):
         yield {"role": "user", "content": parts}
     elif parts:
         yield {"role": "user", "content": "\n".join(part["text"] for part in parts)}
 
 
-def image_of(source: Any, place: str) -> ImagePart:
+def image_of(source: Any, place: str) -> FilePart:
     """An image as chats have it: its data become a data URL."""
     where = f"{place}.source"
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
-        return ImagePart(check_url(source.get("url"), f"{where}.url"), place)
+        return image_part(check_url(source.get("url"), f"{where}.url"), place)
     if kind != "base64":
         raise InvalidField(f"{where}.type", f"{where}.type must be base64 or url, not {shown(kind)}")
     media_type, data = source.get("media_type"), source.get("data")
     if not isinstance(media_type, str) or not MEDIA_TYPE.fullmatch(media_type) or not isinstance(data, str):
         raise InvalidField(where, f"{where} must have a media_type, such as image/png, and data in base64")
-    return ImagePart(f"data:{media_type};base64,{data}", place)
+    return image_part(f"data:{media_type};base64,{data}", place)
 
 
 def result_message(block: Object, place: str) -> Object:

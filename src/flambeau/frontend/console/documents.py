@@ -54,6 +54,7 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "version": model.version,
         "state": pool.state,
         "trafficPercent": None if model.split is None else model.split.percent_of(model),
+        "mirror": mirror_document(model),
         "handler": model.handler,
         "url": masked(model.source.url),
         "abilities": sorted(model.abilities),
@@ -73,6 +74,15 @@ def model_document(model: Model, *, details: bool) -> dict[str, Any]:
         "answers": {str(status): count for status, count in model.answers.items()},
         "workers": [worker_document(slot, details=details) for slot in pool.slots],
     }
+
+
+def mirror_document(model: Model) -> dict[str, Any] | None:
+    """Of a version that gets copies of the default's requests, or has got some: their share, and what came of them."""
+    mirror = model.mirror
+    if not mirror.percent and not mirror.counts["mirrored"]:
+        return None
+    last = mirror.differences[-1]["difference"] if mirror.differences else ""
+    return {"percent": mirror.percent, **mirror.counts, "lastDifference": last}
 
 
 def example_of(model: Model) -> str:
@@ -177,6 +187,9 @@ OTHERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("scaleToZero", "scales_to_zero", _switch),
     ("hangDetection", "detects_hangs", _switch),
     ("hangTimeoutInSec", "hang_s", _seconds),
+    ("responseCacheMb", "response_cache_mb", _plain),
+    ("responseCacheInSec", "response_cache_s", _seconds),
+    ("responseCacheHeaders", "response_cache_headers", lambda names: ", ".join(names or ())),
     ("envelope", "envelope", _plain),
     ("openai", "openai", _switch),
     ("cluster", "cluster", lambda one: _plain(one and to_builtins(one))),

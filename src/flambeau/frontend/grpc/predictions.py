@@ -7,10 +7,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.grpc.messages import MalformedMessage
-from flambeau.frontend.grpc.service import current_call, current_record, current_tenant
+from flambeau.frontend.grpc.service import CallTimes, current_call, current_record, current_tenant
 from flambeau.frontend.http.errors import status_and_type
 from flambeau.frontend.http.exchange import new_request_id
 from flambeau.serving.job import Job, RequestBody
@@ -59,6 +60,7 @@ def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
         version = model.version
         if times is not None:
             times.note_version(version)
+        split.default.stand_in_for(model, job, partial(on_moved, reply, times))
     reply.job = job
     job.tenant = current_tenant.get()
     if (call := current_record.get()) is not None:
@@ -72,6 +74,13 @@ def add(model: Model, version: str, reply: GrpcReply, job: Job) -> None:
         return
     if split is not None:
         split.copy(job, model)
+
+
+def on_moved(reply: GrpcReply, times: CallTimes | None, model: Model) -> None:
+    """Another version answers."""
+    reply.model = model
+    if times is not None:
+        times.note_version(model.version)
 
 
 def to_body(server: Server, values: list[bytes]) -> RequestBody:

@@ -348,6 +348,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange.host = parser.host
         exchange.origin = parser.origin
         exchange.is_cross_site = parser.is_cross_site
+        exchange.content_encoding = parser.content_encoding
         given = parser.request_id
         exchange.request_id = given if given and is_request_id(given) else new_request_id()
         return exchange

@@ -14,6 +14,7 @@ from flambeau.config.server import ErrorStyle
 from flambeau.errors import (
     ArchiveError,
     BadRequest,
+    BodyTooLarge,
     BrokenWorkflow,
     ConfigError,
     DeadlinePassed,
@@ -39,6 +40,7 @@ from flambeau.errors import (
     PlacementFailed,
     QueueFull,
     Unavailable,
+    UnsupportedEncoding,
     VersionNotFound,
     WorkerDied,
     WorkersFailed,
@@ -58,6 +60,8 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     DownloadFailed: (400, "DownloadArchiveException"),
     DependenciesFailed: (400, "ModelException"),
     BadRequest: (400, "BadRequestException"),
+    BodyTooLarge: (413, "PayloadTooLargeException"),
+    UnsupportedEncoding: (415, "UnsupportedMediaTypeException"),
     InvalidKey: (400, "InvalidKeyException"),
     ForeignRequest: (403, "ForbiddenException"),
     NotAllowed: (405, "MethodNotAllowedException"),
@@ -110,9 +114,11 @@ PLAIN_TYPES = {
     408: "RequestTimeoutException",
     409: "ConflictStatusException",
     413: "PayloadTooLargeException",
+    415: "UnsupportedMediaTypeException",
     429: "TooManyRequestsException",
 }
 MATCHED = ErrorStyle()
+ENCODINGS: Header = ("accept-encoding", "gzip, deflate")  # of bodies
 CHALLENGE: Header = ("www-authenticate", "Bearer")
 
 
@@ -164,6 +170,8 @@ def respond_error(exchange: Exchange, error: FlambeauError, style: ErrorStyle) -
         status = openai_status(error, status)
     if status == 401:
         headers.append(CHALLENGE)
+    elif status == 415:
+        headers.append(ENCODINGS)
     cause = error.cause if style.has_details else ""
     exchange.respond(status, error_body(exchange.path, status, kind, message_of(error, style), cause, error), headers)
     return status

@@ -81,6 +81,7 @@ class Exchange:
         "arrived",
         "body",
         "checks_key",
+        "content_encoding",
         "explains",
         "headers",
         "host",
@@ -121,6 +122,7 @@ class Exchange:
         self.version = version
         self.arrived = arrived
         self.body: RequestBody | None = None
+        self.content_encoding = ""  # how the body is compressed
         self.keeps_alive = True
         self.request_id = ""
         self.tenant: Tenant | None = None  # whose key the client has sent; None: the server has no keys

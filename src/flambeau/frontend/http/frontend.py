@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -117,6 +117,8 @@ class HttpFrontend:
                 routes,
                 style=config.error_style,
                 has_keys=self._keys is not None,
+                max_body_bytes=config.max_request_bytes,
+                decodes_all=config.strict_calls,
                 host_check=HostCheck(config.allowed_hosts, config.cors) if self._needs_host_check(address) else None,
             ),
             limits,
@@ -145,8 +147,12 @@ class HttpFrontend:
                     partial(HttpConnection, listener), address.host, address.port, backlog=BACKLOG
                 )
         except OSError as error:
-            flag = flag_of(self._server.config, address)
-            raise CannotListen(str(address), listen_error(address, error, flag)) from None
+            reason = listen_error(address, error, flag_of(config, address))
+            if says_in_use(error):
+                reason += others_in_use(
+                    config, [other for other in self._routes if other not in {address, *self.opened}]
+                )
+            raise CannotListen(str(address), reason) from None
         self._listeners.append(listener)
         self._sockets.append(opened)
         is_path = address.path is not None
@@ -277,7 +283,7 @@ def flag_of(config: ServerConfig, address: Address) -> str:
 
 def listen_error(address: Address, error: OSError, flag: str = "") -> str:
     """Why a port could not be opened, and the remedy; `flag` chooses the port."""
-    if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
+    if says_in_use(error):
         owner = describe_owner(address.port) if address.path is None else ""
         other = f"choose another port with {flag}" if flag else "choose another port"
         return f"{address} is in use by another process{owner}; stop it, or {other}"
@@ -288,6 +294,29 @@ def listen_error(address: Address, error: OSError, flag: str = "") -> str:
     # The numbers of name resolution are negative, and have texts of their own.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     return f"{address} could not be opened: {reason}"
+
+
+def others_in_use(config: ServerConfig, addresses: Iterable[Address]) -> str:
+    """The other ports that would fail, so that one new start is enough; empty if there are none."""
+    taken = [f"{other} ({flag_of(config, other).partition(' ')[0]})" for other in addresses if is_in_use(other)]
+    verb = "is" if len(taken) == 1 else "are"
+    return f"; {' and '.join(taken)} {verb} in use, too" if taken else ""
+
+
+def is_in_use(address: Address) -> bool:
+    """Whether a process listens at an IP address and port."""
+    if address.path is not None or not address.port:
+        return False
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.create_server((address.host, address.port), family=family):
+            return False
+    except OSError as error:
+        return says_in_use(error)
+
+
+def says_in_use(error: OSError) -> bool:
+    return error.errno == errno.EADDRINUSE or "address already in use" in str(error)
 
 
 def describe_owner(port: int) -> str:

@@ -6,6 +6,7 @@ import base64
 import logging
 import re
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from flambeau.config.server import ErrorStyle
@@ -270,6 +271,9 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     reply.exchange.job = job
     reply.exchange.model_name = reply.model.name
     job.tenant = reply.exchange.tenant
+    split = reply.model.split if reply.exchange.model_version else None
+    if split is not None:
+        split.default.stand_in_for(reply.model, job, partial(on_moved, reply))
     if reply.exchange.trace is not None:
         reply.exchange.trace.add(job, reply.model.name, reply.model.version)
     try:
@@ -280,5 +284,10 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
         job.body.release()
         reply.on_error(error)
         return
-    if reply.exchange.model_version and reply.model.split is not None:
-        reply.model.split.copy(job, reply.model)
+    if split is not None:
+        split.copy(job, reply.model)
+
+
+def on_moved(reply: Prediction, model: Model) -> None:
+    """Another version answers."""
+    reply.model, reply.exchange.model_version = model, model.version

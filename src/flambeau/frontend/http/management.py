@@ -148,8 +148,8 @@ class ManagementApi:
     async def set_traffic(self, exchange: Exchange, name: str, version: str) -> None:
         """PUT /models/{model}/{version}/traffic: its share of the requests that name no version."""
         values = read_parameters(TRAFFIC, parameters(exchange))
-        percent, mirror = values["percent"], values["mirror"]
-        respond_status(exchange, await operations.set_traffic(self._server, name, version, percent, mirror))
+        shares = values["percent"], values["mirror"], values["max_errors"]
+        respond_status(exchange, await operations.set_traffic(self._server, name, version, *shares))
 
     async def traffic(self, exchange: Exchange, name: str, version: str) -> None:
         """GET /models/{model}/{version}/traffic: its share, its answers, and how they differ from the default's."""

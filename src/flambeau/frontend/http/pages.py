@@ -107,6 +107,10 @@ class PagesApi:
         self._keys = keys
         self._description = DescriptionApi([one for group in operations.values() for one in group])
         self._groups = grouped(operations, openai)
+        config = server.config
+        addresses = {config.inference if kind == "inference" else config.management for kind in operations}
+        if config.metrics not in addresses:
+            self._groups.pop("metrics", None)
         self._documents: dict[str, bytes] = {}  # made by the first request for each
         self._files = StaticFiles(STATIC)
 

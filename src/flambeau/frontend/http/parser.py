@@ -53,6 +53,7 @@ class RequestParser:
         "_receiver",
         "_seen_bytes",
         "content",
+        "content_encoding",
         "content_length",
         "explains",
         "fed_bytes",
@@ -171,6 +172,7 @@ class RequestParser:
         self.keeps_alive = True
         self.upgrades = False
         self.wants_continue = False
+        self.content_encoding = ""
         self.content_length = 0
         self.request_id = ""
         self.priority: str | None = None
@@ -212,6 +214,9 @@ class RequestParser:
                 self.wants_continue = value.lower() == b"100-continue"
             elif lower == b"origin":
                 self.origin = text
+        elif size == 16:
+            if name.lower() == b"content-encoding":  # several lines name what was done in this order
+                self.content_encoding = f"{self.content_encoding}, {text}" if self.content_encoding else text
         elif size == EXPLAIN_SIZE and name.lower() == EXPLAIN:
             self.explains = value.lower() == b"true"
 

@@ -10,8 +10,11 @@ from urllib.parse import parse_qsl, unquote
 from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError, ForeignRequest
 from flambeau.frontend.authorization import HostCheck
+from flambeau.frontend.http.bodies import media_type_of
+from flambeau.frontend.http.compressed_bodies import decode_body
 from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.unknown_paths import missing_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +32,21 @@ class GuardedEndpoint(Protocol):
         """Raise InvalidKey unless the caller has the key."""
 
 
+class UnknownPath(Exception):
+    """No endpoint has this path."""
+
+
 LINKED_PAGES = ("", "docs")  # other sites may link to them
 ANYTHING = "*"  # the route of every other path
 UPGRADE = "upgrade/"  # before the first segment of a path whose requests may change the protocol
 
 
 class Router:
-    """Routes by the first segment of the path; `""` is the root."""
+    """Routes by the first segment of the path; `""` is the root.
+
+    Compressed bodies are decoded, up to `max_body_bytes`; without `decodes_all` only JSON and those of KServe's second
+    protocol: handlers get others as they were sent.
+    """
 
     def __init__(
         self,
@@ -43,17 +54,24 @@ class Router:
         *,
         style: ErrorStyle,
         has_keys: bool = False,
+        max_body_bytes: int = 1 << 20,
+        decodes_all: bool = True,
         host_check: HostCheck | None = None,
     ) -> None:
         self.routes = routes
         self.style = style
         self.has_keys = has_keys
+        self._max_body_bytes = max_body_bytes
+        self._decodes_all = decodes_all
         self._host_check = host_check
         self._known_hosts = host_check.known if host_check is not None else None
         self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
         """Respond now, or later from a task of the exchange."""
+        if exchange.content_encoding and exchange.body is not None and self._decodes(exchange):
+            exchange.run(self._guard(exchange, self._handle_decoded(exchange)))
+            return
         segments = segments_of(exchange.path)
         endpoint = self.routes.get(segments[0], self._otherwise)
         known = self._known_hosts
@@ -69,6 +87,15 @@ class Router:
             return
         if work is not None:
             exchange.run(self._guard(exchange, work))
+
+    def _decodes(self, exchange: Exchange) -> bool:
+        is_known = "json" in media_type_of(exchange) or exchange.path.startswith("/v2/")  # clients of KServe compress
+        return self._decodes_all or is_known
+
+    async def _handle_decoded(self, exchange: Exchange) -> None:
+        self.admit(exchange)  # nothing is decompressed for a sender without a key
+        await decode_body(exchange, self._max_body_bytes)
+        self.handle(exchange)
 
     def upgrade(self, exchange: Exchange) -> bool:
         """Respond to a request for another protocol; False: this path has none, and the request is an ordinary one."""
@@ -133,6 +160,11 @@ class Router:
         elif isinstance(error, FlambeauError):
             respond_error(exchange, error, self.style)
             return
+        elif isinstance(error, UnknownPath):
+            segments = segments_of(exchange.path)
+            text = missing_path(exchange.method, segments, self.routes) if self.style.is_plain else NOT_FOUND
+            respond_status(exchange, 404, "ResourceNotFoundException", text)
+            return
         else:
             respond_status(exchange, 500, "InternalServerException", "Internal server error.")
         text, extra = "request %s: %s %s failed", exchange.log_fields
@@ -155,7 +187,8 @@ def unknown_path(exchange: Exchange, segments: list[str]) -> None:
 
 
 def not_found(exchange: Exchange) -> None:
-    respond_status(exchange, 404, "ResourceNotFoundException", NOT_FOUND)
+    """Reject the path; the router knows what else there is."""
+    raise UnknownPath
 
 
 def not_allowed(exchange: Exchange) -> None:

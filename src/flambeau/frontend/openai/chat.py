@@ -9,20 +9,25 @@ from typing import Any
 from flambeau.errors import InvalidField, suggest
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.openai.chat_files import take_files
 from flambeau.frontend.openai.fields import shown
-from flambeau.frontend.openai.images import check_image, is_image, take_images
+from flambeau.frontend.openai.file_parts import KINDS, check_file, is_file
 from flambeau.frontend.openai.models import choose_generator
-from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, read_request
+from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, TokenizeRequest, read_request
 from flambeau.frontend.openai.responses import (
     ResponseChoice,
     ResponseHead,
     ResponseWriter,
+    TokenName,
     ToolCall,
     Work,
     encode,
     finite,
     generate,
+    members,
     new_call_id,
+    own_name,
+    prompt_fields,
 )
 from flambeau.serving.server import Server
 from flambeau.wire.generation import CallPiece, Generate, Piece, SamplingOptions, Token
@@ -30,6 +35,7 @@ from flambeau.wire.generation import CallPiece, Generate, Piece, SamplingOptions
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PLAIN_ROLES = ("user", "assistant", "system")
 MAX_MESSAGES = 10_000
+FILE_PARTS = " or ".join((", ".join(("text", *KINDS)[:-1]), [*KINDS][-1]))
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
@@ -48,26 +54,64 @@ def writer_of(request: ChatRequest, head: ResponseHead) -> ChatWriter:
         has_logprobs=bool(request.logprobs),
         has_usage=request.has_usage,
         names=request.names,
+        shows_ids=bool(request.return_tokens_as_token_ids),
     )
 
 
 def generation_of(request: ChatRequest) -> Generate:
+    check_prompt_options(request)
     tools = tools_for_template(request.tools or []) or None
     choice, name = read_tool_choice(request.tool_choice, tools)
-    messages, images = take_images(messages_of(request))
+    messages, files = take_files(messages_of(request))
+    if files and request.truncate_prompt_tokens is not None:
+        raise InvalidField(
+            "truncate_prompt_tokens", "truncate_prompt_tokens is not supported with files; send fewer messages"
+        )
     return Generate(
         messages=messages,
-        images=images,
+        files=files,
         tools=tools if choice != "none" else None,
         tool_choice="required" if choice == "required" else "auto",
         tool_name=name,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning_effort=request.reasoning_effort,
-        max_reasoning_tokens=request.max_reasoning_tokens,
-        template_options=dict(request.chat_template_kwargs or {}),
+        max_reasoning_tokens=reasoning_limit(request),
+        template_options=template_options(request),
         sampling=sampling_of(request),
         stream=bool(request.stream),
+        **request.prompt_options,
     )
+
+
+def reasoning_limit(request: ChatRequest) -> int | None:
+    """The most tokens of reasoning, by either of its names."""
+    own, other = request.max_reasoning_tokens, request.thinking_token_budget
+    if None not in (own, other) and own != other:
+        raise InvalidField(
+            "thinking_token_budget", "thinking_token_budget and max_reasoning_tokens differ; leave one of them out"
+        )
+    return other if own is None else own
+
+
+def template_options(request: ChatRequest | TokenizeRequest) -> Object:
+    """The variables of the chat template that a request sets."""
+    options = dict(request.chat_template_kwargs or {})
+    for name in ("add_generation_prompt", "continue_final_message", "documents"):
+        if (value := getattr(request, name, None)) is not None:
+            options[name] = value
+    if options.get("continue_final_message") and options.get("add_generation_prompt"):
+        raise InvalidField(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other; send one of them",
+        )
+    return options
+
+
+def check_prompt_options(request: ChatRequest) -> None:
+    if request.add_special_tokens:
+        raise InvalidField(
+            "add_special_tokens", "add_special_tokens must be false or left out in a chat; the template writes them"
+        )
 
 
 def sampling_of(request: ChatRequest) -> SamplingOptions:
@@ -86,6 +130,17 @@ def sampling_of(request: ChatRequest) -> SamplingOptions:
 
 def check_combination(request: TextRequest) -> None:
     """Reject fields that contradict each other."""
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidField("truncate_prompt_tokens", "truncate_prompt_tokens must be a number of tokens from 1, or -1")
+    if request.sampling.get("allowed_token_ids") == []:
+        raise InvalidField("allowed_token_ids", "allowed_token_ids must be at least one token id, or be left out")
+    if request.spaces_between_special_tokens and request.sampling.get("skip_special_tokens") is False:
+        raise InvalidField(
+            "spaces_between_special_tokens",
+            "spaces_between_special_tokens must be false with skip_special_tokens: false; no spaces are added",
+        )
+    if request.stream and request.sampling.get("prompt_logprobs") is not None:
+        raise InvalidField("prompt_logprobs", "prompt_logprobs come with whole replies only; leave stream out")
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", "stream_options needs stream to be true")
     least, most = request.sampling.get("min_tokens", 0), request.max_tokens
@@ -120,7 +175,7 @@ def message_of(message: Object, place: str) -> Object:
         raise InvalidField(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
     content, calls = message.get("content"), message.get("tool_calls")
     if content is not None:
-        check_content(content, f"{place}.content", takes_images=role == "user")
+        check_content(content, f"{place}.content", takes_files=role == "user")
     elif not calls:
         raise InvalidField(f"{place}.content", f"{place}.content is required; send text")
     if calls:
@@ -128,8 +183,8 @@ def message_of(message: Object, place: str) -> Object:
     return {**message, "role": "system"} if role == "developer" else message
 
 
-def check_content(content: Any, place: str, *, takes_images: bool) -> None:
-    """Reject content that is neither text nor, where it may be, an image; audio, for example."""
+def check_content(content: Any, place: str, *, takes_files: bool) -> None:
+    """Reject content that is neither text nor, where it may be, a file of a kind that a model may read."""
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not content:
@@ -137,10 +192,10 @@ def check_content(content: Any, place: str, *, takes_images: bool) -> None:
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         where = f"{place}[{i}]"
-        if takes_images and is_image(part):
-            check_image(part, where)
+        if takes_files and is_file(part):
+            check_file(part, where)
         elif kind != "text" or not isinstance(part.get("text"), str):
-            known = "text or image_url" if takes_images else "text; only messages of the user have images"
+            known = FILE_PARTS if takes_files else "text; only messages of the user have images, videos and sounds"
             raise InvalidField(where, f"{where} is a part of the type {shown(kind)}; send parts of the type {known}")
 
 
@@ -226,26 +281,39 @@ class ChatWriter(ResponseWriter):
     def choice(self, choice: ResponseChoice) -> dict[str, Any]:
         return {
             "message": message_document(choice),
-            "logprobs": chat_logprobs(choice.tokens) if self._has_logprobs else None,
+            "logprobs": chat_logprobs(choice.tokens, self._name) if self._has_logprobs else None,
             "finish_reason": choice.finish_reason,
+            **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
         }
+
+    def shared(self, first: ResponseChoice) -> dict[str, Any]:
+        """All choices have the same prompt."""
+        ids = {} if first.prompt_ids is None else {"prompt_token_ids": first.prompt_ids}
+        return {**prompt_fields(first), **ids}
 
     def events(self, piece: Piece) -> bytes:
         """The role comes before the first text, the finish reason after the last."""
-        events, logprobs = self._role(piece.index), self._logprobs(piece.tokens)
+        events, logprobs = self._role(piece), self._logprobs(piece.tokens)
+        reason = b"null" if piece.token_ids is None else b"null" + members({"token_ids": piece.token_ids})
         for delta in deltas_of(piece):
-            events += self._event(piece.index, delta, logprobs)
-            logprobs = b"null"  # they are sent once
+            events += self._event(piece.index, delta, logprobs, reason)
+            logprobs = reason = b"null"  # they are sent once
         return events + self._last(piece, piece.finish_reason)
 
-    def _role(self, index: int) -> bytes:
+    def _role(self, piece: Piece) -> bytes:
+        index = piece.index
         if index in self._begun:
             return b""
         self._begun.add(index)
-        return self._event(index, b'{"role":"assistant","content":"","refusal":null}')
+        delta = b'{"role":"assistant","content":"","refusal":null}'
+        if piece.prompt_ids is None:
+            return self._event(index, delta)
+        return self._event(
+            index, delta, end=b"]" + members({"prompt_token_ids": piece.prompt_ids}) + self._end.removeprefix(b"]")
+        )
 
     def _logprobs(self, tokens: Sequence[Token] | None) -> bytes:
-        return encode(chat_logprobs(tokens)) if tokens and self._has_logprobs else b"null"
+        return encode(chat_logprobs(tokens, self._name)) if tokens and self._has_logprobs else b"null"
 
     def _last(self, piece: Piece, reason: str | None) -> bytes:
         if reason is None:
@@ -253,14 +321,16 @@ class ChatWriter(ResponseWriter):
         self._usage.add(piece)
         return self._event(piece.index, b"{}", reason=encode(reason))
 
-    def _event(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+    def _event(
+        self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null", end: bytes = b""
+    ) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}%b' % (
             self._start,
             index,
             delta,
             logprobs,
             reason,
-            self._end,
+            end or self._end,
         )
 
 
@@ -284,7 +354,8 @@ def deltas_of(piece: Piece) -> list[bytes]:
     if piece.reasoning:
         reasoning = encode(piece.reasoning)
         deltas.append(b'{"reasoning_content":%b,"reasoning":%b}' % (reasoning, reasoning))
-    if piece.text or (piece.tokens and not piece.reasoning and not piece.calls):
+    has_tokens = piece.tokens or piece.token_ids
+    if piece.text or (has_tokens and not piece.reasoning and not piece.calls):
         deltas.append(b'{"content":%b}' % encode(piece.text))
     return deltas + [encode({"tool_calls": [call_delta(call)]}) for call in piece.calls]
 
@@ -295,14 +366,15 @@ def call_delta(call: CallPiece) -> dict[str, Any]:
     return {"index": call.index, **call_document(ToolCall(new_call_id(), call.name, call.arguments))}
 
 
-def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    return {"content": [_entry(token) for token in tokens], "refusal": None}
+def chat_logprobs(tokens: Sequence[Token], name: TokenName = own_name) -> dict[str, Any]:
+    return {"content": [_entry(token, name) for token in tokens], "refusal": None}
 
 
-def _entry(token: Token) -> dict[str, Any]:
-    top = [_alternative(text, logprob, data) for _, text, logprob, data in token.top]
-    return {**_alternative(token.text, token.logprob, token.data), "top_logprobs": top}
+def _entry(token: Token, name: TokenName) -> dict[str, Any]:
+    top = [_alternative(name(i, text), logprob, data or text.encode()) for i, text, logprob, data in token.top]
+    own = _alternative(name(token.id, token.text), token.logprob, token.data or token.text.encode())
+    return {**own, "top_logprobs": top}
 
 
 def _alternative(text: str, logprob: float | None, data: bytes) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(logprob), "bytes": list(data or text.encode())}
+    return {"token": text, "logprob": finite(logprob), "bytes": list(data)}

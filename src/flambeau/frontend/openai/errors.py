@@ -26,7 +26,9 @@ MAX_SHOWN = 200
 
 def not_found(exchange: Exchange) -> None:
     text = f"There is no {exchange.method} {exchange.path[:MAX_SHOWN]} here. Of OpenAI's API there are {PATHS}."
-    if exchange.path.endswith("load_lora_adapter"):
+    if exchange.path.startswith("/v1/v1/"):
+        text = f"There is no {exchange.path[:MAX_SHOWN]} here; remove one /v1 from the client's base URL."
+    elif exchange.path.endswith("load_lora_adapter"):
         text = f"{exchange.path[:MAX_SHOWN]} is at the address of the management API, and needs its key."
     exchange.respond(404, body(exchange.path, 404, "ResourceNotFoundException", text), (JSON_TYPE,))
 

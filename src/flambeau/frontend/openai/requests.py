@@ -15,7 +15,6 @@ from flambeau.frontend.http.openapi import Schema
 from flambeau.frontend.openai.fields import (
     ANYTHING,
     FLAG,
-    MAX_INTEGER,
     NOUNS,
     OBJECT,
     TEXT,
@@ -25,21 +24,14 @@ from flambeau.frontend.openai.fields import (
     check_token_ids,
     either,
     integer,
-    mapping,
-    number,
     one_of,
     refused,
     text,
 )
-from flambeau.llm.sampling_params import (
-    MAX_BIAS,
-    SAMPLING_FIELDS,
-    STRUCTURE_FIELDS,
-    InvalidRequest,
-    SamplingField,
-    read_structure,
-)
+from flambeau.frontend.openai.sampling_fields import OTHERS, SAMPLING, RequestField
+from flambeau.llm.sampling_params import STRUCTURE_FIELDS, InvalidRequest, read_structure
 
+ALTERNATIVES = integer(0, 20)
 MAX_NAME = 100  # characters of an unknown field in its error message
 Object = dict[str, Any]
 Requested = TypeVar("Requested")
@@ -61,70 +53,6 @@ def ignored() -> Any:
 
 def unsupported(remedy: str) -> Any:
     return optional(refused(remedy), is_listed=False)
-
-
-# ---- sampling parameters, from the engine's table ----
-
-# OpenAI's API names one parameter differently, and `logprobs` has another form in each endpoint.
-OPENAI_NAMES = {"include_stop": "include_stop_str_in_output"}
-NOT_OFFERED = frozenset({"logprobs", "speculate"})
-ALTERNATIVES = integer(0, 20)
-
-
-def _to_ids(value: Mapping[str, float], place: str) -> dict[int, float]:
-    for key in value:
-        if not (key.isascii() and key.isdecimal() and len(key) < 11):
-            raise InvalidField(place, f"{place}: its keys must be token ids, not {key[:40]!r}")
-    return {int(key): bias for key, bias in value.items()}
-
-
-# Where OpenAI's API accepts less than the engine does, or another form.
-NARROWER: dict[str, FieldType] = {
-    "temperature": number(0, 2),
-    "top_k": integer(-1).then(lambda value, place: max(0, value)),  # -1: all, as in other servers
-    "seed": integer(-(2**63), 2**63 - 1),
-    "stop": either(text(1).then(lambda value, place: [value]), array(text(1), max_length=16)),
-    "logit_bias": mapping(number(-MAX_BIAS, MAX_BIAS)).then(_to_ids),
-}
-
-
-OTHER_KINDS = {
-    "flag": FLAG,
-    "texts": array(text(1)),
-    "token_ids": TOKEN_IDS,
-    "biases": OBJECT,
-    "structure": OBJECT,
-}
-
-
-def _sampling_type(known: SamplingField) -> FieldType:
-    low, high = known.low or 0, known.high
-    if known.name in NARROWER:
-        found = NARROWER[known.name]
-    elif known.kind == "integer":
-        found = integer(int(low), min(MAX_INTEGER, MAX_INTEGER if high is None else int(high)))
-    elif known.kind == "number":
-        found = number(low, MAX_INTEGER if high is None else high, excludes_low=known.excludes_low)
-    else:
-        found = OTHER_KINDS[known.kind]
-    return found.described(known.doc)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestField:
-    """A field of a request, and the sampling parameter that it sets."""
-
-    type: FieldType
-    parameter: str = ""
-    is_required: bool = False
-    is_listed: bool = True
-
-
-SAMPLING = {
-    OPENAI_NAMES.get(name, name): RequestField(_sampling_type(known), name)
-    for name, known in SAMPLING_FIELDS.items()
-    if name not in NOT_OFFERED
-}
 
 
 # ---- the requests ----
@@ -159,6 +87,18 @@ class TextRequest(ModelRequest):
     guided_regex: str | None = optional(TEXT)
     guided_choice: list[str] | None = optional(array(text(1)))
     guided_grammar: str | None = optional(TEXT)
+    truncate_prompt_tokens: int | None = optional(
+        integer(-1).described("Keep so many of a prompt's last tokens; -1: as many as there is room for.")
+    )
+    add_special_tokens: bool | None = optional(FLAG.described("Begin a text with the tokenizer's special tokens."))
+    cache_salt: str | None = optional(
+        text(1).described("Only requests with the same text share cached beginnings of prompts.")
+    )
+    return_token_ids: bool | None = optional(FLAG.described("Return the ids of the prompt and of the new tokens."))
+    return_tokens_as_token_ids: bool | None = optional(
+        FLAG.described("Name the tokens of log-probabilities by their ids, like token_id:7.")
+    )
+    spaces_between_special_tokens: bool | None = optional(FLAG, is_listed=False)
     verbosity: Any = ignored()
     prediction: Any = ignored()  # a hint at the answer; speculative decoding needs none
     store: Any = ignored()
@@ -195,6 +135,16 @@ class TextRequest(ModelRequest):
         return {"response_format": given[-1]} if given else {}
 
     @property
+    def prompt_options(self) -> dict[str, Any]:
+        """What `Generate` takes of the fields about prompts, ids and the cache."""
+        return {
+            "truncate": self.truncate_prompt_tokens,
+            "add_special": self.add_special_tokens is not False,
+            "cache_salt": self.cache_salt or "",
+            "returns_ids": bool(self.return_token_ids),
+        }
+
+    @property
     def has_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -216,6 +166,12 @@ class ChatRequest(TextRequest):
     parallel_tool_calls: bool | None = optional(FLAG)
     reasoning_effort: str | None = optional(TEXT)
     max_reasoning_tokens: int | None = optional(integer(0))
+    thinking_token_budget: int | None = optional(integer(0).described("vLLM's name of max_reasoning_tokens."))
+    add_generation_prompt: bool | None = optional(FLAG.described("End the prompt where the model's answer begins."))
+    continue_final_message: bool | None = optional(FLAG.described("Continue the text of the last message."))
+    documents: list[Object] | None = optional(array(OBJECT).described("Texts that the chat template shows."))
+    echo: Any = unsupported("put the text before the answer yourself")
+    best_of: Any = unsupported("send n, and choose among the choices")
     chat_template_kwargs: Object | None = optional(OBJECT)
     modalities: list[str] | None = optional(array(one_of("text")), is_listed=False)
     functions: Any = unsupported("send tools instead")
@@ -256,9 +212,19 @@ class CompletionRequest(TextRequest):
     logprobs: int | None = optional(ALTERNATIVES)
     echo: bool | None = optional(FLAG)
     suffix: str | None = optional(TEXT.described("The text behind the completion, where the model fills in."))
-    best_of: int | None = optional(integer())
+    best_of: int | None = optional(
+        integer(1, 128).described(
+            "Generate so many choices of each prompt, and return the likeliest n by their tokens' mean."
+        )
+    )
     parallel_tool_calls: Any = ignored()
     messages: Any = unsupported("/v1/chat/completions takes it; send a prompt here")
+
+    @property
+    def num_generated(self) -> int:
+        """The choices of each prompt, of which the best are returned."""
+        return self.num_choices if self.best_of is None else self.best_of
+
     input: Any = unsupported("/v1/embeddings takes it; send a prompt here")
 
 
@@ -349,7 +315,7 @@ def _request_fields(kind: type) -> dict[str, RequestField]:
             own[one.name] = RequestField(
                 one.metadata["type"], "", is_required, is_listed=one.metadata.get("is_listed", True)
             )
-    return {**SAMPLING, **own} if issubclass(kind, TextRequest) else own
+    return {**OTHERS, **SAMPLING, **own} if issubclass(kind, TextRequest) else own
 
 
 # The fields of each request by their names in JSON.
@@ -404,10 +370,12 @@ def read_object(document: Object, kind: type[Requested], place: str = "") -> Req
     for name, value in document.items():
         one = known.get(name)
         if one is None:
-            raise unknown_field(name, prefix, known)
+            raise unknown_field(name, prefix, [known_name for known_name in known if known[known_name].is_kept])
         if value is None and not one.is_required:
             continue
         checked = one.type.check(value, prefix + name)
+        if not one.is_kept:
+            continue
         if one.parameter:
             sampling[one.parameter] = checked
         else:

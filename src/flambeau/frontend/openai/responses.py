@@ -6,7 +6,7 @@ import random
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from flambeau.errors import BadRequest, FlambeauError, InvalidInput, JobFailed, 
 from flambeau.frontend.http.errors import JSON_TYPE, message_of, openai_error_body, openai_status, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.inference import Prediction, submit
-from flambeau.frontend.openai.images import check_reads_images, fetch_images, is_remote
+from flambeau.frontend.openai.chat_files import check_reads, fetch_files, is_remote
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
@@ -29,11 +29,12 @@ from flambeau.wire.messages import Part
 EVENT_STREAM: Sequence[Header] = (("content-type", "text/event-stream; charset=utf-8"), ("x-accel-buffering", "no"))
 DONE = b"data: [DONE]\n\n"
 BYTES_PER_TOKEN = 4  # of a usual prompt
-IMAGE_TOKENS = 256  # assumed for an image
+FILE_TOKENS = 256  # assumed for a file of any kind
 UNLIMITED_TOKENS = 256  # assumed for a reply without a limit
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 encode = msgspec.json.Encoder().encode
+TokenName = Callable[[int, str], str]  # id and text → the name of a token in log-probabilities
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
@@ -75,6 +76,10 @@ class ResponseChoice:
     calls: list[ToolCall] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_tokens: list[Token] | None = None
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    num_tokens: int = 0
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -85,6 +90,11 @@ class ResponseChoice:
             self.calls[call.index].arguments += call.arguments
         self.tokens += piece.tokens or ()
         self.finish_reason = piece.finish_reason or self.finish_reason
+        self.num_tokens += piece.num_tokens
+        self.prompt_tokens = piece.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
+        self.prompt_ids = piece.prompt_ids if self.prompt_ids is None else self.prompt_ids
+        if piece.token_ids is not None:
+            self.token_ids = [*(self.token_ids or ()), *piece.token_ids]
 
 
 def new_call_id() -> str:
@@ -135,11 +145,13 @@ class ResponseWriter(ABC):
         has_logprobs: bool,
         has_usage: bool,
         names: Mapping[str, str] | None = None,
+        shows_ids: bool = False,
     ) -> None:
         self.names: Mapping[str, str] = names or {}
         self._head = msgspec.to_builtins(head)
         self._usage = TokenUsage(num_choices)
         self._has_logprobs = has_logprobs
+        self._name: TokenName = id_name if shows_ids else own_name  # of tokens in log-probabilities
         self._has_usage = has_usage
         start = encode({"object": self.chunk_object, **self._head})
         self._start = b"data: " + start[:-1] + b',"choices":['  # of every event
@@ -165,9 +177,18 @@ class ResponseWriter(ABC):
             choice.add(piece)
             if piece.finish_reason is not None:
                 self._usage.add(piece)
-        choices = [{"index": index, **self.choice(choice)} for index, choice in sorted(found.items())]
+        choices = [{"index": index, **self.choice(choice)} for index, choice in self.chosen(found)]
         document = {"object": self.whole_object, **self._head, "choices": choices, "usage": self._usage.document()}
-        return encode(document) + b"\n"
+        shared = self.shared(found[0]) if 0 in found else {}
+        return encode(document | shared) + b"\n"
+
+    def chosen(self, found: Mapping[int, ResponseChoice]) -> Sequence[tuple[int, ResponseChoice]]:
+        """The choices of a whole response, and their places in it."""
+        return sorted(found.items())
+
+    def shared(self, first: ResponseChoice) -> dict[str, Any]:
+        """What a whole response has beside its choices."""
+        return {}
 
     def usage_attributes(self) -> dict[str, Any]:
         """The finished response in OpenTelemetry's conventions."""
@@ -198,11 +219,21 @@ class ResponseWriter(ABC):
 class TokenUsage:
     """Sums the token counts in the last pieces of choices; a prompt with several choices counts once."""
 
-    __slots__ = ("_num_choices", "accepted", "cached", "completion", "drafted", "finish_reasons", "prompt", "reasoning")
+    __slots__ = (
+        "_num_choices",
+        "accepted",
+        "cached",
+        "completion",
+        "drafted",
+        "finish_reasons",
+        "prompt",
+        "reasoning",
+        "sounds",
+    )
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices  # of each prompt
-        self.prompt = self.completion = self.reasoning = self.cached = self.drafted = self.accepted = 0
+        self.prompt = self.completion = self.reasoning = self.cached = self.drafted = self.accepted = self.sounds = 0
         self.finish_reasons: list[str] = []
 
     def add(self, piece: Piece) -> None:
@@ -210,6 +241,7 @@ class TokenUsage:
         if piece.index % self._num_choices == 0:
             self.prompt += piece.num_prompt_tokens
             self.cached += piece.num_cached_tokens
+            self.sounds += piece.num_sound_tokens
         self.completion += piece.num_tokens
         self.reasoning += piece.num_reasoning_tokens
         self.finish_reasons.append(piece.finish_reason or "")
@@ -222,7 +254,7 @@ class TokenUsage:
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": self.sounds},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.drafted - self.accepted,
@@ -230,6 +262,40 @@ class TokenUsage:
                 "audio_tokens": 0,
             },
         }
+
+
+def own_name(token_id: int, text: str) -> str:
+    return text
+
+
+def id_name(token_id: int, text: str) -> str:
+    return f"token_id:{token_id}"
+
+
+def members(fields: Mapping[str, Any]) -> bytes:
+    """These fields as the end of an object that has others."""
+    return b"," + encode(fields)[1:-1] if fields else b""
+
+
+def prompt_fields(choice: ResponseChoice) -> dict[str, Any]:
+    """The log-probabilities of the prompt in vLLM's form, if they are asked for: by token, and nothing of the first."""
+    if choice.prompt_tokens is None:
+        return {}
+    return {"prompt_logprobs": [_prompt_entry(token) for token in choice.prompt_tokens]}
+
+
+def _prompt_entry(token: Token) -> dict[str, Any] | None:
+    if token.logprob is None:
+        return None
+    own = {str(token.id): _scored(token.logprob, token.rank, token.text)}
+    others = {
+        str(token_id): _scored(logprob, rank, text) for rank, (token_id, text, logprob, _) in enumerate(token.top, 1)
+    }
+    return own | {token_id: entry for token_id, entry in others.items() if token_id not in own}
+
+
+def _scored(logprob: float, rank: int, text: str) -> dict[str, Any]:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
 
 
 def finite(logprob: float | None) -> float:
@@ -320,9 +386,9 @@ def generate(
     request: Generate,
     writer: ReplyWriter,
 ) -> Work:
-    """Submit a generation request to its model as a job; later, if images are fetched first."""
-    check_reads_images(model, request.images)
-    if any(map(is_remote, request.images)):
+    """Submit a generation request to its model as a job; later, if files are fetched first."""
+    check_reads(model, request.files)
+    if any(map(is_remote, request.files)):
         return fetch_and_generate(server, exchange, model, version, request, writer)
     submit_generation(exchange, model, version, request, writer, server.config.error_style)
     return None
@@ -336,8 +402,8 @@ async def fetch_and_generate(
     request: Generate,
     writer: ReplyWriter,
 ) -> None:
-    images = await fetch_images(request.images, server.image_downloader)
-    request = msgspec.structs.replace(request, images=images)
+    files = await fetch_files(request.files, server.file_downloaders)
+    request = msgspec.structs.replace(request, files=files)
     submit_generation(exchange, model, version, request, writer, server.config.error_style)
 
 
@@ -369,8 +435,8 @@ def estimated_tokens(request: Generate, size_bytes: int) -> int:
     given = given_options(request.sampling)
     num_choices: int = given.get("n", 1) * max(1, len(request.prompts))
     most: int = given.get("max_tokens", UNLIMITED_TOKENS)
-    image_bytes = sum(len(image.url) + len(image.data) for image in request.images)
-    num_read = max(0, size_bytes - image_bytes) // BYTES_PER_TOKEN + IMAGE_TOKENS * len(request.images)
+    file_bytes = sum(len(file.url) + len(file.data) for file in request.files)
+    num_read = max(0, size_bytes - file_bytes) // BYTES_PER_TOKEN + FILE_TOKENS * len(request.files)
     return num_read + most * num_choices
 
 

@@ -13,8 +13,8 @@ from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.errors import JSON_TYPE
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.http.inference import Prediction, submit
-from flambeau.frontend.openai.chat import check_messages, tools_for_template
-from flambeau.frontend.openai.images import take_images
+from flambeau.frontend.openai.chat import check_messages, template_options, tools_for_template
+from flambeau.frontend.openai.chat_files import take_files
 from flambeau.frontend.openai.models import choose_model
 from flambeau.frontend.openai.requests import DetokenizeRequest, TokenizeRequest, read_request
 from flambeau.serving.job import Job, RequestBody
@@ -66,22 +66,14 @@ def tokenize_of(request: TokenizeRequest) -> Tokenize:
         raise InvalidField(
             "add_special_tokens", "add_special_tokens is for a prompt; the chat template writes those of messages"
         )
-    messages, images = take_images(check_messages(request.messages))
+    messages, files = take_files(check_messages(request.messages))
     return Tokenize(
         messages=messages,
-        images=images,
+        files=files,
         tools=tools_for_template(request.tools or []) or None,
         template_options=template_options(request),
         has_texts=has_texts,
     )
-
-
-def template_options(request: TokenizeRequest) -> dict[str, Any]:
-    options = dict(request.chat_template_kwargs or {})
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if (value := getattr(request, name)) is not None:
-            options[name] = value
-    return options
 
 
 Reply = Callable[[bytes], dict[str, Any]]

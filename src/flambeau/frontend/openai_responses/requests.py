@@ -22,7 +22,7 @@ from flambeau.frontend.openai.fields import (
     one_of,
     shown,
 )
-from flambeau.frontend.openai.images import DETAILS, ImagePart, check_url
+from flambeau.frontend.openai.file_parts import FilePart, check_detail, check_file, check_url, image_part
 from flambeau.frontend.openai.requests import (
     ChatRequest,
     ModelRequest,
@@ -189,27 +189,31 @@ def thought_of(item: Object) -> str:
 
 
 def content_of(content: Any, place: str) -> str | list[Object]:
-    """The text of a content, or its parts if there are images among them."""
-    if not isinstance(content, list) or not any(is_image(part) for part in content):
+    """The text of a content, or its parts if there are files among them."""
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content or ()]
+    if not isinstance(content, list) or FILE_PARTS.keys().isdisjoint(kinds):
         return text_of(content, place)
     return [
-        image_of(part, f"{place}[{i}]")
-        if is_image(part)
+        FILE_PARTS[kind](part, f"{place}[{i}]")
+        if kind in FILE_PARTS
         else {"type": "text", "text": text_of([part], f"{place}", first=i)}
-        for i, part in enumerate(content)
+        for i, (kind, part) in enumerate(zip(kinds, content, strict=True))
     ]
-
-
-def is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
 
 
 def image_of(part: Object, place: str) -> Object:
     if part.get("file_id") is not None:
         raise InvalidField(f"{place}.file_id", f"{place}.file_id is not supported; send the image as an image_url")
-    if part.get("detail") not in DETAILS:
-        raise InvalidField(f"{place}.detail", f"{place}.detail must be auto, low or high, not {shown(part['detail'])}")
-    return ImagePart(check_url(part.get("image_url"), f"{place}.image_url"), place)
+    check_detail(part.get("detail"), f"{place}.detail")
+    return image_part(check_url(part.get("image_url"), f"{place}.image_url"), place)
+
+
+def sound_of(part: Object, place: str) -> Object:
+    check_file(part, place)
+    return FilePart(part, place)
+
+
+FILE_PARTS = {"input_image": image_of, "input_audio": sound_of}
 
 
 def text_of(content: Any, place: str, *, first: int = 0) -> str:
@@ -225,7 +229,9 @@ def text_of(content: Any, place: str, *, first: int = 0) -> str:
         if kind not in (*TEXT_PARTS, "refusal") or not isinstance(found, str):
             where = f"{place}[{i}]"
             raise InvalidField(
-                where, f"{where} must be a text part, or an input_image in a message of the user, not {shown(kind)}"
+                where,
+                f"{where} must be a text part, or an input_image or input_audio in a message of the user, not "
+                f"{shown(kind)}",
             )
         texts.append(found)
     return "\n".join(texts)

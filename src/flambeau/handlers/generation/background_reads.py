@@ -7,12 +7,13 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Literal
 
 from flambeau.wire.messages import Part
 
 LONG_BYTES = 16 << 10  # of a request that is read beside the steps: a few milliseconds
 
+Lane = Literal["short", "long", "files"]
 StepResult = Part | tuple[int, Exception]  # a part, or a job that failed alone
 
 
@@ -59,7 +60,8 @@ class BackgroundReads:
     """Reads requests in threads, beside the steps.
 
     Tokenizing a long prompt takes as long as many steps; tokenizers release Python's lock meanwhile. While one is
-    read, short ones have a thread of their own: the thread of the steps never waits for a tokenizer.
+    read, short ones have a thread of their own: the thread of the steps never waits for a tokenizer. So have files,
+    which may take a minute.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,6 +76,10 @@ class BackgroundReads:
     def is_for(self, size_bytes: int) -> bool:
         return size_bytes >= LONG_BYTES or bool(self._reads)
 
+    @staticmethod
+    def lane_of(size_bytes: int, *, has_clips: bool) -> Lane:
+        return "files" if has_clips else "long" if size_bytes >= LONG_BYTES else "short"
+
     def submit(
         self,
         job_id: int,
@@ -81,14 +87,14 @@ class BackgroundReads:
         finish: Callable[[Any], StepResult | None],
         cancelled: threading.Event | None = None,
         *,
-        size_bytes: int = LONG_BYTES,
+        lane: Lane,
         tenant: str = "",
     ) -> None:
-        """Call `read` in a thread, and then `finish` with its result between two steps.
+        """Call `read` in the thread of a lane, and then `finish` with its result between two steps.
 
         `cancelled` is set when the result is no longer needed.
         """
-        name = self._name if size_bytes >= LONG_BYTES else f"{self._name}-short"
+        name = f"{self._name}-{lane}"
         if name not in self._threads:
             self._threads[name] = ReadThread(name)
         future = self._threads[name].submit(read, tenant)

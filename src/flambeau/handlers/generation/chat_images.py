@@ -1,24 +1,35 @@
-"""ChatImages: the images of a chat, as the model's prompt and its encoder need them."""
+"""ChatImages: the images and videos of a chat, as the model's prompt and its encoder need them."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flambeau.errors import HandlerError, InvalidField
+from flambeau.handlers.generation.media_files import to_image, to_video
 from flambeau.llm.errors import InvalidRequest
-from flambeau.llm.images.image_files import MAX_BYTES, ImageFile
 from flambeau.llm.images.image_processor import FixedProcessor, ImageProcessor
 from flambeau.llm.images.pretrained_processor import PretrainedProcessor
+from flambeau.llm.images.pretrained_video_processor import PretrainedVideoProcessor
+from flambeau.llm.images.video_files import VideoFile
+from flambeau.llm.images.video_processor import VideoProcessor
 from flambeau.llm.models.vision_architecture import ONE_IMAGE, PatchArchitecture, VisionArchitecture
-from flambeau.llm.text.chat_template import IMAGE_PART
 from flambeau.llm.text.tokenizer import Tokenizer
-from flambeau.wire.generation import ImageInput
+from flambeau.wire.generation import MediaInput
 
-TEXT_ONLY = "this model reads text only; leave images out, or use a model that reads them"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatVideos:
+    """What stands for a video in a prompt."""
+
+    marker: str  # what the chat template writes for it
+    token: str  # the repeated one
+    around: tuple[str, str]  # tokens before and behind an image
+    processor: VideoProcessor
+
+    def text(self, file: VideoFile) -> str:
+        return self.processor.text_of(file, self.token, self.around)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +40,16 @@ class ChatImages:
     token: str  # the repeated one
     around: tuple[str, str]  # what is written before and behind these, where the processor does not
     processor: ImageProcessor
+    videos: ChatVideos | None = None  # None: the model reads none
 
     @classmethod
-    def of(cls, arch: VisionArchitecture, processor: ImageProcessor, tokenizer: Tokenizer) -> ChatImages:
+    def of(
+        cls,
+        arch: VisionArchitecture,
+        processor: ImageProcessor,
+        tokenizer: Tokenizer,
+        videos: VideoProcessor | None = None,
+    ) -> ChatImages:
         """Gemma's template writes the token before an image; blank lines are around it. Qwen's writes all three."""
         ids = [arch.image_id]
         if isinstance(arch, PatchArchitecture):
@@ -43,22 +61,34 @@ class ChatImages:
                 "tokenizer; use the files that came with the checkpoint"
             )
         token = names[len(names) // 2]
+        read = chat_videos(arch, videos, tokenizer, (names[0], names[-1]))
         if isinstance(processor, PretrainedProcessor):
-            return cls(marker=processor.marker, token=token, around=("", ""), processor=processor)
+            return cls(marker=processor.marker, token=token, around=("", ""), processor=processor, videos=read)
         if not arch.attends_both_ways:
-            return cls(marker=token, token=token, around=("", ""), processor=processor)
+            return cls(marker=token, token=token, around=("", ""), processor=processor, videos=read)
         return cls(marker=names[0], token=token, around=(f"\n\n{names[0]}", f"{names[-1]}\n\n"), processor=processor)
 
-    def texts(self, images: Sequence[ImageInput]) -> list[str]:
-        """What stands for each image. Raises InvalidField for one that cannot be read."""
+    def texts(self, images: Sequence[MediaInput]) -> list[str]:
+        """What stands for each image and video. Raises InvalidField for one that cannot be read."""
         if isinstance(self.processor, PretrainedProcessor) and self.processor.reads_one and len(images) > 1:
-            raise InvalidField(images[1].name, f"{images[1].name} is a second image, and {ONE_IMAGE}")
-        return [self._text(image, number) for number, image in enumerate(images)]
+            raise InvalidField(images[1].name, f"{images[1].name} is a second {images[1].kind}, and {ONE_IMAGE}")
+        numbers = {"image": itertools.count(), "video": itertools.count()}
+        return [self._text(image, next(numbers[image.kind])) for image in images]
+
+    def expansions(self, images: Sequence[MediaInput], texts: Sequence[str]) -> dict[str, list[str]]:
+        """The texts by what the chat template writes for them."""
+        found: dict[str, list[str]] = {self.marker: []}
+        for image, text in zip(images, texts, strict=True):
+            marker = self.videos.marker if image.kind == "video" and self.videos is not None else self.marker
+            found.setdefault(marker, []).append(text)
+        return found
 
     def num_tokens(self, text: str) -> int:
-        return text.count(self.token)
+        return sum(map(text.count, {self.token, *([self.videos.token] if self.videos is not None else [])}))
 
-    def _text(self, image: ImageInput, number: int) -> str:
+    def _text(self, image: MediaInput, number: int) -> str:
+        if image.kind == "video":
+            return self._video_text(image)
         before, behind = self.around
         if isinstance(self.processor, FixedProcessor):
             return before + self.token * self.processor.tokens + behind
@@ -68,27 +98,31 @@ class ChatImages:
             )
         try:
             if isinstance(self.processor, PretrainedProcessor):
-                return self.processor.text_of(to_file(image), number)
-            return before + self.token * self.processor.num_tokens(to_file(image)) + behind
+                return self.processor.text_of(to_image(image), number)
+            return before + self.token * self.processor.num_tokens(to_image(image)) + behind
         except InvalidRequest as error:
             raise InvalidField(image.name, str(error)) from None
 
+    def _video_text(self, video: MediaInput) -> str:
+        assert self.videos is not None  # others are refused before
+        if not video.data and not video.url.startswith("data:"):
+            raise InvalidField(
+                video.name, f"{video.name}: how many tokens a video takes depends on its frames; send it as a data URL"
+            )
+        try:
+            return self.videos.text(to_video(video))
+        except InvalidRequest as error:
+            raise InvalidField(video.name, str(error)) from None
 
-def num_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
-    contents = [message.get("content") for message in messages]
-    return sum(part == IMAGE_PART for content in contents if isinstance(content, list) for part in content)
 
-
-def to_file(image: ImageInput) -> ImageFile:
-    """The file in a data URL, or the one that the server has fetched."""
-    if image.data:
-        return ImageFile(data=image.data, name=image.name)
-    head, comma, text = image.url.partition(",")
-    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise InvalidField(image.name, f"{image.name} must be a data URL, such as data:image/png;base64,…")
-    if len(text) > MAX_BYTES * 4 // 3 + 4:
-        raise InvalidField(image.name, f"{image.name} is an image of more than {MAX_BYTES} bytes; send a smaller one")
-    try:
-        return ImageFile(data=base64.b64decode(text, validate=True), name=image.name)
-    except (binascii.Error, ValueError):
-        raise InvalidField(image.name, f"{image.name} is not valid base64; encode the bytes of the file") from None
+def chat_videos(
+    arch: VisionArchitecture, processor: VideoProcessor | None, tokenizer: Tokenizer, around: tuple[str, str]
+) -> ChatVideos | None:
+    """None: the model reads no videos, or its tokenizer has no token for them."""
+    if processor is None:
+        return None
+    token = tokenizer.token_text(arch.token_of_videos)
+    if tokenizer.named_id(token) != arch.token_of_videos:
+        return None
+    marker = processor.marker if isinstance(processor, PretrainedVideoProcessor) else token
+    return ChatVideos(marker=marker, token=token, around=around, processor=processor)

@@ -16,7 +16,8 @@ from flambeau.handlers.generation.settings import GptSettings
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.device_backends import eager_backend
 from flambeau.llm.engine import Engine
-from flambeau.llm.executor.kv_cache import KVCache, num_spare_wanted
+from flambeau.llm.executor.cache_sizes import num_spare_wanted
+from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.loader import load_follower
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.proposers import make_draft

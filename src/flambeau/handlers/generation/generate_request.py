@@ -24,6 +24,7 @@ FORMS = ("stream", "return_full_text", "details")
 STRUCTURED = "structured_outputs"
 KNOWN = (*PROMPTS, *SAMPLING, *STRUCTURE_FIELDS, *FORMS)
 CHAT_ONLY = ("tools", "tool_choice")  # fields of /v1/chat/completions that change the text
+SCORES = ("logprobs", "prompt_logprobs")  # part of the details of a reply
 LIKENESS = 0.85  # similarity from which an unknown field is taken for a misspelled one
 
 
@@ -60,7 +61,7 @@ def read_generate_request(
         stream=(streams or has_events) if stream is None else stream,
         has_events=has_events,
         full_text=flag(fields, "return_full_text"),
-        details=flag(fields, "details") or fields.get("logprobs") is not None,
+        details=flag(fields, "details") or any(fields.get(name) is not None for name in SCORES),
         given=tuple(name for name, value in fields.items() if value is not None),
     )
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from flambeau.errors import BadRequest, PredictionException
-from flambeau.handlers.generation.background_reads import BackgroundReads, StepResult
-from flambeau.handlers.generation.chat_images import to_file
+from flambeau.handlers.generation.background_reads import LONG_BYTES, BackgroundReads, StepResult
 from flambeau.handlers.generation.job_progress import GenerationJob, PendingCompletions, TokenGaps
+from flambeau.handlers.generation.media_files import to_file
 from flambeau.handlers.generation.reply_formats import ChoiceOutput
 from flambeau.handlers.generation.request_reader import Prompted, ResumeState, read_state, to_bad_request
 from flambeau.llm.core.outputs import Completion, Output
-from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.sequence import EncodedMedia
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import LLMError
 from flambeau.llm.input_processor import SEED_STRIDE, new_seed
@@ -26,6 +26,7 @@ from flambeau.wire.generation import Adapter, decode_adapter_change
 from flambeau.wire.messages import EngineReport, Part, Request, Shared
 
 READ_WAIT_S = 0.02  # an idle engine waits so long for a request that is being read, then for messages
+CLIPS = (b"audio", b"sound", b"video")
 PROMPT_STRIDE = 0xD1B54A32D192ED03  # between the seeds of several prompts in a request without a seed of its own
 
 Read = Callable[[Request, Mapping[str, Any], ResumeState | None], Prompted]
@@ -34,6 +35,17 @@ Read = Callable[[Request, Mapping[str, Any], ResumeState | None], Prompted]
 def size_of(request: Request) -> int:
     body = request.body
     return body.size_bytes if isinstance(body, Shared) else len(body)
+
+
+def may_have_clips(body: bytes | bytearray | Shared) -> bool:
+    """Whether a request must be read apart from texts, however short: few bytes can hold a long sound or video.
+
+    The places of such files, and their kinds in a short request, are at its beginning.
+    """
+    if isinstance(body, Shared):
+        return False
+    begin = bytes(memoryview(body)[:LONG_BYTES])
+    return any(kind in begin for kind in CLIPS)
 
 
 def cannot_tokenize(body: bytes | bytearray) -> bytes:
@@ -68,7 +80,7 @@ class GptGeneration:
         self._resume = resume
         self._on_finished = on_finished
         self._reads = BackgroundReads("read")
-        self._preparations = BackgroundReads("prepare")  # of images and grammars
+        self._preparations = BackgroundReads("prepare")  # of files and grammars
         self._jobs: dict[int, GenerationJob] = {}
         self._gaps = TokenGaps()
         # name in the engine → its owner, and the index of its first choice
@@ -96,37 +108,43 @@ class GptGeneration:
         if request.state and state is None:
             raise RuntimeError("the reply cannot be resumed: the state that the previous worker sent is not readable")
         is_movable = request.kind == "generate" or not self._has_own_read()
-        if is_movable and self._reads.is_for(size_of(request)):
+        has_clips = request.kind == "generate" and may_have_clips(request.body)
+        if is_movable and (has_clips or self._reads.is_for(size_of(request))):
             self._reads.submit(
                 request.job_id,
                 partial(self._read, request, row, state),
                 lambda prompted: self._add_read(request, prompted, state, began),
-                size_bytes=size_of(request),
+                lane=self._reads.lane_of(size_of(request), has_clips=has_clips),
                 tenant=request.tenant,
             )
         else:
             self._add_read(request, self._read(request, row, state), state, began)
 
     def _add_read(self, request: Request, prompted: Prompted, state: ResumeState | None, began: float) -> None:
-        """Add a job, or first compile its grammar and read its images, beside the steps."""
-        if not prompted.images and self._engine.has_grammar(prompted.params, prompted.turn):
+        """Add a job, or first compile its grammar and encode its files, beside the steps."""
+        if not prompted.files.has_any and self._engine.has_grammar(prompted.params, prompted.turn):
             self._add_job(request, prompted, (), state, began)
             return
         cancelled = threading.Event()
         self._preparations.submit(
             request.job_id,
             partial(self._prepare, prompted, cancelled),
-            lambda images: self._add_job(request, prompted, images, state, began),
+            lambda media: self._add_job(request, prompted, media, state, began),
             cancelled,
+            lane="files" if prompted.files.has_any else "long",
             tenant=request.tenant,
         )
 
-    def _prepare(self, prompted: Prompted, cancelled: threading.Event) -> list[EncodedImage]:
+    def _prepare(self, prompted: Prompted, cancelled: threading.Event) -> list[EncodedMedia]:
         try:
             self._engine.compile_grammar(prompted.params, prompted.turn)
-            if not prompted.images:
-                return []
-            return self._engine.encode_images([to_file(image) for image in prompted.images], cancelled.is_set)
+            files = prompted.files
+            found: list[EncodedMedia] = []
+            if files.images:
+                found += self._engine.encode_images([to_file(image) for image in files.images], cancelled.is_set)
+            if files.sounds:
+                found += self._engine.encode_sounds(files.sounds, cancelled.is_set)
+            return found
         except LLMError as error:
             raise to_bad_request(error, prompted.prompt_name) from None
 
@@ -134,7 +152,7 @@ class GptGeneration:
         self,
         request: Request,
         prompted: Prompted,
-        images: Sequence[EncodedImage],
+        media: Sequence[EncodedMedia],
         state: ResumeState | None,
         began: float,
     ) -> None:
@@ -153,7 +171,7 @@ class GptGeneration:
         try:
             adapter = self._loaded(prompted.adapter)
             for place, ids in enumerate(prompted.prompts):
-                self._add(job, place, ids, prompted, images, seed_of(place, prompted.params, seed), state, adapter)
+                self._add(job, place, ids, prompted, media, seed_of(place, prompted.params, seed), state, adapter)
         except LLMError as error:
             self._remove(job)
             raise to_bad_request(error, prompted.prompt_name) from None
@@ -168,7 +186,7 @@ class GptGeneration:
         place: int,
         ids: list[int],
         prompted: Prompted,
-        images: Sequence[EncodedImage],
+        media: Sequence[EncodedMedia],
         seed: int,
         state: ResumeState | None,
         adapter: str,
@@ -179,7 +197,8 @@ class GptGeneration:
             "adapter": adapter,
             "turn": prompted.turn,
             "tenant": job.request.tenant,
-            "images": images,
+            "media": media,
+            "cache_salt": prompted.cache_salt,
         }
         if state is None:
             name = self._own(job, f"{job.request.job_id}/{first}", first)
@@ -221,13 +240,14 @@ class GptGeneration:
 
     def tokenize(self, request: Request, body: bytes | bytearray) -> bytes | None:
         """Answer a job of kind `tokenize`, which needs no place in the engine; None: with a later step."""
-        if not self._reads.is_for(len(body)):
+        has_clips = may_have_clips(body)
+        if not has_clips and not self._reads.is_for(len(body)):
             return self._tokenize(body)
         self._reads.submit(
             request.job_id,
             partial(self._tokenize, body),
             partial(Part, request.job_id),
-            size_bytes=len(body),
+            lane=self._reads.lane_of(len(body), has_clips=has_clips),
             tenant=request.tenant,
         )
         return None
@@ -337,6 +357,8 @@ class GptGeneration:
 def check_finish_reasons(outputs: Iterable[Output | Completion]) -> None:
     """Raise if a choice ended with an error: a text cut short must not pass for a reply."""
     for output in outputs:
+        if output.is_contradiction:
+            raise BadRequest(f"the text could not go on: {output.error}")
         if output.finish_reason == "error":
             raise PredictionException(f"The model could not go on: {output.error}.", 500)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -168,11 +168,27 @@ class PieceFormat:
         preambles: Mapping[int, str],
         parsers: Sequence[ChatParser] = (),
         first_tokens: Mapping[int, int] = MappingProxyType({}),
+        num_sound_tokens: int = 0,
+        num_alternatives: int = 0,
+        prompts: Sequence[Sequence[int]] = (),
+        num_prompt_alternatives: int | None = None,
+        returns_ids: bool = False,
+        begun: Collection[int] = (),
     ) -> None:
+        """`first_tokens` says that tokens of the prompt are part of those of the text, with `num_alternatives` each;
+
+        `num_prompt_alternatives`, that they are asked for by themselves. `prompts` are needed for these and for ids.
+        """
         self._decoder = decoder
+        self._num_sound_tokens = num_sound_tokens  # of the prompt
         # Choice → the first token of its prompt, if its prompt's tokens are asked for.
         self._first_tokens = first_tokens
         self.scores_prompt = bool(first_tokens)
+        self._num_alternatives, self._num_prompt_alternatives = num_alternatives, num_prompt_alternatives
+        self._prompts, self._num_each = prompts, num_choices // len(prompts) if prompts else 1
+        self._returns_ids = returns_ids
+        # Choices whose prompt is still to be sent; another worker has sent those that have begun.
+        self._unsent_prompts = {*range(num_choices)} - {*begun} if returns_ids else set[int]()
         self._choices = [
             ChoicePieces(preambles.get(i, ""), parsers[i] if parsers else None) for i in range(num_choices)
         ]
@@ -191,7 +207,8 @@ class PieceFormat:
         pieces = []
         for choice in outputs:
             output, unsent = choice.output, self._choices[choice.index].unsent
-            if output.tokens or output.prompt_tokens or output.finish_reason or unsent.reasoning or unsent.calls:
+            has_tokens = output.tokens or output.prompt_tokens or (self._returns_ids and output.token_ids)
+            if has_tokens or output.finish_reason or unsent.reasoning or unsent.calls:
                 pieces.append(self._piece(choice.index, output))
             elif unsent.text:  # like most pieces
                 pieces.append(Piece(choice.index, unsent.text))
@@ -203,12 +220,16 @@ class PieceFormat:
         delta, choice.unsent = choice.unsent, ChatDelta()
         tokens = [self._token(info) for info in part.tokens] if part.tokens else None
         if part.prompt_tokens is not None and index in self._first_tokens:
-            tokens = [*self._prompt_tokens(index, part.prompt_tokens), *(tokens or ())]
+            tokens = [
+                *self._prompt_tokens(self._first_tokens[index], part.prompt_tokens, self._num_alternatives),
+                *(tokens or ()),
+            ]
+        further = self._further(index, part)
         counts = part.counts
         reason = choice.finish_reason(part.finish_reason)
         calls = [CallPiece(call.index, call.name, call.arguments) for call in delta.calls]
         if counts is None:
-            return Piece(index, delta.text, reason, tokens, reasoning=delta.reasoning, calls=calls)
+            return Piece(index, delta.text, reason, tokens, reasoning=delta.reasoning, calls=calls, **further)
         return Piece(
             index,
             delta.text,
@@ -223,23 +244,42 @@ class PieceFormat:
             delta.reasoning,
             calls,
             part.stop,
+            self._num_sound_tokens,
+            **further,
         )
 
-    def _prompt_tokens(self, index: int, infos: Sequence[TokenInfo]) -> Iterator[Token]:
+    def _further(self, index: int, part: Output | Completion) -> dict[str, Any]:
+        """What few requests ask for: scores of the prompt, and ids."""
+        found: dict[str, Any] = {}
+        if self._num_prompt_alternatives is not None and part.prompt_tokens is not None:
+            first = self._prompt_of(index)[0]
+            found["prompt_tokens"] = [*self._prompt_tokens(first, part.prompt_tokens, self._num_prompt_alternatives)]
+        if self._returns_ids:
+            found["token_ids"] = part.token_ids
+            if index in self._unsent_prompts:
+                self._unsent_prompts.discard(index)
+                found["prompt_ids"] = [*self._prompt_of(index)]
+        return found
+
+    def _prompt_of(self, index: int) -> Sequence[int]:
+        return self._prompts[index // self._num_each]
+
+    def _prompt_tokens(self, first: int, infos: Sequence[TokenInfo], num_alternatives: int) -> Iterator[Token]:
         """The tokens of a prompt; nothing precedes the first, so it has no log-probability."""
-        first = self._first_tokens[index]
         yield Token(first, self._decoder.token_text(first), None, self._decoder.token_bytes(first))
         for info in infos:
-            yield self._token(info)
+            yield self._token(info, num_alternatives)
 
-    def _token(self, info: TokenInfo) -> Token:
+    def _token(self, info: TokenInfo, num_alternatives: int | None = None) -> Token:
         text, data = self._decoder.token_text, self._decoder.token_bytes
-        top = [(token, text(token), logprob, data(token)) for token, logprob in info.top]
-        return Token(info.id, text(info.id), info.logprob, data(info.id), top)
+        top = [(token, text(token), logprob, data(token)) for token, logprob in info.top[:num_alternatives]]
+        return Token(info.id, text(info.id), info.logprob, data(info.id), top, info.rank)
 
 
 def details_of(choice: Completion, decoder: TokenDecoder) -> dict[str, Any]:
     tokens = {"tokens": logprobs_of(choice.tokens, decoder)} if choice.tokens else {}
+    if choice.prompt_tokens is not None:  # of all its tokens but the first
+        tokens["prompt_logprobs"] = logprobs_of(choice.prompt_tokens, decoder)
     return {"finish_reason": choice.finish_reason, **numbers_of(choice), **tokens}
 
 

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from msgspec import MsgspecError, Struct, msgpack
 
 from flambeau.errors import BadRequest, InvalidField
-from flambeau.handlers.generation.chat_images import TEXT_ONLY, ChatImages, num_image_parts
+from flambeau.handlers.generation.chat_files import NO_FILES, ChatFileReader, ChatFiles
+from flambeau.handlers.generation.chat_images import ChatImages
+from flambeau.handlers.generation.chat_sounds import ChatSounds
 from flambeau.handlers.generation.generate_request import (
     STRUCTURED,
     GenerateRequest,
@@ -17,6 +19,7 @@ from flambeau.handlers.generation.generate_request import (
     read_generate_request,
     with_defaults,
 )
+from flambeau.handlers.generation.media_files import media_kinds
 from flambeau.handlers.generation.reply_formats import (
     EventFormat,
     Finish,
@@ -32,7 +35,7 @@ from flambeau.llm.core.sequence import IncrementalDetokenizer
 from flambeau.llm.errors import LLMError
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.infill import Infill
-from flambeau.wire.generation import Adapter, Generate, ImageInput, decode_request, given_options
+from flambeau.wire.generation import Adapter, Generate, decode_request, given_options
 from flambeau.wire.messages import header
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
@@ -43,6 +46,8 @@ CANNOT_INFILL = (
     "suffix is not supported by this model: its vocabulary has no tokens to fill in a text, as Qwen2.5-Coder, "
     "StarCoder2, CodeLlama, DeepSeek-Coder, Codestral and Granite have them; send the prompt alone"
 )
+NO_STREAM = "prompt_logprobs come with whole replies only; leave stream out"
+ALL_THAT_FITS = -1  # a truncation to the model's context, the answer included
 CHARACTERS_PER_TOKEN = 256  # a longer prompt cannot fit, so it is not tokenized
 
 
@@ -63,7 +68,13 @@ class PromptTokenizer(Protocol):
     def special_id(self, text: str) -> int | None: ...
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, stop: Sequence[str], include_stop: bool, marker_texts: Mapping[int, str]
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str],
+        include_stop: bool,
+        skip_special: bool,
+        marker_texts: Mapping[int, str],
     ) -> IncrementalDetokenizer: ...
 
     @property
@@ -91,7 +102,8 @@ class Prompted:
     adapter: Adapter | None = None
     turn: ChatTurn | None = None  # of a chat from the front end
     prompt_name: str = "prompt"  # the field of the request that it comes from
-    images: Sequence[ImageInput] = ()  # of the only prompt, which has places for them
+    files: ChatFiles = NO_FILES  # of the only prompt, which has places for them
+    cache_salt: str = ""
 
 
 def to_bad_request(error: Exception, prompt_name: str = "prompt") -> BadRequest:
@@ -114,8 +126,9 @@ class RequestReader:
         streams: bool,
         chat_format: ChatFormat | None = None,
         images: ChatImages | None = None,
+        sounds: ChatSounds | None = None,
     ) -> None:
-        self._images = images  # None: the model reads text only
+        self._files = ChatFileReader(images, sounds, max_length)
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._defaults = defaults
@@ -133,13 +146,13 @@ class RequestReader:
             content_type=header(headers, "content-type") or "",
         )
 
-    def encode(self, prompt: str | list[int], name: str = "prompt") -> list[int]:
+    def encode(self, prompt: str | list[int], name: str = "prompt", *, add_special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
             raise InvalidField(name, f"the {name} is empty; send at least one character")
         self._check_length(len(prompt), name)
-        return self._tokenizer.encode(check_text(prompt, name))
+        return self._tokenizer.encode(check_text(prompt, name), add_special=add_special)
 
     def _check_length(self, num_characters: int, name: str) -> None:
         if num_characters > self._max_length * CHARACTERS_PER_TOKEN:
@@ -152,46 +165,27 @@ class RequestReader:
     def encode_request(self, request: GenerateRequest) -> list[int]:
         if request.messages is None:
             return self.encode(request.prompt)
-        if num_image_parts(request.messages):
-            raise InvalidField("messages", "predictions read text only; send images to /v1/chat/completions")
+        if media_kinds(request.messages):
+            raise InvalidField("messages", "predictions read text only; send files to /v1/chat/completions")
         return self._encode_chat(request.messages, {})
 
     def _encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
-        files: Sequence[ImageInput] = (),
+        files: ChatFiles = NO_FILES,
     ) -> list[int]:
         contents = [message.get("content") for message in messages]
-        self._check_length(sum(len(text) for text in contents if isinstance(text, str)), "chat")
-        num_images = num_image_parts(messages)
-        if self._images is not None and num_images:
-            return self._encode_with_images(self._images, files, messages, options)
-        if num_images:
-            raise InvalidField("messages", f"the messages have images: {TEXT_ONLY}")
-        return self._encode_template(messages, options)
-
-    def _encode_with_images(
-        self,
-        images: ChatImages,
-        files: Sequence[ImageInput],
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
-    ) -> list[int]:
-        texts = images.texts(files)
-        counts = [*map(images.num_tokens, texts)]
-        if sum(counts) >= self._max_length:  # before their tokens are put into a prompt
+        self._check_length(sum(map(num_characters, contents)), "chat")
+        expansions = self._files.expansions(messages, files)
+        if not expansions:
+            return self._encode_template(messages, options)
+        ids = self._encode_template(messages, {**options, "expansions": expansions})
+        if len(ids) >= self._max_length:  # before files are encoded, which takes long
             raise InvalidField(
                 "messages",
-                f"{len(counts)} images take {sum(counts)} tokens, and the model's context has only "
-                f"{self._max_length}; send fewer or smaller ones",
-            )
-        ids = self._encode_template(messages, {**options, "expansions": {images.marker: texts}})
-        if len(ids) >= self._max_length:  # before images are encoded, which takes long
-            raise InvalidField(
-                "messages",
-                f"the prompt has {len(ids)} tokens, those of {len(counts)} images included, and the model's context "
-                f"{self._max_length}, the answer's included; send fewer or smaller images, or less text",
+                f"the prompt has {len(ids)} tokens, those of {files} included, and the model's context "
+                f"{self._max_length}, the answer's included; send fewer or smaller ones, or less text",
             )
         return ids
 
@@ -207,6 +201,8 @@ class RequestReader:
         """A prediction with the prompt `ids`; with `finish` the reply is never a stream."""
         count = request.params.n
         is_stream = request.stream and finish is None
+        if is_stream and request.params.prompt_logprobs is not None:
+            raise InvalidField("prompt_logprobs", NO_STREAM)
         if is_stream and count > 1 and not request.has_events:
             raise BadRequest("n must be 1 in a stream of text; accept text/event-stream for a stream of events")
         full_text = (not is_stream and request.messages is None) if request.full_text is None else request.full_text
@@ -233,14 +229,16 @@ class RequestReader:
         count = params.n * (len(request.prompts) if request.messages is None else 1)
         if not 1 <= count <= MAX_CHOICES:
             raise InvalidField("n", f"prompts times n must be 1 to {MAX_CHOICES}, not {count}")
-        if request.images and self._images is None:
-            raise InvalidField(request.images[0].name, f"{request.images[0].name} is an image, but {TEXT_ONLY}")
-        prompts = self._prompts_of(request)
+        if request.stream and params.prompt_logprobs is not None:
+            raise InvalidField("prompt_logprobs", NO_STREAM)
+        files = self._files.read(request.files)
+        prompts = [self._truncated(ids, request.truncate, params) for ids in self._prompts_of(request, files)]
         turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
+        begun = progress.tokens if progress is not None else {}
         if request.echo:
-            texts = [self._text_of(p, ids) for p, ids in zip(request.prompts, prompts, strict=False)]
-            begun = progress.tokens if progress is not None else {}
+            is_whole = request.truncate is None
+            texts = [self._text_of(p if is_whole else "", i) for p, i in zip(request.prompts, prompts, strict=False)]
             preambles = {i: texts[i // params.n] for i in range(count) if i // params.n < len(texts) and i not in begun}
         parsers = self._parsers(turn, prompts[0], params, progress) if turn is not None else []
         first_tokens = {}
@@ -253,6 +251,12 @@ class RequestReader:
             preambles=preambles,
             parsers=parsers,
             first_tokens=first_tokens,
+            num_sound_tokens=self._files.num_sound_tokens(files),
+            num_alternatives=params.logprobs or 0,
+            prompts=prompts,
+            num_prompt_alternatives=params.prompt_logprobs,
+            returns_ids=request.returns_ids,
+            begun=begun,
         )
         return Prompted(
             prompts=prompts,
@@ -262,8 +266,18 @@ class RequestReader:
             adapter=request.adapter,
             turn=turn,
             prompt_name="prompt" if request.messages is None else "messages",
-            images=request.images,
+            files=files,
+            cache_salt=request.cache_salt,
         )
+
+    def _truncated(self, ids: list[int], limit: int | None, params: SamplingParams) -> list[int]:
+        """The end of a prompt, behind the token that begins every sequence."""
+        if limit == ALL_THAT_FITS:
+            limit = max(1, self._max_length - (params.max_tokens or 1))
+        if limit is None or len(ids) <= limit:
+            return ids
+        begin = ids[:1] if ids[:1] == self._tokenizer.encode("")[:1] else []
+        return [*begin, *ids[len(ids) - limit + len(begin) :]]
 
     def _turn(self, request: Generate, prompt_ids: Sequence[int]) -> ChatTurn:
         tools = [tool for tool in request.tools or () if request.tool_name in ("", tool["function"]["name"])]
@@ -310,23 +324,28 @@ class RequestReader:
                 prompt_ids,
                 stop=params.stop,
                 include_stop=params.include_stop,
+                skip_special=params.skip_special_tokens,
                 marker_texts=self._format.marker_texts,
             )
             parsers[index].take(detokenizer.push(tokens))
         return parsers
 
-    def _prompts_of(self, request: Generate) -> list[list[int]]:
+    def _prompts_of(self, request: Generate, files: ChatFiles) -> list[list[int]]:
         if request.messages is None:
             infill = self._infill(request.suffix)
             if infill is not None:
                 return [self._encode_infill(infill, prompt, request.suffix) for prompt in request.prompts]
-            return [self.encode(prompt) for prompt in request.prompts]
+            return [self.encode(prompt, add_special=request.add_special) for prompt in request.prompts]
         options, text = dict(request.template_options), self._tokenizer.template_text
+        if options.get("documents") and "documents" not in text:
+            raise InvalidField(
+                "documents", "the model's chat template does not show documents to the model; put them into a message"
+            )
         if (request.max_reasoning_tokens == 0 or request.reasoning_effort == "none") and "enable_thinking" in text:
             options.setdefault("enable_thinking", False)
         if request.reasoning_effort is not None and self._knows_effort:
             options.setdefault("reasoning_effort", request.reasoning_effort)
-        return [self._encode_messages(request.messages, request.tools, options, request.images)]
+        return [self._encode_messages(request.messages, request.tools, options, files)]
 
     def _infill(self, suffix: str) -> Infill | None:
         """How the model fills in before a suffix; None without one."""
@@ -347,7 +366,7 @@ class RequestReader:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
-        files: Sequence[ImageInput],
+        files: ChatFiles,
     ) -> list[int]:
         if tools and not self._tokenizer.shows_tools:
             raise InvalidField("tools", "the model's chat template does not show tools to the model; leave tools out")
@@ -367,7 +386,8 @@ class RequestReader:
         if isinstance(request, Detokenize):
             return encode_reply(self._detokenize(request.tokens))
         if request.messages is not None:
-            ids = self._encode_messages(request.messages, request.tools, request.template_options, request.images)
+            files = self._files.read(request.files)
+            ids = self._encode_messages(request.messages, request.tools, request.template_options, files)
         else:
             self._check_length(len(request.prompt), "prompt")
             ids = self._tokenizer.encode(check_text(request.prompt, "prompt"), add_special=request.add_special)
@@ -382,6 +402,13 @@ class RequestReader:
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
+
+
+def num_characters(content: Any) -> int:
+    """Of the text of a message, which may be in parts."""
+    if isinstance(content, list):
+        return sum(num_characters(part.get("text")) for part in content if isinstance(part, dict))
+    return len(content) if isinstance(content, str) else 0
 
 
 class ResumeStep(Struct, array_like=True, frozen=True):

@@ -46,6 +46,7 @@ SWITCHES = (
     "merge_lora",
     "trust_remote_code",
     "read_images",
+    "read_sounds",
 )
 COUNTS = (
     "speculate_k",
@@ -74,10 +75,8 @@ UNHEEDED: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "penalty_alpha": (0, 0.0),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1, 1.0),
-    "typical_p": (1, 1.0),
     "epsilon_cutoff": (0, 0.0),
     "eta_cutoff": (0, 0.0),
     "top_h": (),
@@ -257,6 +256,7 @@ def engine_config(section: Mapping[str, Any], folder: Path, device: str) -> Engi
         "speculate_k",
         "merge_lora",
         "read_images",
+        "read_sounds",
         "image_cache_bytes",
         "model_impl",
         "trust_remote_code",

@@ -164,7 +164,8 @@ class LoraStack:
             y_TO = self._scales.apply_to(y_TO, numbers_T)
         if self._a_RI is None:
             return y_TO
-        inner_TR = (x_TI.to(self._a_RI.dtype) @ self._a_RI.t()).mul_(numbers_T.unsqueeze(1) == self._numbers_R)
+        inner_TR = x_TI.to(self._a_RI.dtype) @ self._a_RI.t()
+        inner_TR.masked_fill_(numbers_T.unsqueeze(1) != self._numbers_R, 0)  # also what is not finite
         for ranks, columns, b_OR in self._outputs:
             y_TO[:, columns] += inner_TR[:, ranks] @ b_OR.t()
         return y_TO

@@ -140,6 +140,8 @@ def version_of(given: Any) -> tuple[int, ...]:
 def number_of(file: Path, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"{file}: {key} must be a number, not {shown(value)}")
+    if not math.isfinite(value):
+        raise CheckpointError(f"{file}: {key} must be a finite number, not {shown(value)}")
     return float(value)
 
 

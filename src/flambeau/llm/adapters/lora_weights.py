@@ -126,6 +126,7 @@ class AdapterReader:
         self._unknown: list[str] = []
 
     def read(self) -> LoraAdapter:
+        self._stored.check_numbers(self._target.dtype)
         parts: dict[str, list[LoraPart]] = {}
         for module, pair in self._stored.pairs.items():
             for owner, part in self._placed(module, pair):
@@ -164,6 +165,16 @@ class AdapterReader:
                 raise another_model(module, part.a_RI.shape[1], part.columns.stop - part.start, shape)
             yield owner, part
 
+    def _scaled(self, b: Tensor, scale: float, module: str) -> Tensor:
+        """B with the scale of the adapter, in float32; raises CheckpointError if the network's type cannot hold it."""
+        scaled = b.float() * scale
+        if not scaled.abs().amax() <= torch.finfo(self._target.dtype).max:  # nan, too
+            raise CheckpointError(
+                f"{self._stored.file}: the lora_B of {module} times the adapter's scale of {scale:g} is too large for "
+                f"{str(self._target.dtype).removeprefix('torch.')}; lora_alpha is likely wrong"
+            )
+        return scaled
+
     def _layers(self, module: str, pair: StoredPair) -> Iterator[tuple[str, LoraPart]]:
         """Of one linear layer, which may be a part of a fused one, or contain several of them."""
         # The outputs of B are those of the weight, and are arranged in the same way; B itself is never transposed.
@@ -179,7 +190,7 @@ class AdapterReader:
         """The same for the name of a weight in the network."""
         shard = self._target.shard
         scale = self._config.scale(module, pair.a.shape[0])
-        a_RI, b_OR = pair.a.read(), arrange(pair.b.read()).float() * scale
+        a_RI, b_OR = pair.a.read(), self._scaled(arrange(pair.b.read()), scale, module)
         vectors = [None if one is None else arrange(one.read().view(-1, 1)) for one in (pair.lengths, pair.bias)]
         lengths_O1, bias_O1 = vectors[0], None if vectors[1] is None else vectors[1].float() * scale
         if shard is None and name in self._places:
@@ -215,7 +226,7 @@ class AdapterReader:
             return
         scale = self._config.scale(f"{module}.{leaf}", rank)
         a_NRI, b_NOR = (b_NYR.transpose(1, 2), a_NRX.transpose(1, 2)) if is_swapped else (a_NRX, b_NYR)
-        b_NOR = b_NOR.float() * scale
+        b_NOR = self._scaled(b_NOR, scale, f"{module}.{leaf}")
         if leaf == "gate_up_proj" and arch.interleaved_gates:
             b_NOR = torch.cat((b_NOR[:, ::2], b_NOR[:, 1::2]), dim=1)
         for number in range(num_experts):
@@ -317,7 +328,7 @@ class AdapterReader:
         if (pair.a.shape[1], pair.b.shape[0]) != (count, size):
             raise another_model(module, pair.a.shape[1], pair.b.shape[0], (size, count))
         device, dtype = self._target.device, self._target.dtype
-        b_RE = pair.b.read().t().float() * self._config.scale(module, pair.a.shape[0])
+        b_RE = self._scaled(pair.b.read().t(), self._config.scale(module, pair.a.shape[0]), module)
         lengths_E = None if pair.lengths is None else pair.lengths.read().to(device, torch.float32)
         a_VR = pair.a.read().t().to(device, dtype).contiguous()
         return EmbeddingLora(a_VR, b_RE.to(device, dtype).contiguous(), lengths_E)

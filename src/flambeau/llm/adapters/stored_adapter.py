@@ -47,6 +47,31 @@ class StoredAdapter:
     def is_empty(self) -> bool:
         return not (self.pairs or self.embeddings or self.tokens or self.whole)
 
+    @property
+    def tensors(self) -> Iterator[StoredTensor]:
+        for pair in (*self.pairs.values(), *self.embeddings.values()):
+            yield from (one for one in (pair.a, pair.b, pair.bias, pair.lengths) if one is not None)
+        yield from self.tokens.values()
+        yield from self.whole.values()
+
+    def check_numbers(self, dtype: torch.dtype) -> None:
+        """Raise CheckpointError if a number is not finite in a type.
+
+        Requests with other adapters are computed in the same products, where zero times such a number is not zero.
+        """
+        for stored in self.tensors:
+            tensor = stored.read()
+            if not torch.isfinite(tensor).all():
+                raise CheckpointError(
+                    f"{self.file}: {stored.name} has numbers that are not finite (nan or inf): its training has "
+                    "diverged; use an earlier checkpoint of it"
+                )
+            if tensor.is_floating_point() and not torch.isfinite(tensor.to(dtype)).all():
+                name = str(dtype).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{self.file}: {stored.name} has numbers that are too large for {name}; load the model in bfloat16"
+                )
+
 
 def open_adapter(folder: Path, config: LoraConfig) -> StoredAdapter:
     """The tensors of the adapter in a folder; raises CheckpointError if one is missing or not known."""

@@ -25,7 +25,7 @@ from flambeau.llm.models.hidden_states import HiddenStates
 from flambeau.llm.models.indexer import Selection
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.slopes import alibi_slopes
-from flambeau.llm.models.step_images import StepImages
+from flambeau.llm.models.step_media import StepMedia
 from flambeau.llm.models.transformer import Transformer
 
 
@@ -151,7 +151,7 @@ def attend_ragged(
         if values is not None:
             v_GCD = load(values, blocks, q_THD.dtype).flatten(0, 1)[:length].transpose(0, 1)
         places_C = torch.arange(length, device=keys.device)
-        seen_T = None if inputs.images is None or options.looks_back else inputs.images.last_seen_T
+        seen_T = None if inputs.media is None or options.looks_back else inputs.media.last_seen_T
         last_seen = None if seen_T is None else seen_T[tokens]
         mask_QC = attention_mask(inputs.positions_T[tokens], places_C, options.window, options.chunk, last_seen)
         if chosen is not None:
@@ -261,11 +261,11 @@ class EagerBackend:
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         inputs = inputs.to(self.device)
-        images = inputs.images
+        media = inputs.media
         # No kernel knows that the tokens of an image attend to each other.
-        is_causal = images is None or images.last_seen_T is None
+        is_causal = media is None or media.last_seen_T is None
         attend = (self._attention if is_causal else PagedAttention)(self.cache, inputs)
-        given = inputs.ids_T, inputs.positions_T, attend, images
+        given = inputs.ids_T, inputs.positions_T, attend, media
         if inputs.adapters_T is None or self._adapters is None:
             return self._pass(self.model, *given)
         with self._adapters.applied(inputs.adapters_T):
@@ -280,10 +280,10 @@ class EagerBackend:
             return self._adapted.logits(hidden)
 
     def _pass(
-        self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, images: StepImages | None
+        self, model: Transformer, ids_T: Tensor, positions_T: Tensor, attend: Attend, media: StepMedia | None
     ) -> Tensor:
         if self._states is None:
-            return model(ids_T, positions_T, attend, images)  # type: ignore[no-any-return]
-        hidden, found = model.with_layer_inputs(ids_T, positions_T, attend, images, self._states.layers)
+            return model(ids_T, positions_T, attend, media)  # type: ignore[no-any-return]
+        hidden, found = model.with_layer_inputs(ids_T, positions_T, attend, media, self._states.layers)
         self._states.set(torch.cat(found, dim=-1))
         return hidden

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.models.indexer import BlockChoice, Pools, Selection
+from flambeau.llm.models.indexer import BlockChoice, MeanPools, Pools, Selection
 from flambeau.llm.models.moe import needs_static_shapes
 
 NUMBERS_AT_ONCE = 1 << 26  # scores of single heads: a quarter of a gigabyte
@@ -69,7 +69,7 @@ def in_chosen_blocks(q: Tensor, k_CK: Tensor, mask_QC: Tensor, count: int, block
     return found_GQB.repeat_interleave(blocks.size, dim=-1)[..., :num_cached] & mask_QC.unsqueeze(-3)
 
 
-def chosen_pools(selection: Selection, pools: Pools, cached_CK: Tensor, mask_QC: Tensor) -> Tensor:
+def chosen_pools(selection: Selection, pools: Pools | MeanPools, cached_CK: Tensor, mask_QC: Tensor) -> Tensor:
     """The same where groups of tokens are chosen; those of a group that is not complete are attended to, too."""
     size, num_cached = pools.size, mask_QC.shape[-1]
     groups = torch.unflatten(F.pad(mask_QC, (0, -num_cached % size)), -1, (-1, size))
@@ -87,9 +87,14 @@ def scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
 
 
 def best(scores_QC: Tensor, mask_QC: Tensor, count: int) -> Tensor:
-    """Where the largest scores are that the mask allows, so many in each row."""
+    """Where the largest scores are that the mask allows, so many in each row; of equal ones, the first.
+
+    Scores are 0 where all heads of an indexer reject a key, so equal ones are common. Which of them topk takes depends
+    on the number of columns: on other sequences of a step, and on the portions of a prompt.
+    """
     allowed = scores_QC.masked_fill(~mask_QC, -torch.inf)
     # As many columns as are chosen, or more, whatever is cached: the shapes of a traced step hold for any cache.
-    wide = F.pad(allowed, (0, count), value=-torch.inf)
-    places = wide.topk(count, dim=-1)[1]
-    return torch.zeros_like(wide, dtype=torch.bool).scatter(-1, places, True)[..., : scores_QC.shape[-1]]
+    least_Q1 = F.pad(allowed, (0, count), value=-torch.inf).topk(count, dim=-1)[0][..., -1:]
+    is_larger, is_equal = ~(allowed <= least_Q1), allowed == least_Q1  # NaN is the largest
+    num_left_Q1 = count - is_larger.sum(dim=-1, keepdim=True)
+    return is_larger | is_equal & (is_equal.cumsum(dim=-1, dtype=torch.int32) <= num_left_Q1)

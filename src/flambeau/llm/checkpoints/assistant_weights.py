@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import open_files
-from flambeau.llm.checkpoints.head_weights import SelectedTensors, load_files
+from flambeau.llm.checkpoints.head_weights import SelectedTensors, head_config, load_files
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError, LLMError
-from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.assistant_head import AssistantHead
 from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
-from flambeau.llm.models.hugging_face import from_hugging_face, read_config
+from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 
 MODELS = {
@@ -31,15 +30,12 @@ REMEDY = "use the drafter that was published for this model"
 
 def is_assistant(path: Path) -> bool:
     """Whether a folder holds a drafter that reads the keys and values of its target."""
-    folder = path.parent if path.is_file() else path
-    if gguf_path(path) is not None or not (folder / "config.json").is_file():
-        return False
-    return read_config(folder).get("model_type") in MODELS
+    return head_config(path).get("model_type") in MODELS
 
 
 def read_assistant(path: Path, target: Architecture) -> HeadSettings:
     """The shape of a drafter; raises LLMError if it is that of another model."""
-    config = read_config(path.parent if path.is_file() else path)
+    config = head_config(path)
     text = config.get("text_config") or {}
     for key in UNSUPPORTED:
         if text.get(key):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.layer_formats import LayerFormat, LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.packed_layouts import ill_formed, require, swap_halves
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, LazyTensor, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.coded import CODE_GROUPS, CodeLayout

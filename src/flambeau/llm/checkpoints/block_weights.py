@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from flambeau.llm.checkpoints.checkpoint import open_files
-from flambeau.llm.checkpoints.head_weights import load_files
+from flambeau.llm.checkpoints.head_weights import head_config, load_files
 from flambeau.llm.errors import CheckpointError, LLMError
-from flambeau.llm.gguf_header import gguf_path
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.draft_heads import DraftHead, HeadSettings
 from flambeau.llm.models.families.renames import Renames
-from flambeau.llm.models.hugging_face import from_hugging_face, read_config
+from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.transformer import Transformer
 
 MUSE = "MuseGlimmerAssistantModel"
@@ -38,15 +37,12 @@ REMEDY = "use the head that was trained for this model"
 
 def is_block_head(path: Path) -> bool:
     """Whether a folder holds a head that proposes a block of tokens at once."""
-    folder = path.parent if path.is_file() else path
-    if gguf_path(path) is not None or not (folder / "config.json").is_file():
-        return False
-    return bool(set(read_config(folder).get("architectures") or ()) & set(MODELS))
+    return bool(set(head_config(path).get("architectures") or ()) & set(MODELS))
 
 
 def read_block_head(path: Path, target: Architecture) -> HeadSettings:
     """The shape of such a head; raises LLMError if it is that of another model."""
-    config = read_config(path.parent if path.is_file() else path)
+    config = head_config(path)
     own = {key: config[key] for key in OWN_KEYS if config.get(key) is not None} | (config.get("dflash_config") or {})
     if unknown := sorted(key for key in own if key not in {*OWN_KEYS, "use_aux_hidden_state"} and own[key]):
         raise CheckpointError(f"dflash_config of the head {path} has {', '.join(unknown)}, which is not supported")

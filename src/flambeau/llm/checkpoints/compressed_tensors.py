@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.checkpoints.gptq import group_order, is_within
+from flambeau.llm.checkpoints.layer_formats import LayerFormat, PackedLayer, Parts
 from flambeau.llm.checkpoints.packed_layouts import (
     fp4_layer,
     ill_formed,
     integer_layer,
     require,
-    scale_values,
-    scaled_layer,
     unpack_words,
 )
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
+from flambeau.llm.checkpoints.scaled_numbers import scale_values, scaled_layer
 from flambeau.llm.errors import CheckpointError
 
 FORMATS = (

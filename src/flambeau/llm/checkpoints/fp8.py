@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from flambeau.llm.checkpoints.packed_layouts import fp4_layer, ill_formed, require, scaled_layer
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
+from flambeau.llm.checkpoints.layer_formats import LayerFormat, PackedLayer, Parts
+from flambeau.llm.checkpoints.packed_layouts import fp4_layer, ill_formed, require
+from flambeau.llm.checkpoints.scaled_numbers import scaled_layer
 from flambeau.llm.errors import CheckpointError
 
 LEAVES = frozenset(

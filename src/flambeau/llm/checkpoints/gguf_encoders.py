@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.checkpoints.gguf_parts import has_tensor
-from flambeau.llm.checkpoints.gguf_weights import read_tensor
+from flambeau.llm.checkpoints.gguf_tensors import read_tensor
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader, GgufTensor, encoder_paths, read_header
@@ -106,6 +106,12 @@ def find_encoder(model: GgufHeader) -> GgufHeader | None:
     return min(
         fitting, key=lambda header: order.get(header.values.get("general.file_type", -1), len(order)), default=None
     )
+
+
+def report_encoder(path: Path) -> None:
+    """Log which file reads the images of a GGUF file's model."""
+    if encoder := find_encoder(read_header(path)):
+        logger.info("%s: images are read by the encoder in %s", path, encoder.path.name)
 
 
 def warn_of_encoders(path: Path) -> None:
@@ -334,7 +340,4 @@ def in_frames(parts: Sequence[Tensor]) -> Tensor:
 
 def encoder_files(model: GgufHeader) -> list[WeightFile]:
     encoder = find_encoder(model)
-    if encoder is None or not has_tensor(encoder, "v."):
-        return []
-    logger.info("%s: images are read by the encoder in %s", model.path, encoder.path.name)
-    return [EncoderFile(encoder)]
+    return [] if encoder is None or not has_tensor(encoder, "v.") else [EncoderFile(encoder)]

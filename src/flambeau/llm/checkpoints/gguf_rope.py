@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.llm.checkpoints.gguf_weights import read_tensor
+from flambeau.llm.checkpoints.gguf_tensors import read_tensor
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import GgufHeader, RecordedHeader
 from flambeau.llm.models.architecture import RopeScaling

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.layer_formats import LayerFormat, PackedLayer, Parts
 from flambeau.llm.checkpoints.packed_layouts import ill_formed, integer_layer, require, unpack_words
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
 from flambeau.llm.checkpoints.weight_files import StoredTensor
 from flambeau.llm.errors import CheckpointError
 

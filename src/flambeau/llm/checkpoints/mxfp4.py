@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flambeau.llm.checkpoints.layer_formats import UnpackedFiles
 from flambeau.llm.checkpoints.weight_files import StoredTensor, WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.architecture import Architecture
@@ -119,16 +120,11 @@ class KeptMxfp4File:
         return torch.exp2(found.float() - EXPONENT_BIAS).to(torch.bfloat16 if self._as_codes else torch.float32)
 
 
-def keep_mxfp4(
-    files: list[WeightFile], arch: Architecture, *, as_codes: bool = False
-) -> tuple[list[WeightFile], QuantizationSettings | None]:
-    """Files whose weights in MXFP4 stay quantized, and the settings of a network for them; None: there are none.
-
-    They stay as codes of 4 bits, or as fp8.
-    """
+def keep_mxfp4(files: list[WeightFile], arch: Architecture, *, as_codes: bool = False) -> UnpackedFiles:
+    """Files whose weights in MXFP4, if there are any, stay quantized: as codes of 4 bits, or as fp8."""
     packed, scales = packed_stacks(files), scales_of(files)
     if not packed:
-        return files, None
+        return UnpackedFiles(files)
     for stored in packed:
         name = stored.name.removesuffix(BLOCKS)
         if name not in scales or scales[name].shape != stored.shape[:3] or stored.shape[3] * 2 != GROUP:
@@ -138,8 +134,7 @@ def keep_mxfp4(
     if as_codes:
         settings = replace(settings, kind="int4", table=FP4)
     options = {"interleaved_gates": arch.interleaved_gates, "as_codes": as_codes}
-    kept: list[WeightFile] = [KeptMxfp4File(file, scales, **options) for file in files]
-    return kept, settings
+    return UnpackedFiles([KeptMxfp4File(file, scales, **options) for file in files], settings)
 
 
 def fp4_as_fp8(pairs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers from packed integers, from scaled 8-bit numbers and from 4-bit floating point numbers.
+"""Layers from packed integers and from 4-bit floating point numbers.
 
 Shapes: I inputs · O outputs · N groups of inputs
 """
@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flambeau.llm.checkpoints.mxfp4 import EXPONENT_BIAS, fp4_as_fp8
-from flambeau.llm.checkpoints.packed_weights import LazyTensor, PackedLayer, Parts
+from flambeau.llm.checkpoints.layer_formats import LazyTensor, PackedLayer, Parts
+from flambeau.llm.checkpoints.mxfp4 import fp4_as_fp8
 from flambeau.llm.checkpoints.weight_files import StoredTensor
-from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.coded import FP4, CodeLayout
 from flambeau.llm.quantize.groups import GroupLayout
@@ -68,24 +67,33 @@ def integer_layer(
             "scale": LazyTensor(torch.Size((out_features,)), torch.float32, lambda: scales().float().flatten()),
         }
         return replace(whole_layer, layout=("int8", 0), own=own)
-    own_size = own_group_size(group_size, in_features) if bits == 4 and order is None else None
-    if own_size is None:
+    if bits != 4 or order is not None:
         return PackedLayer(weight=whole)
-    num_groups = in_features // own_size
+    return four_bit_layer(
+        whole,
+        group_size,
+        pairs=lambda: pack_int4(levels().to(torch.uint8)) if words is None else swap_halves(words().view(torch.uint8)),
+        scales=lambda: scales().float(),
+        minimums=lambda: -scales().float() * (middle if zeros is None else zeros().float()),
+    )
 
-    def pairs() -> Tensor:
-        return pack_int4(levels().to(torch.uint8)) if words is None else swap_halves(words().view(torch.uint8))
 
-    def minimums() -> Tensor:
-        return repeat_groups(-scales().float() * (middle if zeros is None else zeros().float()), num_groups)
-
+def four_bit_layer(
+    whole: LazyTensor, group_size: int, *, pairs: ReadTensor, scales: ReadTensor, minimums: ReadTensor
+) -> PackedLayer:
+    """A layer of pairs of 4-bit levels [O, I/2], with scales and minimums [O, N] of groups; else dequantized."""
+    out_features, in_features = whole.shape
+    size = own_group_size(group_size, in_features)
+    if size is None:
+        return PackedLayer(weight=whole)
+    num_groups = in_features // size
     grouped = torch.Size((out_features, num_groups))
     own = {
         "weight": LazyTensor(torch.Size((out_features, in_features // 2)), torch.uint8, pairs),
-        "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales().float(), num_groups)),
-        "minimums": LazyTensor(grouped, torch.float32, minimums),
+        "scales": LazyTensor(grouped, torch.float32, lambda: repeat_groups(scales(), num_groups)),
+        "minimums": LazyTensor(grouped, torch.float32, lambda: repeat_groups(minimums(), num_groups)),
     }
-    return PackedLayer(weight=whole, layout=("int4", own_size), own=own, groups=GroupLayout(4, own_size, True))
+    return PackedLayer(weight=whole, layout=("int4", size), own=own, groups=GroupLayout(4, size, True))
 
 
 def eight_bit_layer(
@@ -143,118 +151,6 @@ def unpack_words(words: Tensor, bits: int, size: int) -> Tensor:
             part = part | (wide[..., first + 1 :: bits] << (32 - shift))
         values[..., i::32] = (part & ((1 << bits) - 1))[..., : -(-(size - i) // 32)].to(torch.uint8)
     return values
-
-
-# ---- 8-bit numbers with scales ----
-
-
-def scaled_layer(
-    name: str,
-    parts: Parts,
-    weight: StoredTensor,
-    scale: StoredTensor,
-    *,
-    zero: StoredTensor | None = None,
-    block: Sequence[int] | None = None,
-    has_bytes: bool = True,
-) -> PackedLayer:
-    """A layer of integers or 8-bit floating point numbers with a scale for all, for each row, group or block.
-
-    Without `has_bytes`, integers may be much smaller than their type: zeros would be rounded too far beside them.
-    """
-    if len(weight.shape) != 2 or weight.dtype not in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
-        raise ill_formed(name, parts)
-    rows, columns = weight.shape
-    if zero is not None and not zero.read().any():
-        zero = None
-    found = scale_blocks(weight.shape, scale.shape, block)
-    if found is None:
-        raise ill_formed(name, parts)
-    blocks, size = found
-
-    def read_scale() -> Tensor:
-        return scale_values(scale.read()).reshape(blocks)
-
-    def whole() -> Tensor:
-        value = weight.read().float()
-        if zero is not None:
-            value = value.sub_(in_blocks(zero.read().float().reshape(read_scale().shape), size, value.shape))
-        return value.mul_(in_blocks(read_scale(), size, value.shape))
-
-    lazy = LazyTensor(weight.shape, torch.float32, whole)
-
-    def of_rows_in_blocks(values: Tensor) -> Tensor:
-        """Those of the blocks of each row."""
-        return in_blocks(values, (size[0], 1), torch.Size((rows, blocks[1]))).expand(rows, -1)
-
-    def row_scales() -> Tensor:
-        return of_rows_in_blocks(read_scale())
-
-    def row_zeros() -> Tensor:
-        """As levels: zero is in the middle of bytes."""
-        assert zero is not None
-        return of_rows_in_blocks(zero.read().float().reshape(blocks)) + 128
-
-    grouped = PackedLayer(weight=lazy)
-    if weight.dtype == torch.int8 and columns % size[1] == 0 and (zero is None or has_bytes):
-        grouped = eight_bit_layer(
-            lazy,
-            size[1],
-            levels=lambda: weight.read().view(torch.uint8) ^ 128,
-            scales=row_scales,
-            zeros=None if zero is None else row_zeros,
-        )
-    if zero is not None or weight.dtype == torch.float8_e5m2:
-        return grouped
-
-    numbers = LazyTensor(weight.shape, weight.dtype, weight.read, stored=weight)
-    if size[1] == columns:
-        of_rows = LazyTensor(torch.Size((rows,)), torch.float32, lambda: row_scales().flatten())
-        kind: Quantization = "int8" if weight.dtype == torch.int8 else "fp8"
-        return replace(grouped, layout=(kind, 0), own={"weight": numbers, "scale": of_rows})
-    if weight.dtype == torch.int8 or columns % size[1]:
-        return grouped
-    of_blocks = LazyTensor(torch.Size((rows, blocks[1])), torch.float32, row_scales)
-    return PackedLayer(weight=lazy, layout=("fp8", size[1]), own={"weight": numbers, "scale": of_blocks})
-
-
-Sizes = tuple[int, int]
-
-
-def scale_blocks(shape: torch.Size, scale: torch.Size, block: Sequence[int] | None) -> tuple[Sizes, Sizes] | None:
-    """How many blocks of a matrix have a scale each, in rows and columns, and their size; None: the scales do not fit.
-
-    Scales with the shape of the declared blocks are taken for these, even if there are as many as rows.
-    """
-    rows, columns = shape
-    number = scale.numel()
-    if block and (scale == (by := (-(-rows // block[0]), -(-columns // block[1]))) or is_spread(scale, by)):
-        return by, (block[0], block[1])
-    if number == 1:
-        return (1, 1), (rows, columns)
-    if scale in ((rows,), (rows, 1), (1, rows)):
-        return (rows, 1), (1, columns)
-    if len(scale) == 2 and scale[0] == rows and columns % scale[1] == 0:
-        return (rows, scale[1]), (1, columns // scale[1])
-    return None
-
-
-def is_spread(scale: torch.Size, blocks: Sizes) -> bool:
-    """Whether scales have the shape of blocks among dimensions of 1, as ModelOpt's have."""
-    return len(scale) > 2 and tuple(scale[::2]) == blocks and scale.numel() == blocks[0] * blocks[1]
-
-
-def scale_values(scale: Tensor) -> Tensor:
-    """Scales as float32; bytes are exponents of 2 (MX formats)."""
-    return torch.exp2(scale.float() - EXPONENT_BIAS) if scale.dtype == torch.uint8 else scale.float()
-
-
-def in_blocks(values: Tensor, size: Sequence[int], shape: torch.Size) -> Tensor:
-    """The value of its block for each number of a matrix; the last blocks may be cut off."""
-    for dim in (0, 1):
-        if values.shape[dim] > 1 and size[dim] > 1:
-            values = values.repeat_interleave(size[dim], dim=dim)
-    return values[: shape[0], : shape[1]]
 
 
 # ---- 4-bit floating point numbers ----

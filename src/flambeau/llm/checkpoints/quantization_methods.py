@@ -12,7 +12,9 @@ from flambeau.llm.checkpoints.expert_stacks import in_single_experts
 from flambeau.llm.checkpoints.fp8 import fp8_format, modelopt_format
 from flambeau.llm.checkpoints.gguf_weights import unpack_gguf
 from flambeau.llm.checkpoints.gptq import auto_round_format, awq_format, gptq_format
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, UnpackedFiles, unpack
+from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms, LayerFormat, UnpackedFiles
+from flambeau.llm.checkpoints.mxfp4 import keep_mxfp4
+from flambeau.llm.checkpoints.packed_weights import unpack
 from flambeau.llm.checkpoints.torchao import torchao_format
 from flambeau.llm.checkpoints.weight_files import WeightFile
 from flambeau.llm.models.architecture import Architecture
@@ -30,42 +32,26 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], LayerFormat]] = {
     "torchao": torchao_format,
 }
 GGUF = "gguf"  # of files that say it themselves
+MXFP4 = "mxfp4"  # of experts, as those of gpt-oss
 
 
-def unpack_weights(
-    files: list[WeightFile],
-    arch: Architecture,
-    *,
-    keeps_blocks: bool = False,
-    keeps_codes: bool = False,
-    keeps_groups: bool = False,
-    narrow_groups: bool = False,
-) -> UnpackedFiles:
-    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are.
-
-    With `keeps_groups`, integers of 4 to 8 bits in groups stay so, as the CPU kernels multiply them; with
-    `narrow_groups`, as the GPU kernels do. With `keeps_blocks`, fp8 weights with several scales for a row do; with
-    `keeps_codes`, 4 bits that index a table.
-    """
+def unpack_weights(files: list[WeightFile], arch: Architecture, forms: KeptForms = NO_FORMS) -> UnpackedFiles:
+    """Files whose weights were quantized elsewhere, in a form that the network can take; others stay as they are."""
     declared = arch.source.get("quantization_config") or {}
-    if declared.get("quant_method") == GGUF:
-        return unpack_gguf(files, arch, keeps_groups=keeps_groups, narrow_groups=narrow_groups)
-    make = METHODS.get(declared.get("quant_method", ""))
-    if make is None:
+    method = declared.get("quant_method", "")
+    if method == GGUF:
+        return unpack_gguf(files, arch, forms)
+    if method == MXFP4 and forms.blocks:
+        return keep_mxfp4(files, arch, as_codes=forms.codes)
+    if method not in METHODS:
         return UnpackedFiles(files)
-    files = in_single_experts(files)
-    keeps = {"keeps_codes": keeps_codes, "keeps_groups": keeps_groups or narrow_groups}
-    return unpack(files, arch, make(declared), keeps_blocks=keeps_blocks, **keeps)
+    return unpack(in_single_experts(files), arch, METHODS[method](declared), forms)
 
 
-def is_packed(arch: Architecture) -> bool:
-    """Whether the weights were quantized elsewhere."""
-    return (arch.source.get("quantization_config") or {}).get("quant_method") in (*METHODS, GGUF)
-
-
-def is_mxfp4(arch: Architecture) -> bool:
-    """Whether experts may be in MXFP4, as those of gpt-oss are."""
-    return (arch.source.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+def is_packed(arch: Architecture, forms: KeptForms = NO_FORMS) -> bool:
+    """Whether the weights were quantized elsewhere; those in MXFP4 that are not kept are dequantized by their files."""
+    method = (arch.source.get("quantization_config") or {}).get("quant_method")
+    return method in (*METHODS, GGUF) or (method == MXFP4 and forms.blocks)
 
 
 def has_packed_layers(files: list[WeightFile], arch: Architecture) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flambeau.llm.checkpoints.compressed_writer import Calibrated, CompressedCheckpoint
 from flambeau.llm.checkpoints.parameter_map import cuts, is_ignored, map_weights
-from flambeau.llm.checkpoints.vision_weights import has_vision
+from flambeau.llm.checkpoints.vision_weights import has_sounds, has_vision
 from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.config import Quantization
 from flambeau.llm.errors import CheckpointError
@@ -104,9 +104,13 @@ def check_folders(folder_in: Path, folder_out: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Reject weights whose names or shapes do not fit config.json; no weight is read."""
     arch = read_hugging_face(folder)
-    if arch.vision is not None and has_vision(folder, arch):
+    read = {
+        "images": arch.vision is not None and has_vision(folder, arch),
+        "sounds": arch.sounds is not None and has_sounds(folder),
+    }
+    if what := next((name for name, is_read in read.items() if is_read), ""):
         raise CheckpointError(
-            f"{folder} reads images, and a quantized copy would lose the encoder of images; serve the original with "
+            f"{folder} reads {what}, and a quantized copy would lose the encoder of {what}; serve the original with "
             "`flambeau llm serve --quantization int8` (or int4, fp8), or with quantization: int8 below handler: in its "
             "model-config.yaml, which quantizes the decoder while it is loaded"
         )

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.llm.checkpoints.packed_layouts import require, scaled_layer
-from flambeau.llm.checkpoints.packed_weights import LayerFormat, PackedLayer, Parts
+from flambeau.llm.checkpoints.layer_formats import LayerFormat, PackedLayer, Parts
+from flambeau.llm.checkpoints.packed_layouts import require
+from flambeau.llm.checkpoints.scaled_numbers import scaled_layer
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile
 from flambeau.llm.errors import CheckpointError
 

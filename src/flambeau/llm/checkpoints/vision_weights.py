@@ -7,15 +7,19 @@ from pathlib import Path
 
 import torch
 
-from flambeau.llm.checkpoints.checkpoint import fill, open_files, progress_of
+from flambeau.llm.checkpoints.checkpoint import open_files
 from flambeau.llm.checkpoints.gguf_encoders import encoder_files
+from flambeau.llm.checkpoints.loading_progress import progress_of
+from flambeau.llm.checkpoints.parameter_filler import fill
 from flambeau.llm.checkpoints.parameter_map import Placement, WeightMismatches, listed, mismatch
 from flambeau.llm.checkpoints.weight_files import WeightFile
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.gguf_header import gguf_path, read_header
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.config_parts import OUTPUTS
 from flambeau.llm.models.grid_vision import GridEncoder
 from flambeau.llm.models.meta_device import on_meta_device
+from flambeau.llm.models.sound_architecture import SOUNDS
 from flambeau.llm.models.tensor_names import vision_name
 from flambeau.llm.models.vision import SiglipEncoder
 from flambeau.llm.models.vision_architecture import (
@@ -48,8 +52,14 @@ def has_vision(path: Path, arch: Architecture) -> bool:
     """Whether a checkpoint holds any weights of an encoder; those of models that were trained on text may not."""
     names = (stored.name for file in vision_files(path) for stored in file)
     if isinstance(arch.vision, PretrainedVision):
-        return any(re.search(arch.unused, name) for name in names)
+        others = re.compile(f"{SOUNDS.pattern}|{OUTPUTS}")
+        return any(re.search(arch.unused, name) and not others.search(name) for name in names)
     return any(vision_name(name) is not None for name in names)
+
+
+def has_sounds(path: Path) -> bool:
+    """Whether a checkpoint holds any weights of an encoder of sounds."""
+    return gguf_path(path) is None and any(SOUNDS.search(stored.name) for file in open_files(path) for stored in file)
 
 
 def check_plain(path: Path, arch: Architecture) -> None:
@@ -59,12 +69,13 @@ def check_plain(path: Path, arch: Architecture) -> None:
         stored.name
         for file in files
         for stored in file
-        if re.search(arch.unused, stored.name) and stored.dtype not in PLAIN
+        if re.search(arch.unused, stored.name) and not re.search(OUTPUTS, stored.name) and stored.dtype not in PLAIN
     ]
     if coded:
         raise CheckpointError(
-            f"{path} has an encoder of images whose weights are quantized, which is not supported: {listed(coded)}; "
-            "use a checkpoint that leaves it as it was, or set read_images: false to serve the model for text alone"
+            f"{path} has an encoder of images or sounds whose weights are quantized, which is not supported: "
+            f"{listed(coded)}; use a checkpoint that leaves it as it was, or set read_images: false and read_sounds: "
+            "false to serve the model for text alone"
         )
 
 

@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a full block holds: its tokens or parts of images, and the content of the block before it."""
+    """What a full block holds: its tokens or parts of files, and the content of the block before it."""
 
     parent: int  # serial of the content before it; from 0 down: nothing, with the adapter of this number
     tokens: tuple[Hashable, ...]

@@ -16,6 +16,7 @@ class TokenInfo:
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # among all tokens, from 1: how many are at least as likely; 0: not counted
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Output:
     finish_reason: FinishReason | None = None
     stop: str = ""  # with the reason "stop": the stop string that ended the text, if one did
     error: str = ""  # with the reason "error": the cause and the remedy
+    is_contradiction: bool = False  # with the reason "error": the request's settings exclude each other
     counts: SequenceCounts | None = None  # in the last output only
     seed: int = 0
 
@@ -90,6 +92,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop: str = ""
     error: str = ""
+    is_contradiction: bool = False
     counts: SequenceCounts | None = None
 
     def add(self, output: Output) -> None:
@@ -99,4 +102,4 @@ class Completion:
             self.tokens = [*(self.tokens or []), *output.tokens]
         self.prompt_tokens = output.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
         self.finish_reason, self.stop, self.error = output.finish_reason, output.stop, output.error
-        self.counts = output.counts
+        self.is_contradiction, self.counts = output.is_contradiction, output.counts

@@ -339,7 +339,8 @@ class Scheduler:
 
     def _append(self, sampled: SampledTokens) -> Output:
         sequence, before = sampled.sequence, len(sampled.sequence.tokens)
-        self._state_slots.settle(sequence, len(sampled.ids) - 1)
+        if sequence.spare_slots:
+            self._state_slots.settle(sequence, len(sampled.ids) - 1)
         text = append_tokens(sequence, sampled.ids, self._eos_ids)
         if sampled.has_failed and sequence.finish_reason is None:
             text += sequence.detokenizer.flush()
@@ -357,6 +358,7 @@ class Scheduler:
             finish_reason=reason,
             stop=sequence.detokenizer.stopped_by if reason == "stop" else "",
             error=error_of(sequence) if reason == "error" else "",
+            is_contradiction=reason == "error" and sequence.grammar is not None and sequence.grammar.is_contradiction,
             counts=SequenceCounts.of(sequence) if reason else None,
             seed=sequence.seed,
         )

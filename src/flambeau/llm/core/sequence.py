@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from flambeau.llm.core.prefix_restores import PrefixRestore
+from flambeau.llm.media_kinds import MediaKind
 from flambeau.llm.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
@@ -48,8 +49,16 @@ class TokenGrammar(Protocol):
     """The tokens that may follow the text of one sequence, which it reads as it grows."""
 
     @property
+    def has_form(self) -> bool:
+        """Whether it says where the text ends; else the end token is one like others to it."""
+
+    @property
     def error(self) -> str:
         """Why it cannot go on; empty: it can."""
+
+    @property
+    def is_contradiction(self) -> bool:
+        """Whether the error is that the request's own settings exclude each other."""
 
     def read_to_end(self, new_ids: Ids[int]) -> int | None:
         """Read the next generated tokens up to the one after which only the end may follow, and return their number.
@@ -67,6 +76,16 @@ class TokenGrammar(Protocol):
         """Write the bits of the tokens allowed after all of these, which begin with a prompt, into `row`."""
 
 
+class RepeatPenalty(Protocol):
+    """What makes a sequence less likely to repeat itself, beside the penalties for single tokens."""
+
+    def places(self, tokens: Ids[int], ahead: Ids[int], num_places: int) -> Iterable[tuple[Any, Any]]:
+        """Arrays of tokens and of what is subtracted from their logits, at the last places of the text.
+
+        These come after all tokens and after each of the last ones ahead.
+        """
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SamplingState:
     """What the sampler reads of one sequence. `tokens` is the sequence's own list, so it grows with it."""
@@ -76,6 +95,7 @@ class SamplingState:
     tokens: list[int]  # the prompt, then the generated tokens
     num_prompt: int
     grammar: TokenGrammar | None = None
+    repeats: RepeatPenalty | None = None
     key: int = field(init=False)  # where the seed's random numbers begin
 
     def __post_init__(self) -> None:
@@ -97,28 +117,36 @@ class SamplingState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedImage:
-    """The embeddings of an image; the digest tells its file from others."""
+class EncodedMedia:
+    """The embeddings of a file; the digest tells its content, and how a video is sampled, from others."""
 
     digest: bytes
     features: Any  # [tokens, hidden size], on the host
     grid: tuple[int, int] | None = None  # rows and columns of its tokens, where these are the positions that rotate
+    kind: MediaKind = "image"
+    times: tuple[int, ...] = (0,)  # of a video with a grid: what the first position of each step adds
+    num_places: int = 1  # of a video: spans of as many tokens each, with texts between them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptImage:
-    """An image in the tokens of a prompt, or a part of one with other tokens around it."""
+class PromptMedia:
+    """A file in the tokens of a prompt, or a part of one with other tokens around it."""
 
     start: int
     end: int
-    image: EncodedImage
+    encoded: EncodedMedia
     is_whole: bool = True  # its tokens attend to each other in both directions, so one step computes them all
-    first: int = 0  # which of the image's embeddings is that of the first token
+    first: int = 0  # which of its embeddings is that of the first token
 
     @property
     def num_saved(self) -> int:
-        """How many fewer positions it takes than tokens, which have a row and a column each."""
-        return self.end - self.start - max(self.image.grid) if self.image.grid is not None else 0
+        """How many fewer positions it takes than tokens, which have a time, a row and a column each.
+
+        Less than zero for a video of few tokens whose steps are far apart in time.
+        """
+        if self.encoded.grid is None:
+            return 0
+        return self.end - self.start - max(*self.encoded.grid, self.encoded.times[-1] + 1)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -134,9 +162,11 @@ class Sequence:
     max_length: int  # prompt and generated tokens together
     detokenizer: IncrementalDetokenizer
     grammar: TokenGrammar | None = None
+    repeats: RepeatPenalty | None = None
     adapter: int = field(default=0, init=False)  # the number of the adapter that it is computed with; 0: none
-    images: tuple[PromptImage, ...] = ()  # in the order of the prompt
+    media: tuple[PromptMedia, ...] = ()  # in the order of the prompt
     tenant: str = ""  # whose request it is; tenants take turns
+    cache_salt: str = ""  # only sequences with the same one share the prefix cache
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are asked for, as of the generated ones
     prompt_infos: list[Any] = field(default_factory=list)  # of the prompt's tokens but the first, as computed so far
     num_computed: int = 0
@@ -160,7 +190,7 @@ class Sequence:
     sampling: SamplingState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt, self.grammar)
+        self.sampling = SamplingState(self.params, self.seed, self.tokens, self.num_prompt, self.grammar, self.repeats)
 
     def use_adapter(self, number: int) -> None:
         """Compute it with an adapter; before its first step."""
@@ -173,19 +203,21 @@ class Sequence:
         return -self.adapter
 
     def contents(self, start: int, end: int) -> list[Hashable]:
-        """What tells the keys and values of these tokens from others: their ids, or which part of which image.
+        """What tells the keys and values of these tokens from others: their ids, or which part of which file.
 
         The first one of a long sequence is negative, as its rotary positions differ from those of short ones. So do
-        those of sequences whose images save positions (see image_positions.py).
+        those of sequences whose images and videos save positions (see image_positions.py), and of each cache salt.
         """
         found: list[Hashable] = [*self.tokens[start:end]]
-        for image in self.images:
-            for place in range(max(start, image.start), min(end, image.end)):
-                found[place - start] = (image.image.digest, place - image.start + image.first)
+        for part in self.media:
+            for place in range(max(start, part.start), min(end, part.end)):
+                found[place - start] = (part.encoded.digest, place - part.start + part.first)
         if self.is_long and start == 0 and found:
             found[0] = -1 - self.tokens[0]
-        if start == 0 and found and (num_saved := sum(image.num_saved for image in self.images)):
+        if start == 0 and found and (num_saved := sum(part.num_saved for part in self.media)):
             found[0] = (found[0], num_saved)
+        if start == 0 and found and self.cache_salt:
+            found[0] = (found[0], self.cache_salt)
         return found
 
     @property

@@ -76,7 +76,7 @@ def with_whole_images(sequence: Sequence, length: int) -> int:
     """
     first = sequence.num_computed
     end = first + length
-    for image in sequence.images:
-        if image.is_whole and image.start < end < image.end:
-            end = image.start if image.start > first else image.end
+    for part in sequence.media:
+        if part.is_whole and part.start < end < part.end:
+            end = part.start if part.start > first else part.end
     return end - first

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 
 from flambeau.llm.core.sequence import FinishReason, Sequence
+from flambeau.llm.sampling_params import SamplingParams
 
 NO_FINITE_LOGITS = (
     "the network's logits are no finite numbers, or the request's settings leave no token to choose; check the "
@@ -20,7 +21,8 @@ def append_tokens(sequence: Sequence, new_ids: Ids[int], eos_ids: Collection[int
     length = sequence.grammar.read_to_end(kept) if sequence.grammar is not None else None
     if length is not None:  # the end token that must follow needs no forward pass
         kept, reason = kept[:length], "stop"
-    is_text = reason != "stop" or length is not None  # a token that ends a sequence by itself is not text
+    # A token that ends a sequence by itself is not text, unless its name is asked for.
+    is_text = reason != "stop" or length is not None or shows_end(sequence.params)
     text = detokenizer.push(kept if is_text else kept[:-1])
     if detokenizer.stopped_after is not None:
         kept, reason = kept[: detokenizer.stopped_after], "stop"
@@ -41,10 +43,18 @@ def cut_at_end(
     """The tokens up to the first that ends the sequence, and the reason."""
     params, room, stop_ids = sequence.params, sequence.room, sequence.params.stop_token_ids
     for i, token in enumerate(new_ids, 1):
-        # A grammar leaves the end token, if it is to be ignored, only where nothing else may follow.
-        is_end = (token in eos_ids and (not params.ignore_eos or sequence.grammar is not None)) or token in stop_ids
+        is_end = (token in eos_ids and (not params.ignore_eos or has_form(sequence))) or token in stop_ids
         if is_end and sequence.num_generated + i > params.min_tokens:
             return [*new_ids[:i]], "stop"
         if i >= room:
             return [*new_ids[:i]], "length"
     return [*new_ids], None
+
+
+def has_form(sequence: Sequence) -> bool:
+    """Whether a grammar leaves the end token, if it is to be ignored, only where nothing else may follow."""
+    return sequence.grammar is not None and sequence.grammar.has_form
+
+
+def shows_end(params: SamplingParams) -> bool:
+    return params.include_stop and not params.skip_special_tokens

@@ -19,7 +19,7 @@ from flambeau.llm.core.outputs import SampledTokens, StepOutput
 from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.core.step_plan import Chunk, StepPlan
 from flambeau.llm.executor.backend import Backend, Greedy, KeepsStates, StartedTokens, run_prefill
-from flambeau.llm.executor.inputs import InputBuilder, images_of, to_tensor
+from flambeau.llm.executor.inputs import InputBuilder, media_of, to_tensor
 from flambeau.llm.executor.state_cache import StateCache
 from flambeau.llm.sampling.row_groups import RowSettings
 from flambeau.llm.sampling.sampler import Sampler, token_infos
@@ -221,7 +221,7 @@ class ModelExecutor:
         sequences, lengths = [chunk.sequence for chunk in chunks], [chunk.length for chunk in chunks]
         starts = [sequence.num_computed for sequence in sequences]
         inputs = self._inputs.prefill(sequences, starts, lengths)
-        inputs.images = images_of(sequences, starts, lengths)
+        inputs.media = media_of(sequences, starts, lengths)
         rows_N = (np.cumsum(lengths) - 1)[[chunk.is_last for chunk in chunks]]
         scored = [row for chunk, end in zip(chunks, np.cumsum(lengths), strict=True) for row in scored_rows(chunk, end)]
         rows_M = np.concatenate([scored, rows_N]) if scored else rows_N
@@ -271,8 +271,11 @@ def add_prompt_infos(chunks: Many[Chunk], logits_MV: Tensor) -> None:
             continue
         sequence = chunk.sequence
         start = sequence.num_computed + 1
-        count = [sequence.params.logprobs or 0] * number
-        infos = token_infos(logits_MV[at : at + number], sequence.tokens[start : start + number], count)
+        params = sequence.params
+        count = [max(params.logprobs or 0, params.prompt_logprobs or 0)] * number
+        has_ranks = params.prompt_logprobs is not None
+        ids = sequence.tokens[start : start + number]
+        infos = token_infos(logits_MV[at : at + number], ids, count, has_ranks=has_ranks)
         sequence.prompt_infos += infos[len(sequence.prompt_infos) - start + 1 :]
         at += number
 

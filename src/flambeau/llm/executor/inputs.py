@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from flambeau.llm.core.sequence import Sequence
 from flambeau.llm.executor.image_positions import rotary_positions
-from flambeau.llm.models.step_images import StepImages
+from flambeau.llm.models.step_media import StepMedia
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +43,7 @@ class StepInputs:
     state_slots_S: Tensor | None = field(default=None, kw_only=True)
     # Where the state after each token goes; None: the one after the last token of a sequence goes where it came from.
     state_ends_T: Tensor | None = field(default=None, kw_only=True)
-    images: StepImages | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
+    media: StepMedia | None = field(default=None, kw_only=True)  # of prompts, never in decode steps
     # The row of each sequence in the block tables, always on the host: backends may keep states by it.
     rows_S: Tensor | None = field(default=None, kw_only=True)
     # Of prompts: the tokens of the longest sequence, computed or not. The rotary factors of longrope depend on it.
@@ -50,7 +51,7 @@ class StepInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors but adapters and images, in the order that compiled steps take them."""
+        """All tensors but adapters and media, in the order that compiled steps take them."""
         places = self.ids_T, self.positions_T, self.slots_T
         states = [each for each in (self.state_slots_S, self.state_ends_T) if each is not None]
         return *places, self.query_starts, self.context_lens_S, self.block_tables_SB, *states
@@ -59,9 +60,9 @@ class StepInputs:
         if all(tensor.device == device for tensor in self.tensors):
             return self
         moved = [tensor.to(device, non_blocking=True) for tensor in self.tensors]
-        images = None if self.images is None else self.images.to(device)
+        media = None if self.media is None else self.media.to(device)
         kept = {"query_len": self.query_len, "rows_S": self.rows_S, "longest": self.longest}
-        return step_inputs(moved, adapters_T=self.adapters_T, images=images, **kept)
+        return step_inputs(moved, adapters_T=self.adapters_T, media=media, **kept)
 
 
 def step_inputs(tensors: Rows[Tensor], **others: Any) -> StepInputs:
@@ -212,20 +213,20 @@ class InputBuilder:
         )
 
 
-def images_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepImages | None:
-    """The images in `lengths` tokens of each sequence, beginning at `starts`; None: this is a step as of texts."""
-    if not any(sequence.images for sequence in sequences):
+def media_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> StepMedia | None:
+    """The files in `lengths` tokens of each sequence from `starts` on; None: this is a step as of texts."""
+    if not any(sequence.media for sequence in sequences):
         return None
     rows: list[Ints] = []
     features: list[Tensor] = []
     last_seen = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     first_row, has_whole = 0, False
     for sequence, start, length, seen in zip(sequences, starts, lengths, last_seen, strict=True):
-        for one in sequence.images:
+        for one in sequence.media:
             begin, end = max(start, one.start), min(start + length, one.end)
             if begin < end:
                 rows.append(np.arange(begin, end) - start + first_row)
-                features.append(one.image.features[begin - one.start + one.first : end - one.start + one.first])
+                features.append(one.encoded.features[begin - one.start + one.first : end - one.start + one.first])
             if begin < end and one.is_whole:
                 assert end == one.end, "an image is divided between two chunks"
                 has_whole = True
@@ -234,17 +235,23 @@ def images_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) 
     rotary_3T = rotary_of(sequences, starts, lengths)
     if not rows and rotary_3T is None:
         return None
-    return StepImages(
+    return StepMedia(
         to_tensor(np.concatenate(rows)) if rows else torch.zeros(0, dtype=torch.int64),
-        torch.cat(features) if features else torch.zeros(0, 0),
+        side_by_side(features) if features else torch.zeros(0, 0),
         to_tensor(np.concatenate(last_seen)) if has_whole else None,
         rotary_3T,
     )
 
 
+def side_by_side(features: list[Tensor]) -> Tensor:
+    """Those of all files; those of sounds are narrower where layers add features of images."""
+    width = max(one.shape[1] for one in features)
+    return torch.cat([functional.pad(one, (0, width - one.shape[1])) for one in features])
+
+
 def rotary_of(sequences: Rows[Sequence], starts: Rows[int], lengths: Rows[int]) -> Tensor | None:
     """What rotates the tokens of a step [3, T], if that differs from their positions."""
-    found = [rotary_positions(s.images, *span) for s, *span in zip(sequences, starts, lengths, strict=True)]
+    found = [rotary_positions(s.media, *span) for s, *span in zip(sequences, starts, lengths, strict=True)]
     if all(one is None for one in found):
         return None
     plain = (np.tile(np.arange(start, start + length), (3, 1)) for start, length in zip(starts, lengths, strict=True))

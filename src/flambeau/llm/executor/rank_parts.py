@@ -36,6 +36,8 @@ def check_sizes(arch: Architecture, size: int) -> None:
 
 def first_problem(arch: Architecture, size: int) -> str | None:
     """What cannot be divided among so many ranks; None: nothing."""
+    if arch.is_differential:
+        return "heads that are subtracted from each other"
     if any(arch.sparsity):
         return "the activation depends on all of the intermediate size and"
     for number, name in divided(arch):

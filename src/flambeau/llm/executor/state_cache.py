@@ -25,10 +25,10 @@ class StateCache:
     def __init__(
         self, arch: Architecture, num_slots: int, num_spare: int = 0, *, device: torch.device | str = "cpu"
     ) -> None:
-        shapes = arch.recurrence.state_shapes if arch.recurrence is not None else ()
+        shapes_of = {} if arch.recurrence is None else arch.recurrence.all_shapes
         self.layers: dict[int, Slots] = {
             layer: tuple(torch.zeros(1 + num_slots + num_spare, *shape, device=device) for shape in shapes)
-            for layer in sorted(arch.recurrent_layers)
+            for layer, shapes in shapes_of.items()
         }
         self.num_slots, self.num_spare = num_slots, num_spare
         self.has_layers = bool(self.layers)  # not computed later: torch.compile of PyTorch 2.11 knows no bool of a dict

@@ -18,6 +18,9 @@ TOO_COMPLEX = "the grammar needs more time or memory for the next token than a s
 class GrammarMatcher:
     """Reads the tokens of one sequence as they come. Not thread-safe."""
 
+    has_form = True
+    is_contradiction = False
+
     def __init__(self, matcher: LLMatcher, eos_ids: Collection[int], vocab_size: int, *, ignore_eos: bool) -> None:
         self._matcher, self._eos_ids = matcher, eos_ids
         self._num_words = -(-vocab_size // WORD)

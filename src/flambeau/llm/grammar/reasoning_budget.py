@@ -19,6 +19,8 @@ class ReasoningBudget:
     The first one applies up to `limit` tokens, and beyond them if the model is not thinking then.
     """
 
+    is_contradiction = False
+
     def __init__(
         self,
         *,
@@ -35,6 +37,11 @@ class ReasoningBudget:
         self._answer_at = limit + len(close_ids)
         self._ids: list[int] = []  # all that was read
         self._is_cut: bool | None = None  # None: the limit is not reached yet
+
+    @property
+    def has_form(self) -> bool:
+        grammar = self._answer or self._reply
+        return grammar is not None and grammar.has_form
 
     @property
     def error(self) -> str:

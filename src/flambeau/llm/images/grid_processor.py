@@ -3,7 +3,7 @@
 Pillow resizes the 8-bit image, with its bicubic filter unless the settings name another. The variant of torchvision
 gives slightly different pixels.
 
-Shapes: P patches · I numbers of one: colors, frames, rows, columns
+Shapes: P patches · I numbers of one: colors, frames, rows, columns · F frames · H height · W width
 """
 
 from __future__ import annotations
@@ -86,24 +86,46 @@ class GridProcessor:
                 "long as the other; cut it into several",
                 name,
             )
-        sides = [round(length / side) * side for length in size]
-        if sides[0] * sides[1] > self.max_pixels:
-            factor = sqrt(height * width / self.max_pixels)
-            sides = [max(side, floor(length / factor / side) * side) for length in size]
-        elif sides[0] * sides[1] < self.min_pixels:
-            factor = sqrt(self.min_pixels / (height * width))
-            sides = [ceil(length * factor / side) * side for length in size]
-        return sides[0], sides[1]
+        return fitted(size, side, self.min_pixels, self.max_pixels)
 
     def patches(self, pixels_HW3: NDArray[np.float32]) -> Tensor:
-        """[P, I]: the patches of a token follow each other; every frame is the image."""
-        patch, merge = self.patch_size, self.merge_size
-        height, width, _ = pixels_HW3.shape
-        squares = pixels_HW3.reshape(
-            height // self.token_side, merge, patch, width // self.token_side, merge, patch, 3
-        ).transpose(0, 3, 1, 4, 6, 2, 5)  # rows and columns of tokens, of their patches, colors, rows and columns
-        frames = np.repeat(squares[:, :, :, :, :, None], self.frames, axis=5)
-        return torch.from_numpy(frames.reshape(-1, 3 * self.frames * patch * patch))
+        """[P, I]; every frame is the image."""
+        frames_FHW3 = np.broadcast_to(pixels_HW3, (self.frames, *pixels_HW3.shape))
+        return patches_of(frames_FHW3, self.frames, self.patch_size, self.merge_size)
+
+
+def fitted(
+    size: tuple[int, int],
+    side: int,
+    min_pixels: int,
+    max_pixels: int,
+    *,
+    num_frames: int = 1,
+    rounded_frames: int = 1,
+) -> tuple[int, int]:
+    """Height and width in multiples of a side, with neither too few nor too many pixels in all frames."""
+    height, width = size
+    sides = [round(length / side) * side for length in size]
+    pixels = rounded_frames * sides[0] * sides[1]
+    if pixels > max_pixels:
+        factor = sqrt(num_frames * height * width / max_pixels)
+        sides = [max(side, floor(length / factor / side) * side) for length in size]
+    elif pixels < min_pixels:
+        factor = sqrt(min_pixels / (num_frames * height * width))
+        sides = [ceil(length * factor / side) * side for length in size]
+    return sides[0], sides[1]
+
+
+def patches_of(pixels_FHW3: NDArray[np.float32], frames: int, patch: int, merge: int) -> Tensor:
+    """[P, I]: the patches of a token follow each other, and those of so many frames are one."""
+    number, height, width, _ = pixels_FHW3.shape
+    side = patch * merge
+    squares = pixels_FHW3.reshape(
+        number // frames, frames, height // side, merge, patch, width // side, merge, patch, 3
+    )
+    # Steps, rows and columns of tokens, of their patches, colors, frames, rows and columns.
+    ordered = squares.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return torch.from_numpy(ordered.reshape(-1, 3 * frames * patch * patch))
 
 
 def read_grid_processor(

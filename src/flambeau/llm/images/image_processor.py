@@ -106,7 +106,7 @@ class Colors:
             deviation=three_numbers("image_std", settings["image_std"]),
         )
 
-    def scaled(self, image: Image) -> NDArray[np.float32]:
+    def scaled(self, image: Image | NDArray[np.uint8]) -> NDArray[np.float32]:
         """[H, W, 3]."""
         numbers = np.asarray(image).astype(np.float64) * self.rescale_factor
         mean, deviation = np.array(self.mean, np.float32), np.array(self.deviation, np.float32)
@@ -160,6 +160,7 @@ def checked_settings(
     supported: Mapping[str, Any],
     others: tuple[str, ...],
     settings: Mapping[str, Any] | None = None,
+    name: str = SETTINGS,
 ) -> dict[str, Any]:
     """The settings of a folder, or those that are given, with defaults; `others` are further keys that are known.
 
@@ -174,13 +175,13 @@ def checked_settings(
     known = (*defaults, *others, *WITHOUT_EFFECT)
     if unknown := [key for key in own if key not in known]:
         raise CheckpointError(
-            f"{folder / SETTINGS} has settings that are not supported: {', '.join(unknown)}; remove "
+            f"{folder / name} has settings that are not supported: {', '.join(unknown)}; remove "
             "them if the model was trained without them"
         )
     given = {**defaults, **own}
     for key, value in supported.items():
         if given[key] != value:
-            raise CheckpointError(f"{SETTINGS}: {key} {given[key]!r} is not supported; supported is {value!r}")
+            raise CheckpointError(f"{name}: {key} {given[key]!r} is not supported; supported is {value!r}")
     return given
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +45,7 @@ class PretrainedProcessor:
         # What the chat template writes for an image.
         self.marker: str = getattr(processor, "image_placeholder_token", None) or processor.image_token
         self.reads_one = arch.reader.reads_one
+        self.system_prompt = system_prompt(processor)
         self._processor, self._reader = processor, arch.reader
         self._ids, self._has_more = arch.ids, bool(arch.more_ids)
         self._image_token: str = processor.tokenizer.convert_ids_to_tokens(arch.image_id)
@@ -120,6 +121,13 @@ class PretrainedProcessor:
                 raise ValueError(f"the processor writes {two[:200]} for two images, and {text[:100]} for one")
 
 
+def system_prompt(processor: Any) -> str:
+    """What a processor writes before every chat, whatever the chat template is (Janus)."""
+    if not getattr(processor, "use_default_system_prompt", False):
+        return ""
+    return str(importlib.import_module(type(processor).__mro__[1].__module__).DEFAULT_SYSTEM_PROMPT)
+
+
 @contextmanager
 def named(file: ImageFile) -> Iterator[None]:
     """Raise InvalidRequest for an image that the processor does not take, such as one that is too narrow."""
@@ -140,9 +148,11 @@ def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> Pretraine
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet():
-            image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-            processor = PretrainedProcessor(make_processor(folder, name, image_processor, tokenizer), arch)
+            parts = {
+                "image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", **options),
+                "tokenizer": transformers.AutoTokenizer.from_pretrained(folder, **options),
+            }
+            processor = PretrainedProcessor(make_processor(folder, name, parts), arch)
             processor.try_out()
     except ImportError as error:
         raise MissingPackage(f"{name} of transformers needs a package: {first_lines(error)}") from error
@@ -156,10 +166,23 @@ def read_pretrained_processor(folder: Path, arch: PretrainedVision) -> Pretraine
 
 
 def import_images(arch: PretrainedVision) -> Any:
+    return import_class(arch.reader.class_name, arch.reader.since, "which encodes its images")
+
+
+def import_class(name: str, since: tuple[int, int], purpose: str) -> Any:
+    """transformers; raises MissingPackage if it is not there, or too old for a class."""
     try:
-        return import_transformers("which encodes its images")
+        transformers = import_transformers(purpose)
     except CheckpointError as error:
         raise MissingPackage(str(error)) from error
+    version = transformers.__version__
+    if tuple(map(int, version.split(".")[:2])) < since or not hasattr(transformers, name):
+        first = ".".join(map(str, since))
+        raise MissingPackage(
+            f"the transformers package, {purpose}, is {version}, and {name} needs {first} or later: "
+            f"pip install 'transformers>={first}'"
+        )
+    return transformers
 
 
 def class_name(folder: Path, arch: PretrainedVision) -> str:
@@ -175,21 +198,21 @@ def class_name(folder: Path, arch: PretrainedVision) -> str:
     return named[0] if named else known[0]
 
 
-def make_processor(folder: Path, name: str, image_processor: Any, tokenizer: Any) -> Any:
+def make_processor(folder: Path, name: str, parts: Mapping[str, Any]) -> Any:
+    """A processor of transformers of these parts; it has no others."""
     if name == PixtralProcessor.__name__:
         file = folder / SETTINGS[0]
         settings = read_object(file, CheckpointError) if file.is_file() else {}
-        return PixtralProcessor(image_processor, tokenizer, settings)
+        return PixtralProcessor(parts["image_processor"], parts["tokenizer"], settings)
     cls = without_videos(getattr(importlib.import_module("transformers"), name))
-    parts = {"image_processor": image_processor, "tokenizer": tokenizer}
     if name in ASKING_FOR_VIDEOS:
-        parts["video_processor"] = image_processor
+        parts = {"video_processor": parts["image_processor"], **parts}
     settings, _ = cls.get_processor_dict(folder, local_files_only=True)
     return cls.from_args_and_dict([parts.get(part) for part in cls.get_attributes()], settings)
 
 
 def without_videos(cls: Any) -> Any:
-    """The class of a processor that needs none for videos, which may need torchvision."""
+    """The class of a processor that needs none for videos, which may need torchvision, nor for sounds."""
 
     class Reader(cls):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ from flambeau.llm.config import EngineConfig
 from flambeau.llm.core.block_pool import BlockContent, BlockPool
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.kv_cache import KVCache
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.kv_store.disk_blocks import DiskBlocks
 from flambeau.llm.kv_store.fingerprint import adapter_key, fingerprint
 from flambeau.llm.kv_store.host_blocks import HostBlocks

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from flambeau.llm.core.block_pool import KEY_BYTES
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.parallel import IDLE, TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import IDLE, TensorParallelGroup
 from flambeau.llm.kv_store.disk_blocks import DiskBlocks
 from flambeau.llm.kv_store.transfer import BlockTransfer, Bytes
 

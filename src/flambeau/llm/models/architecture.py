@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from flambeau.llm.models.families.compression_shape import CompressionShape
+from flambeau.llm.models.families.gate_limits import GateLimit, GateLimits
 from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.layer_sizes import GateKind, LayerSizes
+from flambeau.llm.models.families.ngram_shape import NgramShape
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.families.renames import Renames
+from flambeau.llm.models.sound_architecture import SoundArchitecture
 from flambeau.llm.models.vision_architecture import VisionArchitecture
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
@@ -27,6 +30,7 @@ RouterKind = Literal[
     "grouped_softmax",
     "biased_softmax",
     "biased_sigmoid",
+    "zeroed_sigmoid",
     "biased_sqrt_softplus",
     "sigmoid",
     "wide_sigmoid",
@@ -97,6 +101,7 @@ class Architecture:
     # Parts that Llama does not have; see `extras`.
     norm: NormKind = "rms"
     norm_bias: bool = False  # of a layer norm
+    norm_gate_rank: int = 0  # of gates of what layers and experts read, which depend on it (A.X-K2); 0: none
     norm_offset: float = 0.0  # added to the weights of norms (Gemma stores their difference from 1)
     norm_places: NormPlaces = "before"  # of attention and the feed-forward layer
     has_last_norm: bool = True  # before the head (OPT-350M has none)
@@ -117,14 +122,19 @@ class Architecture:
     clip_qkv: float | None = None  # the largest absolute value in queries, keys and values
     latent_scale: float = 1.0  # of a normalized latent (LongCat)
     latent_epsilon: float = 1e-6  # of the norms of latents
+    normalizes_rotated_keys: bool = False  # with a latent: before the rotation (Dots 3)
     position_scales: bool = False  # heads scale their queries by the logarithm of the position (Mistral Large 4)
     learned_rope: bool = False  # the files have a factor of each rotation (Mistral Large 4)
     latent_size: int = 0  # of the latent that keys and values are computed from (DeepSeek); 0: there is none
     query_latent_size: int = 0  # with a latent: the size of that of queries; 0: there is none
     unrotated_size: int = 0  # with a latent: of a head of queries and keys, beside `rotary_size`
     value_size: int = 0  # of a head of values; 0: the size of a head
+    is_differential: bool = False  # half of the heads are subtracted from the others (DiffLlama)
     value_scale: float = 1.0  # values are multiplied with it (MiMo V2)
     paired_rope: bool = False  # with a latent: the two coordinates of a rotation lie side by side
+    joins_query_latents: bool = (
+        False  # queries and gates of values come from latents before and after their norm (A.X-K2)
+    )
     gates_heads: bool = False  # with a latent: a gate for what each head gives (Ling 3)
     indexer: IndexerShape | None = None  # attention is to some tokens only
     compression: CompressionShape | None = None  # attention to windows and compressed entries (DeepSeek V4)
@@ -142,15 +152,8 @@ class Architecture:
     embedding_norm: bool = False  # a norm after the embeddings (BLOOM)
     scales_expert_inputs: bool = False  # experts get inputs times their weights, and are added up as they are (Llama 4)
     expert_bias: bool = False  # of the router and of the experts (gpt-oss)
-    swiglu_limit: float | None = None  # of the experts: their inputs are clamped (gpt-oss)
-    swiglu_alpha: float = 1.702  # with a limit
+    gate_limits: GateLimits | None = None  # of experts and feed-forward layers
     hashed_layers: frozenset[int] = frozenset()  # a table says which experts compute a token (DeepSeek V4)
-    gate_limit: float | None = None  # of the experts: gates are at most this, and what they gate is within it (Hy 4) …
-    limits_all_gates: bool = False  # … and of the other feed-forward layers (GLM-5.3, DeepSeek V4)
-    swiglu_everywhere: bool = False  # also in feed-forward layers and shared experts (MiniMax M3)
-    # Of each layer: limits of activated gates, and of what they are multiplied with (Step).
-    expert_limits: tuple[float | None, ...] = ()  # of the experts that a router chooses
-    mlp_limits: tuple[float | None, ...] = ()  # of feed-forward layers and shared experts
     num_zero_experts: int = 0  # experts after the others, which give their inputs (LongCat)
     # Of every two layers, the first also has experts. What they give is added after the second (LongCat).
     has_shortcuts: bool = False
@@ -194,6 +197,7 @@ class Architecture:
     active_stream: int = 0  # the one that layers compute
     scales_stream: bool = False  # before the layer's own embeddings are added
     hyper: HyperShape | None = None  # several streams, of which layers read a sum and change all (DeepSeek V4)
+    ngrams: NgramShape | None = None  # embeddings of several tokens, beside some recurrent layers (Qwen 4)
     laurel_size: int = 0  # the rank of a residual connection beside attention, in networks with streams
     sparsity: tuple[float, ...] = ()  # of the activation of each layer: so many gates become zero (Gemma 3n)
     block_layers: tuple[int, ...] = ()  # recurrent layers with a shared block of attention (Zamba 2)
@@ -203,7 +207,10 @@ class Architecture:
     head_bias: bool = False
     # ---- end of the extras ----
     vision: VisionArchitecture | None = None  # of a model that reads images
-    image_layer_id: int | None = None  # whose embeddings those of images have in each layer; None: they have their own
+    sounds: SoundArchitecture | None = None  # of a model that reads sounds
+    image_layer_id: int | None = (
+        None  # whose embeddings those of images and sounds have in each layer; None: they have their own
+    )
     # Which of three positions (time, row, column) rotates each pair of dimensions (Qwen-VL). Those of a text are equal,
     # so that it is rotated as in a network without.
     position_axes: tuple[int, ...] = ()
@@ -239,6 +246,7 @@ class Architecture:
             head_size=shape.head_size,
             intermediate_size=shape.intermediate_size,
             rotary_size=shape.rotary_size,
+            **({} if shape.latents is None else shape.latents._asdict()),
         )
 
     def intermediate_size_of(self, layer: int) -> int:
@@ -280,6 +288,11 @@ class Architecture:
     def output_size(self) -> int:
         """What attention gives for each head."""
         return self.value_size or self.head_size
+
+    @property
+    def projected_value_size(self) -> int:
+        """What a key-value head of values is computed as; two are cached together where heads are subtracted."""
+        return self.head_size if self.is_differential else self.output_size
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -328,11 +341,12 @@ class Architecture:
     def has_sinks_in(self, layer: int) -> bool:
         return self.has_sinks and not (self.sinks_in_windows and self.window(layer) is None)
 
-    def expert_limit(self, layer: int) -> float | None:
-        return self.expert_limits[layer] if self.expert_limits else None
+    def expert_limit(self, layer: int) -> GateLimit | None:
+        return None if self.gate_limits is None else self.gate_limits.of_experts(layer)
 
-    def mlp_limit(self, layer: int) -> float | None:
-        return self.mlp_limits[layer] if self.mlp_limits else None
+    def mlp_limit(self, layer: int) -> GateLimit | None:
+        """That of a feed-forward layer, or of an expert for all tokens."""
+        return None if self.gate_limits is None else self.gate_limits.of_others(layer)
 
 
 _NAMES = [one.name for one in fields(Architecture)]

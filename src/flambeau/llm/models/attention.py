@@ -5,6 +5,8 @@ Shapes: … any leading dimensions · E hidden · H heads · G key-value heads �
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import AlibiKind, Architecture
-from flambeau.llm.models.indexer import BlockIndexer, Selection
-from flambeau.llm.models.norms import HeadNorm, make_norm
+from flambeau.llm.models.indexer import BlockIndexer, PoolIndexer, Selection
+from flambeau.llm.models.norms import HeadNorm, PlainRMSNorm, make_norm
 from flambeau.llm.models.recurrent import Recur
 from flambeau.llm.models.rope import Rotations, rotate
 
@@ -76,6 +78,11 @@ class Attend(Protocol):
         """The counterpart for recurrent layers."""
 
 
+def make_indexer(arch: Architecture) -> BlockIndexer | PoolIndexer:
+    assert arch.indexer is not None
+    return BlockIndexer(arch) if arch.indexer.block_size else PoolIndexer(arch)
+
+
 class Attention(nn.Module):
     """Queries, keys and values with rotary positions; several query heads share one key-value head."""
 
@@ -109,7 +116,7 @@ class Attention(nn.Module):
         self.is_tempered = self.is_rotated == arch.tempers_rotated
         self.alibi = None if arch.alibi is None else Alibi(arch.alibi, heads)
         self.chunk = arch.chunk(layer)
-        self.indexer = BlockIndexer(arch) if arch.index_size(layer) else None
+        self.indexer = make_indexer(arch) if arch.index_size(layer) else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks_in(layer) else None
         spans = (heads * size, kv_heads * size) if arch.wide_qk_norm else (size, size)
         self.is_wide, self.normalizes_late = arch.wide_qk_norm, arch.late_qk_norm
@@ -149,7 +156,7 @@ class Attention(nn.Module):
             self.scale, self.window, self.softcap, self.sinks, self.alibi, self.chunk, looks_back=self.looks_back
         )
         if self.indexer is not None:
-            options = options._replace(selection=self.indexer(x, rotations.ordinary))
+            options = options._replace(selection=self.indexer(x, rotations))
         y = attend(self.layer, q, k, v, options)
         if gates is not None:
             y = y * torch.sigmoid(gates)
@@ -219,3 +226,37 @@ class SharedKeyAttention(Attention):
         k, v = shared[self.key_layer]
         y = attend(self.key_layer, q, k, v, options)
         return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+
+class DifferentialAttention(Attention):
+    """What the second half of the heads finds is subtracted from what the first half does (DiffLlama).
+
+    A key-value head has the values of two: of its own half, which both halves of the heads read, and of the other.
+    """
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(replace(arch, value_size=0), layer)  # values are made one by one
+        size, self.start = arch.head_size, 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(torch.zeros(size)) for _ in range(4)
+        )
+        self.norm = PlainRMSNorm(2 * size, arch.norm_epsilon)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
+        """[…, E] to […, E]."""
+        heads = torch.unflatten(self.qkv_proj(x), -1, (-1, self.head_size))
+        qk, v = torch.split(heads, [heads.shape[-2] - self.num_kv_heads, self.num_kv_heads], dim=-2)
+        q, k = self.split_qk(self.rotate(qk, rotations))
+        pairs = torch.cat(v.chunk(2, dim=-2), dim=-1)
+        found = attend(self.layer, q, k, torch.cat((pairs, pairs), dim=-2), AttentionOptions(self.scale))
+        first, second = found.chunk(2, dim=-2)
+        y = self.norm(first - self.share(x.dtype) * second) * (1 - self.start)
+        return self.o_proj(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """The factor of what is subtracted."""
+        added, subtracted = (
+            (one.float() * other.float()).sum().exp().to(dtype)
+            for one, other in ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
+        )
+        return added - subtracted + self.start

@@ -51,13 +51,18 @@ class Sums(NamedTuple):
 
     def at(self, groups_S: Tensor) -> Sums:
         """Of one group [S, C] of [S, W, C]."""
-        return Sums(*(x.take_along_dim(groups_S.view(-1, 1, 1), dim=1).squeeze(1) for x in self))
+        return Sums(*(of_groups(x, groups_S.unsqueeze(1)).squeeze(1) for x in self))
 
     @classmethod
     def after(cls, first: Sums, following: Sums) -> Sums:
         """Of the groups before each one [S, W, C]: the first [S, C], then the others."""
         pairs = zip(first, following, strict=True)
         return cls(*(torch.cat((one.unsqueeze(1), others[:, :-1]), dim=1) for one, others in pairs))
+
+
+def of_groups(x_SWC: Tensor, groups_SQ: Tensor) -> Tensor:
+    """The numbers [S, Q, C] of each token's group. `take_along_dim` would fix the S of a traced step."""
+    return x_SWC.gather(1, groups_SQ.unsqueeze(-1).expand(-1, -1, x_SWC.shape[2]))
 
 
 class Series(nn.Module):
@@ -125,8 +130,8 @@ class Compressor:
             entries = sums[0].joined(before)
             new += [sums[1].at(last_S), before.at(last_S)]
         found_SWC = entries.weighted / entries.total
-        groups_SQ1 = (places_SQ // rate).clamp(max=num_groups - 1).unsqueeze(-1)
-        return found_SWC.take_along_dim(groups_SQ1, dim=1), (self.packed(new, states[0]),)
+        groups_SQ = (places_SQ // rate).clamp(max=num_groups - 1)
+        return of_groups(found_SWC, groups_SQ), (self.packed(new, states[0]),)
 
     def by_group(self, values: Tensor, scores: Tensor, targets_SQ: Tensor, num_groups: int) -> Sums:
         """The tokens [S, Q, C] by group, [S, W, C]."""

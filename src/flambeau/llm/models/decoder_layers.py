@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 from flambeau.llm.models.altup import AltUp, Laurel
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.attention import Attend, Attention, SharedKeyAttention, SharedKeys
+from flambeau.llm.models.attention import Attend, Attention, DifferentialAttention, SharedKeyAttention, SharedKeys
 from flambeau.llm.models.compressed_attention import CompressedAttention
 from flambeau.llm.models.feed_forward import MixedMLP, make_mlp
-from flambeau.llm.models.hyper_connections import HyperConnection
+from flambeau.llm.models.hyper_connections import make_connection
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInput
 from flambeau.llm.models.lightning_attention import LightningAttention
 from flambeau.llm.models.mixers import make_mixer
 from flambeau.llm.models.moe import SparseMLP
-from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.ngram_embeddings import NgramEmbeddings
+from flambeau.llm.models.norms import NoNorm, make_input_norm, make_norm
 from flambeau.llm.models.receptance import ChannelMix
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotations
@@ -31,6 +32,8 @@ def make_attention(arch: Architecture, layer: int) -> Attention | LatentAttentio
         return CompressedAttention(arch, layer)
     if arch.latent_size:
         return LatentAttention(arch, layer)
+    if arch.is_differential:
+        return DifferentialAttention(arch, layer)
     return SharedKeyAttention(arch, layer) if arch.key_layer(layer) != layer else Attention(arch, layer)
 
 
@@ -39,9 +42,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(arch) if layer or arch.has_first_norm else nn.Identity()
+        self.input_layernorm = make_input_norm(arch) if layer or arch.has_first_norm else NoNorm()
         self.self_attn = make_attention(arch, layer)
-        self.post_attention_layernorm = make_norm(arch)
+        self.post_attention_layernorm = make_input_norm(arch, is_gated=arch.has_experts(layer))
         self.mlp = make_mlp(arch, layer)
         self.residual_scale = arch.residual_scale
 
@@ -258,6 +261,20 @@ class RecurrentLayer(DecoderLayer):
         return self.add(x, self.mlp(self.post_attention_layernorm(x))) if self.has_mlp else x
 
 
+class PostNormRecurrentLayer(RecurrentLayer):
+    """Norms before and after a recurrence and the feed-forward layer (LFM3)."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__(arch, layer)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = make_norm(arch), make_norm(arch)
+
+    def forward(self, x: Tensor, rotations: Rotations, attend: Attend) -> Tensor:
+        """[…, E] to […, E]."""
+        y = mix(self.mixer, self.input_layernorm(x), rotations, attend)
+        x = self.add(x, self.post_attention_layernorm(y))
+        return self.add(x, self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))))
+
+
 class BlockLayer(RecurrentLayer):
     """A recurrence that also reads what a shared block of attention gives (Zamba 2)."""
 
@@ -304,10 +321,19 @@ class HyperLayer(DecoderLayer):
         if self.is_recurrent:
             del self.self_attn
             self.mixer = make_mixer(arch, layer)
-        self.attn_hc, self.ffn_hc = HyperConnection(arch), HyperConnection(arch)
+        self.attn_hc, self.ffn_hc = make_connection(arch), make_connection(arch)
+        assert arch.hyper is not None
+        if arch.hyper.rank:  # what they give is normalized
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                self.add_module(name, NoNorm())
+        has_ngrams = arch.ngrams is not None and layer in arch.ngrams.layers
+        self.ngrams = NgramEmbeddings(arch, layer) if has_ngrams else None
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend, ids: Tensor | None = None) -> Tensor:
         """[…, S, E] of the tokens […] to […, S, E]."""
+        if self.ngrams is not None:
+            assert ids is not None
+            x = x + self.ngrams(x, ids, attend.recur)
         one, joint = self.attn_hc(x)
         y = self.input_layernorm(one)
         y = mix(self.mixer, y, rotations, attend) if self.is_recurrent else self.self_attn(y, rotations, attend)
@@ -367,7 +393,9 @@ def make_layer(arch: Architecture, layer: int) -> DecoderLayer:
     if arch.recurrence is not None and arch.recurrence.kind == "rwkv":
         return ReceptanceLayer(arch, layer)
     if layer in arch.recurrent_layers:
-        return JointLayer(arch, layer) if layer in arch.attending_layers else RecurrentLayer(arch, layer)
+        if layer in arch.attending_layers:
+            return JointLayer(arch, layer)
+        return PostNormRecurrentLayer(arch, layer) if arch.norm_places == "both" else RecurrentLayer(arch, layer)
     if layer in arch.feed_forward_layers:
         return FeedForwardLayer(arch, layer)
     if not arch.has_mlp or layer in arch.attention_only_layers:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attend
 from flambeau.llm.models.decoder_layers import DecoderLayer, make_layer
-from flambeau.llm.models.norms import make_norm
+from flambeau.llm.models.norms import NoNorm, make_norm
 from flambeau.llm.models.rope import Rotation, Rotations
 from flambeau.llm.models.transformer import Transformer
 
@@ -210,7 +210,7 @@ class EagleHead(DraftHead):
     def make_layer(self, number: int) -> DecoderLayer:
         layer = super().make_layer(number)
         if number == 0:
-            layer.input_layernorm = nn.Identity()
+            layer.input_layernorm = NoNorm()
         return layer
 
     def begin(self, embedded_TE: Tensor, hidden_TE: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.models.activations import ACTIVATIONS
+from flambeau.llm.models.activations import ACTIVATIONS, gated
 from flambeau.llm.models.altup import above_threshold, threshold_of
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.moe import HashedMLP, SparseMLP, cut_gates, limited, swiglu
+from flambeau.llm.models.families.gate_limits import GateLimit
+from flambeau.llm.models.moe import HashedMLP, SparseMLP
 from flambeau.llm.models.norms import make_norm
 
 
@@ -107,43 +108,16 @@ class MixedMLP(MLP):
         return self.dense_norm(super().forward(x)) + self.sparse_norm(sparse)  # type: ignore[no-any-return]
 
 
-class CutGateMLP(MLP):
-    """A gated feed-forward layer whose gates, and what they gate, are within a limit (GLM-5.3)."""
-
-    def __init__(self, arch: Architecture) -> None:
-        super().__init__(arch)
-        self.gate_limit = arch.gate_limit
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[…, E] to […, E]."""
-        gate, up = cut_gates(self.gate_up_proj(x), self.gate_limit)
-        return self.down_proj(self.activate(gate) * up)  # type: ignore[no-any-return]
-
-
-class SwigluMLP(MLP):
-    """A gated feed-forward layer with the activation of gpt-oss's experts (MiniMax M3)."""
-
-    def __init__(self, arch: Architecture, limit: float) -> None:
-        super().__init__(arch)
-        self.limit, self.alpha = limit, arch.swiglu_alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[…, E] to […, E]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
-
-
 class LimitedMLP(MLP):
-    """A gated feed-forward layer whose numbers do not go beyond a limit (Step)."""
+    """A gated feed-forward layer whose gates, and what they gate, are within a limit."""
 
-    def __init__(self, arch: Architecture, limit: float) -> None:
+    def __init__(self, arch: Architecture, limit: GateLimit) -> None:
         super().__init__(arch)
         self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(limited(self.activate(gate), up, self.limit))  # type: ignore[no-any-return]
+        return self.down_proj(gated(self.gate_up_proj(x), self.activate, self.limit))  # type: ignore[no-any-return]
 
 
 class ScaledMLP(MLP):
@@ -167,14 +141,10 @@ def make_mlp(arch: Architecture, layer: int) -> nn.Module:
         return HashedMLP(arch, layer)
     if arch.has_experts(layer):
         return SparseMLP(arch, layer)
-    if arch.swiglu_everywhere and arch.swiglu_limit is not None:
-        return SwigluMLP(arch, arch.swiglu_limit)
     if (limit := arch.mlp_limit(layer)) is not None:
         return LimitedMLP(arch, limit)
     if arch.mlp_scales != (1.0, 1.0):
         return ScaledMLP(arch)
-    if arch.gate_limit is not None and arch.limits_all_gates:
-        return CutGateMLP(arch)
     if arch.sparsity and arch.sparsity[layer]:
         return CutMLP(arch, arch.sparsity[layer])
     if arch.activation == "xielu":

@@ -156,24 +156,31 @@ class GridEncoder(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(late) if arch.is_newer else None
 
     def encode(self, patches_PI: Tensor, grid: Grid | None, more: Mapping[str, Any]) -> Tensor:
-        """One image to [N, X], or [N, (1 + L) X] where the first L layers of the decoder add something, too."""
+        """One image to [N, X], or [N, (1 + L) X] where the first L layers of the decoder add something, too.
+
+        Or several of the same grid, as the steps of a video are: patches attend to those of the same one only.
+        """
         assert grid is not None, "its patches have rows and columns"
         return self(patches_PI, grid)  # type: ignore[no-any-return]
 
     def forward(self, patches_PI: Tensor, grid: Grid) -> Tensor:
         x_PE = self.patch_embed(patches_PI)
+        number = len(x_PE) // (grid[0] * grid[1])
         places_P2 = places_of(grid, self.arch.merge_size, x_PE.device)
+        windows = windows_of(places_P2, grid, self.arch.window) if self.arch.window else []
+        places_P2 = places_P2.repeat(number, 1)
         if self.pos_embed is not None:
             x_PE = x_PE + stretched(self.pos_embed.weight, places_P2, grid).to(x_PE.dtype)
         angles = angles_of(self.arch, places_P2)
-        every = [torch.arange(len(x_PE), device=x_PE.device).unsqueeze(0)]
-        windows = windows_of(places_P2, grid, self.arch.window) if self.arch.window else every
+        every = [torch.arange(len(x_PE), device=x_PE.device).view(number, -1)]
+        firsts = every[0][:, :1, None]
+        windows = [(window_WL + firsts).flatten(0, 1) for window_WL in windows] or every
         deep: dict[int, Tensor] = {}
-        for number, layer in enumerate(self.blocks):
-            x_PE = layer(x_PE, angles, every if number in self.arch.full_layers else windows)
-            if number in self.arch.deep_layers and self.deepstack_merger_list is not None:
-                deep[number] = self.deepstack_merger_list[self.arch.deep_layers.index(number)](x_PE)
-        return torch.cat([self.merger(x_PE), *(deep[number] for number in sorted(deep))], dim=-1)
+        for i, layer in enumerate(self.blocks):
+            x_PE = layer(x_PE, angles, every if i in self.arch.full_layers else windows)
+            if i in self.arch.deep_layers and self.deepstack_merger_list is not None:
+                deep[i] = self.deepstack_merger_list[self.arch.deep_layers.index(i)](x_PE)
+        return torch.cat([self.merger(x_PE), *(deep[layer] for layer in sorted(deep))], dim=-1)
 
 
 def places_of(grid: Grid, merge: int, device: torch.device) -> Tensor:

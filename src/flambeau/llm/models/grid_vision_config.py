@@ -21,9 +21,15 @@ TOKENS = {  # of the whole model, with their defaults
     "image_token_id": 151655,
     "vision_start_token_id": 151652,
     "vision_end_token_id": 151653,
+    "video_token_id": 151656,
 }
-LATER_TOKENS = {"image_token_id": 248056, "vision_start_token_id": 248053, "vision_end_token_id": 248054}
-UNUSED_TOKENS = ("video_token_id", "vision_token_id")
+LATER_TOKENS = {
+    "image_token_id": 248056,
+    "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054,
+    "video_token_id": 248057,
+}
+UNUSED_TOKENS = ("vision_token_id",)
 # Where the decoder has a section of its own, these are said of the whole checkpoint.
 OUTER_KEYS = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
 COMMON = {
@@ -35,7 +41,7 @@ COMMON = {
     "temporal_patch_size": 2,
 }
 ALIASES = {"in_chans": "in_channels", "num_attention_heads": "num_heads"}
-# Old files repeat the size of patches; the others are for videos, or for training.
+# Old files repeat the size of patches, and Qwen2-VL's say tokens_per_second, too.
 UNUSED = ("spatial_patch_size", "tokens_per_second", "rope_parameters")
 NORM_EPSILON = 1e-6
 
@@ -69,10 +75,11 @@ ENCODERS = {
             "intermediate_size": 3420,
             "window_size": 112,
             "fullatt_block_indexes": [7, 15, 23, 31],
+            "tokens_per_second": 4,
         },
         inner="hidden_size",
         outer="out_hidden_size",
-        parts={"norm": "rms", "has_gate": True},
+        parts={"norm": "rms", "has_gate": True, "video_times": "seconds"},
     ),
     "qwen_3": EncoderKind(
         model_types=("qwen3_vl_vision", "qwen3_vl", "qwen3_vl_moe_vision", "qwen3_vl_moe"),
@@ -89,6 +96,7 @@ ENCODERS = {
         },
         inner="hidden_size",
         outer="out_hidden_size",
+        parts={"video_times": "texts"},
     ),
 }
 _QWEN_3 = ENCODERS["qwen_3"]
@@ -120,8 +128,49 @@ def grid_decoder_config(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def read_grid_vision(kind: str, config: Mapping[str, Any], text_size: int, num_layers: int) -> GridArchitecture:
     """The encoder of images of a decoder with this hidden size and number of layers."""
     encoder = ENCODERS[kind]
-    given = {key: value for key, value in section(config, "vision_config").items() if value is not None}
-    own = {**encoder.defaults, **{ALIASES.get(key, key): value for key, value in given.items()}}
+    own = own_settings(encoder, section(config, "vision_config"))
+    sizes = {
+        key: whole_number(f"vision_config.{key}", own[key])
+        for key, value in encoder.defaults.items()
+        if isinstance(value, int)
+    }
+    check_sizes(encoder, sizes, text_size)
+    tokens = {key: whole_number(key, config.get(key) or default) for key, default in encoder.tokens.items()}
+    hidden, depth = sizes[encoder.inner], sizes["depth"]
+    deep = layer_numbers("deepstack_visual_indexes", own, depth)
+    if deep and not encoder.defaults["deepstack_visual_indexes"]:
+        raise CheckpointError(f"deepstack_visual_indexes {[*deep]} are not supported for this family")
+    if len(deep) > num_layers:
+        raise CheckpointError(f"deepstack_visual_indexes has {len(deep)} layers, and the decoder only {num_layers}")
+    return GridArchitecture(
+        hidden_size=hidden,
+        num_layers=depth,
+        num_heads=sizes["num_heads"],
+        intermediate_size=sizes.get("intermediate_size") or hidden * sizes["mlp_ratio"],
+        patch_size=sizes["patch_size"],
+        norm_epsilon=NORM_EPSILON,
+        activation=ACTIVATIONS[own["hidden_act"]],
+        text_size=text_size,
+        image_id=tokens["image_token_id"],
+        begin_id=tokens["vision_start_token_id"],
+        end_id=tokens["vision_end_token_id"],
+        video_id=tokens["video_token_id"],
+        steps_per_second=sizes.get("tokens_per_second", 1),
+        merge_size=sizes["spatial_merge_size"],
+        frames=sizes["temporal_patch_size"],
+        rope_theta=rope_theta(own),
+        window=window(sizes),
+        full_layers=frozenset(layer_numbers("fullatt_block_indexes", own, depth)),
+        num_positions=num_positions(sizes),
+        deep_layers=deep,
+        **encoder.parts,
+    )
+
+
+def own_settings(encoder: EncoderKind, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an encoder by their newer names, with defaults; raises CheckpointError for those of others."""
+    named = {ALIASES.get(key, key): value for key, value in given.items() if value is not None}
+    own = {**encoder.defaults, **named}
     if own.get("model_type", encoder.model_types[0]) not in encoder.model_types:
         raise CheckpointError(
             f"vision_config has the model_type {own['model_type']!r}; supported is {encoder.model_types[0]!r}"
@@ -132,14 +181,12 @@ def read_grid_vision(kind: str, config: Mapping[str, Any], text_size: int, num_l
             f"vision_config has {own['in_channels']!r} channels and hidden_act {own['hidden_act']!r}; supported are 3, "
             f"and one of {', '.join(ACTIVATIONS)}"
         )
-    sizes = {
-        key: whole_number(f"vision_config.{key}", own[key])
-        for key, value in encoder.defaults.items()
-        if isinstance(value, int)
-    }
-    tokens = {key: whole_number(key, config.get(key) or default) for key, default in encoder.tokens.items()}
-    hidden, depth = sizes[encoder.inner], sizes["depth"]
-    heads = sizes["num_heads"]
+    return own
+
+
+def check_sizes(encoder: EncoderKind, sizes: Mapping[str, int], text_size: int) -> None:
+    """Raise CheckpointError for sizes that do not fit each other, or the decoder."""
+    hidden, heads = sizes[encoder.inner], sizes["num_heads"]
     if hidden % heads or hidden // heads % 4:
         raise CheckpointError(
             f"vision_config has {heads} heads of {hidden} dimensions: each must have the same number, a multiple of 4"
@@ -148,32 +195,6 @@ def read_grid_vision(kind: str, config: Mapping[str, Any], text_size: int, num_l
         raise CheckpointError(
             f"vision_config has {encoder.outer} {sizes[encoder.outer]}, and the decoder's hidden size is {text_size}"
         )
-    deep = layer_numbers("deepstack_visual_indexes", own, depth)
-    if deep and not encoder.defaults["deepstack_visual_indexes"]:
-        raise CheckpointError(f"deepstack_visual_indexes {[*deep]} are not supported for this family")
-    if len(deep) > num_layers:
-        raise CheckpointError(f"deepstack_visual_indexes has {len(deep)} layers, and the decoder only {num_layers}")
-    return GridArchitecture(
-        hidden_size=hidden,
-        num_layers=depth,
-        num_heads=heads,
-        intermediate_size=sizes.get("intermediate_size") or hidden * sizes["mlp_ratio"],
-        patch_size=sizes["patch_size"],
-        norm_epsilon=NORM_EPSILON,
-        activation=ACTIVATIONS[own["hidden_act"]],
-        text_size=text_size,
-        image_id=tokens["image_token_id"],
-        begin_id=tokens["vision_start_token_id"],
-        end_id=tokens["vision_end_token_id"],
-        merge_size=sizes["spatial_merge_size"],
-        frames=sizes["temporal_patch_size"],
-        rope_theta=rope_theta(own),
-        window=window(sizes),
-        full_layers=frozenset(layer_numbers("fullatt_block_indexes", own, depth)),
-        num_positions=num_positions(sizes),
-        deep_layers=deep,
-        **encoder.parts,
-    )
 
 
 def layer_numbers(key: str, encoder: Mapping[str, Any], depth: int) -> tuple[int, ...]:

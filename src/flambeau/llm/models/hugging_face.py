@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.json_files import read_object
-from flambeau.llm.models.architecture import Activation, Architecture, RopeKind, RopeScaling
-from flambeau.llm.models.config_keys import DUAL_CHUNKS, HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
-from flambeau.llm.models.families.config_parts import TEXT_NAMES, partial_rotation
+from flambeau.llm.models.architecture import Activation, Architecture
+from flambeau.llm.models.config_keys import HARMLESS, WINDOW_KEYS, RecordedConfig, unknown_keys
+from flambeau.llm.models.config_values import integer, number, section, token_ids
+from flambeau.llm.models.families.config_parts import TEXT_NAMES
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.table import family_of
 from flambeau.llm.models.grid_vision_config import grid_decoder_config, read_grid_vision
+from flambeau.llm.models.position_config import max_length, rope_scaling, rope_theta, unrotated_layers, windows
+from flambeau.llm.models.sound_architecture import read_sounds
 from flambeau.llm.models.vision_config import decoder_config, read_pretrained_vision, read_vision
 
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -47,9 +51,13 @@ SUPPORTED = {  # options with only one supported value
     "norm_type": (None, "layer_norm"),
     "use_mrope": (None, False),
 }
+# Families of which transformers does not read norm_topk_prob: weights of experts are always, or never, normalized.
+FIXED_NORMALIZATION = frozenset(
+    {"mixtral", "phimoe", "ernie4_5_moe", "gpt_oss", "aria_text", "minimax_m2", "afmoe", "hy_v3", "laguna"}
+)
 ALWAYS_UNDERSTOOD = frozenset({"original_max_position_embeddings"})  # checked if positions are scaled
-MSCALES = frozenset({"short_mscale", "long_mscale"})  # of longrope
 CHECKPOINT_KEYS = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id")
+OLDER_KEYS = {"llm_config": "text_config", "img_context_token_id": "image_token_id"}
 CANONICAL_FILES = {
     "renames": (),
     "interleaved_rope": False,
@@ -74,9 +82,6 @@ QUANTIZATION_METHODS = (
     "bitsandbytes",
     "torchao",
 )
-LAYER_TYPES = ("full_attention", "sliding_attention")
-DEFAULT_THETA = 10000.0
-RENAMED_KINDS = {"su": "longrope"}  # of rotary positions
 
 
 def read_hugging_face(folder: Path) -> Architecture:
@@ -89,7 +94,7 @@ def read_hugging_face(folder: Path) -> Architecture:
 
 def read_config(folder: Path) -> Config:
     """config.json; how weights were quantized may be under another key, or in a file of ModelOpt."""
-    config = read_object(folder / "config.json", InvalidConfig)
+    config = with_newer_keys(of_thinker(read_object(folder / "config.json", InvalidConfig)))
     compression = config.pop("compression_config", None)
     if compression and not config.get("quantization_config"):
         config["quantization_config"] = {"quant_method": "compressed-tensors", **compression}
@@ -101,21 +106,38 @@ def read_config(folder: Path) -> Config:
     return config
 
 
+def of_thinker(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the model that reads and writes texts, in files of one that speaks as well (Qwen-Omni)."""
+    thinker = section(config, "thinker_config")
+    if not thinker:
+        return config
+    outside = ("architectures", *CHECKPOINT_KEYS)
+    return {**thinker, **{key: config[key] for key in outside if config.get(key) is not None}}
+
+
+def with_newer_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """The names that transformers has for keys of Nemotron-H-Omni."""
+    if config.get("architectures") != ["NemotronH_Omni_Reasoning_V3"]:
+        return config
+    older = {OLDER_KEYS[key]: value for key, value in config.items() if key in OLDER_KEYS}
+    return {**older, **{key: value for key, value in config.items() if key not in OLDER_KEYS and value is not None}}
+
+
 def from_hugging_face(config: Config) -> Architecture:
+    """The architecture that a config.json describes."""
     family = family_of(config)
     whole = config
     with values_of_other_kinds(family):
+        check_normalization(text_config(config, family), family)
         given = renamed(family.arrange(text_config(config, family)), family)
+    if given.get("rope_parameters", ...) is None:  # in transformers, null and a missing key both mean the defaults
+        del given["rope_parameters"]
     config = RecordedConfig({**DEFAULTS, **family.defaults, **given})
     check_supported(config, family)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
     kv_heads = integer(config, "num_key_value_heads", heads) if family.has_kv_heads else heads
     head_size = integer(config, "head_dim", hidden // heads)
-    if heads % kv_heads or head_size % 2:
-        raise CheckpointError(
-            f"{heads} heads of size {head_size} with {kv_heads} key-value heads: the size must be even, "
-            "and every key-value head serve as many heads as the others"
-        )
+    check_heads(heads, kv_heads, head_size)
     scaling = rope_scaling(config, family)
     has_bias = bool(config.get("attention_bias"))
     with values_of_other_kinds(family):
@@ -135,7 +157,7 @@ def from_hugging_face(config: Config) -> Architecture:
         ),
         max_length=max_length(config, scaling),
         norm_epsilon=number(config, family.epsilon_key),
-        rope_theta=number(rope_parameters(config, family), "rope_theta", number(config, "rope_theta", DEFAULT_THETA)),
+        rope_theta=rope_theta(config, family),
         rope_scaling=scaling,
         unrotated_layers=unrotated_layers(config, family),
         tied_embeddings=bool(config["tie_word_embeddings"]),
@@ -157,15 +179,30 @@ def from_hugging_face(config: Config) -> Architecture:
     is_own = section(config, "quantization_config").get("quant_method") == "flambeau"
     parts = parts | CANONICAL_FILES if is_own else parts  # written by us, with Llama's names and arrangement
     arch = replace(arch, **parts, unknown_keys=unknown_keys(given, understood))
+    check_sizes(arch)
+    return with_sounds(with_images(arch, family, whole), family, whole)
+
+
+def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
+    """Raise for numbers of heads that do not belong together."""
+    if heads % kv_heads or head_size % 2:
+        raise CheckpointError(
+            f"{heads} heads of size {head_size} with {kv_heads} key-value heads: the size must be even, "
+            "and every key-value head serve as many heads as the others"
+        )
+
+
+def check_sizes(arch: Architecture) -> None:
+    """Raise for groups of experts and rotations that the numbers of experts and dimensions do not allow."""
     if arch.num_experts % arch.num_expert_groups:
         raise CheckpointError(f"{arch.num_experts} experts cannot be divided into {arch.num_expert_groups} groups")
     least = 0 if len(arch.unrotated_layers) == arch.num_layers else 1
-    if arch.rotary_size is not None and (arch.rotary_size % 2 or not least <= arch.rotary_size <= arch.head_size):
-        raise CheckpointError(
-            f"{arch.rotary_size} of {arch.head_size} dimensions of a head are rotated, which is not supported; "
-            "it must be an even number"
-        )
-    return with_images(arch, family, whole)
+    for rotated, size in [(arch.rotary_size, arch.head_size), *((s.rotary_size, s.head_size) for s in arch.shapes)]:
+        if rotated is not None and (rotated % 2 or not (0 if arch.shapes else least) <= rotated <= size):
+            raise CheckpointError(
+                f"{rotated} of {size} dimensions of a head are rotated, which is not supported; "
+                "it must be an even number"
+            )
 
 
 @contextmanager
@@ -189,6 +226,10 @@ def with_images(arch: Architecture, family: Family, whole: Config) -> Architectu
     if family.vision == "siglip":
         return replace(arch, vision=read_vision(whole, arch.hidden_size))
     return replace(arch, vision=read_grid_vision(family.vision, whole, arch.hidden_size, arch.num_layers))
+
+
+def with_sounds(arch: Architecture, family: Family, whole: Config) -> Architecture:
+    return arch if family.sounds is None else replace(arch, sounds=read_sounds(family.sounds, whole))
 
 
 def text_config(config: Config, family: Family) -> Config:
@@ -219,10 +260,24 @@ def activation(config: Config, family: Family) -> Activation:
     return ACTIVATIONS[name]
 
 
+def check_normalization(given: Config, family: Family) -> None:
+    """Raise for norm_topk_prob where it has no effect in transformers; other names of it are not looked at."""
+    fixed, named = family.defaults.get("norm_topk_prob", True), given.get("norm_topk_prob")
+    if family.model_type in FIXED_NORMALIZATION and named not in (None, fixed):
+        raise CheckpointError(f"norm_topk_prob {named!r} is not supported; supported is {fixed!r}")
+
+
+def is_among(value: Any, values: Sequence[Any]) -> bool:
+    """Whether it is one of these values; numbers may have been rounded to float32, as in GGUF files."""
+    return value in values or (
+        isinstance(value, float) and any(isinstance(one, float) and isclose(value, one, rel_tol=1e-6) for one in values)
+    )
+
+
 def check_supported(config: Config, family: Family) -> None:
     """Raise for the first option that the network does not support."""
     for key, values in {**SUPPORTED, **family.supported}.items():
-        if key in config and key not in family.understands and config[key] not in values:
+        if key in config and key not in family.understands and not is_among(config[key], values):
             raise CheckpointError(f"{key} {config[key]!r} is not supported; supported is {values[-1]!r}")
     quantization = section(config, "quantization_config") or section(config, "quantization")
     if quantization and "quant_method" not in quantization and "bits" in quantization:
@@ -237,156 +292,6 @@ def check_supported(config: Config, family: Family) -> None:
         )
 
 
-def rope_parameters(config: Config, family: Family) -> Config:
-    """The settings of rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    given, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
-    wide, narrow = family.rope_sections
-    if family.has_local_rope and isinstance(given.get(wide), Mapping):
-        local = section(given, narrow)
-        if local.get("rope_type", "default") != "default":
-            raise CheckpointError(f"rope type {local['rope_type']!r} of layers with a window is not supported")
-        given = given[wide]
-        if given.get("rope_type") == "yarn" and not given.get("truncate", True):
-            raise CheckpointError(f"rope_parameters.{wide}.truncate is not supported: transformers ignores it")
-    parameters = scaling or given  # people add rope_scaling to files that have the other: it replaces all of it
-    if scaling and "rope_theta" in given and "rope_theta" not in scaling:
-        theta, other = given["rope_theta"], config.get("rope_theta", DEFAULT_THETA)
-        if theta is not None and theta != other:
-            raise InvalidConfig(
-                f"rope_scaling replaces rope_parameters, which alone has rope_theta {theta:g}; without it, it is "
-                f"{other:g}. Copy rope_theta into rope_scaling"
-            )
-    if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise CheckpointError("rope_parameters that differ between types of layers are not supported")
-    return {key: value for key, value in parameters.items() if value is not None}
-
-
-def rope_scaling(config: Config, family: Family) -> RopeScaling | None:
-    """How positions are scaled; None: not at all."""
-    parameters = rope_parameters(config, family)
-    kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = RENAMED_KINDS.get(kind, kind)
-    is_partial = kind != "proportional" and parameters.get("partial_rotary_factor", 1) != 1
-    if is_partial and "partial_rotary_factor" not in family.understands:
-        raise CheckpointError("partial_rotary_factor is not supported here: the whole head must be rotated")
-    if kind == "mrope" and "mrope_section" in family.understands:  # how positions are divided, not how they are scaled
-        return None
-    if kind in ("default", "dynamic"):  # dynamic has no effect up to max_position_embeddings, where sequences end
-        return None
-    if kind not in get_args(RopeKind):
-        names = ", ".join(("default", "dynamic", *get_args(RopeKind)))
-        raise CheckpointError(f"rope type {kind!r} is not supported; supported are {names}")
-    trained = integer(config, "max_position_embeddings")
-    outside = config.get("original_max_position_embeddings")
-    default = trained if kind != "longrope" or outside is None else outside  # Phi-3 has it outside
-    original = integer(parameters, "original_max_position_embeddings", default)
-    if kind != "linear" and outside is not None and outside != original:
-        raise InvalidConfig(
-            f"original_max_position_embeddings is {outside} outside of the rope parameters and {original} for them; "
-            "put the right one into both places"
-        )
-    has_mscales = kind == "longrope" and family.understands >= MSCALES
-    mscales = {key: number(parameters, key) for key in MSCALES} if has_mscales else {}
-    return RopeScaling(
-        kind=kind,
-        factor=number(parameters, "factor", default_factor(kind, trained, original)),
-        original_length=original,
-        low_frequency_factor=number(parameters, "low_freq_factor", 1.0),
-        high_frequency_factor=number(parameters, "high_freq_factor", 4.0),
-        beta_fast=number(parameters, "beta_fast", 32.0),
-        beta_slow=number(parameters, "beta_slow", 1.0),
-        attention_factor=parameters.get("attention_factor", family.attention_factor),
-        mscale=parameters.get("mscale"),
-        mscale_all_dimensions=parameters.get("mscale_all_dim"),
-        truncate=parameters.get("truncate", True),
-        proportion=number(parameters, "partial_rotary_factor", 1.0) if kind == "proportional" else 1.0,
-        short_factors=long_factors(config, parameters, "short_factor") if kind == "longrope" else (),
-        long_factors=long_factors(config, parameters, "long_factor") if kind == "longrope" else (),
-        **mscales,
-    )
-
-
-def default_factor(kind: RopeKind, trained: int, original: int) -> float | None:
-    """The factor of positions where config.json has none; None: it has to."""
-    if kind == "proportional":
-        return 1.0
-    return trained / original if kind in ("yarn", "longrope") else None
-
-
-def long_factors(config: Config, parameters: Config, key: str) -> tuple[float, ...]:
-    """The factors of all pairs of dimensions that are rotated."""
-    factors = parameters.get(key)
-    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    size = partial_rotation(config).get("rotary_size", head_size)
-    if not isinstance(factors, list) or len(factors) != size // 2:
-        raise InvalidConfig(f"rope type 'longrope' needs {key}, a list of {size // 2} numbers")
-    return tuple(float(factor) for factor in factors)
-
-
-def max_length(config: Config, scaling: RopeScaling | None) -> int:
-    """The longest sequence; Qwen's config.json has the length before YaRN scaling.
-
-    Dual chunk attention (Qwen's models for a million tokens) is like any other up to the end of the first chunk.
-    """
-    named = integer(config, "max_position_embeddings")
-    if chunks := section(config, DUAL_CHUNKS):
-        return min(named, integer(chunks, "chunk_size") - integer(chunks, "local_size", 0, least=0))
-    return max(named, int(scaling.factor * scaling.original_length)) if scaling and scaling.kind == "yarn" else named
-
-
-def windows(config: Config, family: Family, length: int) -> tuple[int | None, ...]:
-    """The attention window of each layer; empty if no layer has one."""
-    is_off = family.switches_window and not config.get("use_sliding_window")
-    if family.windowed == "none" or is_off or (config.get("sliding_window") is None and not family.has_local_rope):
-        return ()
-    window = integer(config, "sliding_window")
-    # A window beyond the longest sequence has no effect, but its layers may have rotary positions of their own.
-    layers = windowed_layers(config, family) if window < length or family.has_local_rope else frozenset()
-    return tuple(window if i in layers else None for i in range(integer(config, "num_hidden_layers"))) if layers else ()
-
-
-def windowed_layers(config: Config, family: Family) -> frozenset[int]:
-    """The layers with a window, in a model that has one."""
-    num_layers, named = integer(config, "num_hidden_layers"), config.get("layer_types")
-    if named is not None:
-        if len(named) != num_layers or not set(named) <= set(LAYER_TYPES):
-            raise CheckpointError(f"layer_types must name {num_layers} layers, each one of {', '.join(LAYER_TYPES)}")
-        if not family.names_layers and set(named) != {"sliding_attention"}:
-            raise CheckpointError(
-                f"layer_types are not supported for {family.model_type}: all its layers have the window"
-            )
-        return frozenset(i for i, kind in enumerate(named) if kind == "sliding_attention")
-    if family.windowed == "named":
-        return frozenset()
-    if family.windowed == "all":
-        return frozenset(range(num_layers))
-    if family.windowed == "unrotated":
-        return unrotated_layers(config, family)
-    if family.windowed == "even":
-        return frozenset(range(0, num_layers, 2))
-    if family.windowed == "pattern":
-        every = integer(config, "sliding_window_pattern")
-        return frozenset(i for i in range(num_layers) if (i + 1) % every)
-    return frozenset(range(integer(config, "max_window_layers", least=0), num_layers))
-
-
-def unrotated_layers(config: Config, family: Family) -> frozenset[int]:
-    """The layers without rotary positions (SmolLM 3), or without a window in models that rotate only those."""
-    if not family.is_rotated:
-        return frozenset(range(integer(config, "num_hidden_layers")))
-    if family.rotates_windows:
-        num_layers = integer(config, "num_hidden_layers")
-        has_windows = config.get("sliding_window") is not None
-        return frozenset(range(num_layers)) - windowed_layers(config, family) if has_windows else frozenset()
-    if family.model_type != "smollm3":
-        return frozenset()
-    rotated = config.get("no_rope_layers")  # despite its name, 1 for layers with rotary positions
-    if rotated is not None:
-        return frozenset(i for i, is_rotated in enumerate(rotated) if not is_rotated)
-    interval = integer(config, "no_rope_layer_interval")
-    return frozenset(i for i in range(integer(config, "num_hidden_layers")) if (i + 1) % interval == 0)
-
-
 def experts(config: Config) -> dict[str, Any]:
     """The settings of experts; Mixtral has `num_local_experts`, Qwen `num_experts`."""
     num_layers, step = integer(config, "num_hidden_layers"), integer(config, "decoder_sparse_step", 1)
@@ -399,35 +304,3 @@ def experts(config: Config) -> dict[str, Any]:
         "normalizes_experts": bool(config.get("norm_topk_prob", True)),
         "dense_layers": frozenset(dense),
     }
-
-
-def section(config: Config, key: str) -> Config:
-    """The object under a key; empty if there is none."""
-    value = config.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise InvalidConfig(f"config.json has {value!r} for {key}, which must be an object")
-    return value
-
-
-def token_ids(value: object) -> tuple[int, ...]:
-    """One token id, a list of them, or none."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int))
-
-
-def integer(config: Config, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """An integer of at least `least`, required unless there is a default."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfig(f"config.json needs {key}, a whole number from {least}, not {value!r}")
-    return value
-
-
-def number(config: Config, key: str, default: float | None = None) -> float:
-    """A number above 0, required unless there is a default."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise InvalidConfig(f"config.json needs {key}, a number above 0, not {value!r}")
-    return float(value)

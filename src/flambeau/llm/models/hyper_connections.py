@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.norms import StreamNorm
 
 
 class Joint(NamedTuple):
@@ -85,6 +86,47 @@ def balanced(scores: Tensor, num_rounds: int, epsilon: float) -> Tensor:
     return matrix
 
 
+class MixedStreams(nn.Module):
+    """One hidden state of all streams: a mean of their normalized numbers, each of which has a weight (Qwen 4)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        assert arch.hyper is not None
+        self.count, width = arch.hyper.num_streams, arch.hyper.num_streams * arch.hidden_size
+        self.norm = StreamNorm(arch, self.count)
+        self.mix_in = nn.Linear(width, arch.hyper.rank, bias=False)
+        self.mix_out = nn.Linear(arch.hyper.rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, S, E] to […, E]."""
+        return self.mixed(self.norm(x))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        weights = torch.sigmoid(self.mix_out(F.silu(self.mix_in(x.flatten(-2)) / self.count)))
+        return (torch.unflatten(weights, -1, (self.count, -1)) * x).mean(dim=-2)
+
+
+class MixedConnection(MixedStreams):
+    """What a part of a layer reads, and how the streams get what it gives."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__(arch)
+        self.factors = nn.Linear(self.count * arch.hidden_size, self.count, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Joint]:  # type: ignore[override]
+        """[…, S, E] to […, E], normalized, and how the result is joined to the streams."""
+        x = self.norm(x)
+        return self.mixed(x), Joint(2 * torch.sigmoid(self.factors(x.flatten(-2)) / self.count), None)
+
+    def join(self, x: Tensor, y: Tensor, joint: Joint) -> Tensor:
+        return x + joint.factors.unsqueeze(-1) * y.unsqueeze(-2)
+
+
+def make_connection(arch: Architecture) -> HyperConnection | MixedConnection:
+    assert arch.hyper is not None
+    return MixedConnection(arch) if arch.hyper.rank else HyperConnection(arch)
+
+
 class HyperHead(StreamWeights):
     """One hidden state of all streams, after the last layer."""
 
@@ -98,6 +140,11 @@ class HyperHead(StreamWeights):
         return (weights.unsqueeze(-1) * x).sum(dim=-2).to(x.dtype)
 
 
+def make_head(arch: Architecture) -> HyperHead | MixedStreams:
+    assert arch.hyper is not None
+    return MixedStreams(arch) if arch.hyper.rank else HyperHead(arch)
+
+
 class HyperStreams(nn.Module):
     """Equal streams of the embeddings, and one of what the last layer leaves."""
 
@@ -105,7 +152,7 @@ class HyperStreams(nn.Module):
         super().__init__()
         assert arch.hyper is not None
         self.count = arch.hyper.num_streams
-        self.head = HyperHead(arch) if arch.hyper.has_head else None
+        self.head = make_head(arch) if arch.hyper.has_head else None
 
     def spread(self, x: Tensor) -> Tensor:
         """[…, E] to […, S, E]."""

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.norms import CenteredNorm, PositionScale, make_norm
-from flambeau.llm.models.rope import Angles, Rotations, rotate, unpaired
+from flambeau.llm.models.rope import Angles, Rotations, both_halves, rotate, unpaired
 
 
 class BlockChoice(NamedTuple):
@@ -39,7 +39,7 @@ class Selection(NamedTuple):
     weights: Tensor | None  # […, I] of the heads, in float32; None: each chooses for itself
     num_chosen: int
     blocks: BlockChoice | None = None
-    pools: Pools | None = None
+    pools: Pools | MeanPools | None = None
 
 
 class Pools(NamedTuple):
@@ -54,6 +54,26 @@ class Pools(NamedTuple):
         groups = torch.unflatten(F.pad(cached, (0, 0, 0, missing)), -2, (-1, self.size))
         keys, weights = groups.chunk(2, dim=-1)
         return ((weights.float() + self.bias.float()).softmax(dim=-2).to(keys.dtype) * keys).sum(dim=-2)
+
+
+class MeanPools(NamedTuple):
+    """Groups of tokens that are chosen together, by a mean of their keys, which has the place of the first token."""
+
+    size: int
+    norm: nn.Module
+    inverse: Tensor  # [rotary_size / 2]: the rotation of each pair of coordinates from one place to the next
+    factor: float  # of cosine and sine
+
+    def keys(self, cached: Tensor) -> Tensor:
+        """Of tokens […, C, K] to groups […, P, K]; the last group may have padding."""
+        missing = -cached.shape[-2] % self.size
+        groups = torch.unflatten(F.pad(cached, (0, 0, 0, missing)), -2, (-1, self.size))
+        keys = self.norm(groups.float().mean(dim=-2).to(cached.dtype))
+        starts = torch.arange(keys.shape[-2], device=keys.device) * self.size
+        angles = starts.unsqueeze(-1).float() * self.inverse
+        first, rest = keys.unsqueeze(-2).tensor_split([2 * len(self.inverse)], dim=-1)
+        turned = rotate(first, *both_halves(angles.cos() * self.factor, angles.sin() * self.factor))
+        return torch.cat((turned, rest), dim=-1).squeeze(-2)
 
 
 class HeadWeights(nn.Module):
@@ -132,8 +152,9 @@ class BlockIndexer(nn.Module):
         self.q_norm, self.k_norm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
         self.choice = BlockChoice(shape.block_size, shape.num_local_blocks, shape.num_heads)
 
-    def forward(self, x: Tensor, angles: Angles) -> Selection:
+    def forward(self, x: Tensor, rotations: Rotations) -> Selection:
         """From inputs […, E] of a layer."""
+        angles = rotations.ordinary
         q = self.q_norm(torch.unflatten(self.wq_b(x), -1, (self.shape.num_heads, -1)))
         k = self.k_norm(self.wk(x)).unsqueeze(-2)
         q, k = self.rotated(q, angles), self.rotated(k, angles).squeeze(-2)
@@ -143,3 +164,27 @@ class BlockIndexer(nn.Module):
         """[…, heads, K] with the first coordinates rotated."""
         first, rest = x.tensor_split([self.rotary_size], dim=-1)
         return torch.cat((rotate(first, *angles), rest), dim=-1)
+
+
+class PoolIndexer(nn.Module):
+    """Heads that choose groups of tokens for all heads of attention, by scores that are added up (Qwen 4)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        assert arch.indexer is not None
+        shape = self.shape = arch.indexer
+        self.rotary_size = arch.rotary_size or arch.head_size
+        self.index_qk_proj = nn.Linear(arch.hidden_size, (shape.num_heads + 1) * shape.head_size, bias=False)
+        self.q_layernorm, self.k_layernorm = make_norm(arch, shape.head_size), make_norm(arch, shape.head_size)
+
+    def forward(self, x: Tensor, rotations: Rotations) -> Selection:
+        """From inputs […, E] of a layer."""
+        assert rotations.inverse is not None
+        shape = self.shape
+        heads = torch.unflatten(self.index_qk_proj(x), -1, (-1, shape.head_size))
+        q, k = heads.tensor_split([shape.num_heads], dim=-2)
+        first, rest = self.q_layernorm(q).tensor_split([self.rotary_size], dim=-1)
+        q = torch.cat((rotate(first, *rotations.ordinary), rest), dim=-1)
+        weights = x.new_full((*q.shape[:-1],), shape.head_size**-0.5, dtype=torch.float32)
+        pools = MeanPools(shape.pool_size, self.k_layernorm, *rotations.inverse)
+        return Selection(q, k.squeeze(-2), weights, shape.num_chosen, pools=pools)

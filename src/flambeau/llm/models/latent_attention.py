@@ -39,16 +39,24 @@ class LatentUp(nn.Module):
         return keys, values
 
 
+def sizes_of_layer(arch: Architecture, layer: int) -> Architecture:
+    """The architecture with the sizes of one layer; what a layer does not rotate is plain, unless it says otherwise."""
+    own = arch.of_layer(layer)
+    if arch.shapes and arch.shapes[layer].latents is not None:
+        return own
+    size = arch.unrotated_size + (arch.rotary_size or 0)
+    return replace(own, unrotated_size=size - (own.rotary_size or 0))
+
+
 class LatentAttention(nn.Module):
     """Attention of many heads over one latent per token; queries may have a latent of their own."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
         assert arch.rotary_size is not None
-        size = arch.unrotated_size + arch.rotary_size
-        arch = arch.of_layer(layer)
+        arch = sizes_of_layer(arch, layer)
         rotary_size = arch.rotary_size or 0  # a layer may rotate nothing
-        arch = replace(arch, unrotated_size=size - rotary_size)
+        size = arch.unrotated_size + rotary_size
         hidden, heads, rank = arch.hidden_size, arch.num_heads, arch.query_latent_size
         self.layer, self.key_layer = layer, arch.key_layer(layer)
         self.num_heads, self.latent_size = heads, arch.latent_size
@@ -56,11 +64,16 @@ class LatentAttention(nn.Module):
         self.latent_scale = arch.latent_scale
         self.is_paired, self.is_tempered = arch.paired_rope, arch.tempers_rotated
         self.is_rotated = layer not in arch.unrotated_layers and rotary_size > 0
+        self.window = arch.window(layer)
+        self.is_local = self.window is not None and arch.local_rope_theta is not None
         self.scale = size**-0.5 if arch.attention_scale is None else arch.attention_scale
         if rank:
             self.q_a_proj = nn.Linear(hidden, rank, bias=arch.qkv_bias)
             self.q_a_layernorm = RMSNorm(rank, arch.latent_epsilon)
-            self.q_b_proj = nn.Linear(rank, heads * size, bias=False)
+            self.joins_latents = arch.joins_query_latents
+            self.value_size = arch.value_size
+            own, given = (size + arch.value_size, 2 * rank) if self.joins_latents else (size, rank)
+            self.q_b_proj = nn.Linear(given, heads * own, bias=False)
         else:
             self.q_proj = nn.Linear(hidden, heads * size, bias=False)
         self.has_query_latent = rank > 0
@@ -68,6 +81,8 @@ class LatentAttention(nn.Module):
         if self.has_own_keys:
             self.kv_a_proj_with_mqa = nn.Linear(hidden, arch.latent_size + rotary_size, bias=arch.qkv_bias)
             self.kv_a_layernorm = RMSNorm(arch.latent_size, arch.latent_epsilon)
+        has_norm = arch.normalizes_rotated_keys and self.has_own_keys
+        self.k_rotated_norm = RMSNorm(rotary_size, arch.latent_epsilon) if has_norm else None
         self.position_scale = PositionScale(heads) if arch.position_scales else None
         self.kv_b_proj = LatentUp(arch)
         self.o_proj = nn.Linear(heads * arch.value_size, hidden, bias=arch.output_bias)
@@ -77,14 +92,13 @@ class LatentAttention(nn.Module):
         self.gate_proj = nn.Linear(hidden, num_gates, bias=False) if has_gates else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if arch.has_sinks else None
         self.indexer = Indexer(arch) if arch.index_size(layer) else None
-        self.reuses_selection = arch.indexer is not None and self.indexer is None
+        self.reuses_selection = arch.indexer is not None and layer in arch.indexer.reusing_layers
 
     def forward(self, x: Tensor, rotations: Rotations, attend: Attend, shared: SharedKeys | None = None) -> Tensor:
         """[…, E] to […, E]."""
-        rotation = rotations.ordinary
+        rotation = rotations.local if self.is_local else rotations.ordinary
         k = self.keys(x, rotation, shared)
-        queries, query_latent = self.queries(x)
-        q = torch.unflatten(queries, -1, (self.num_heads, -1))
+        q, gates, query_latent = self.queries(x)
         q_plain, q_rotated = torch.split(q, [self.unrotated_size, self.rotary_size], dim=-1)
         to_keys_HNR, to_values_HVR = self.kv_b_proj.parts()
         q_latent = torch.einsum("...hn,hnr->...hr", q_plain, to_keys_HNR)
@@ -95,12 +109,14 @@ class LatentAttention(nn.Module):
         if self.is_tempered and rotations.query_scale is not None:
             q = (q * rotations.query_scale).to(q.dtype)
         options = AttentionOptions(
-            self.scale, sinks=self.sinks, reuses_selection=self.reuses_selection, index_layer=self.layer
+            self.scale, self.window, sinks=self.sinks, reuses_selection=self.reuses_selection, index_layer=self.layer
         )
         if self.indexer is not None:
             options = options._replace(selection=self.indexer(x, query_latent, rotations))
         y = attend(self.key_layer, q, k, k, options)
         y = torch.einsum("...hr,hvr->...hv", y[..., : self.latent_size], to_values_HVR)
+        if gates is not None:
+            y = (y * torch.sigmoid(gates.float())).to(y.dtype)
         if self.gate_proj is not None:
             gates = torch.sigmoid(self.gate_proj(x).float()).to(y.dtype)
             y = y * (gates.view_as(y) if self.gates_values else gates.unsqueeze(-1))
@@ -112,6 +128,8 @@ class LatentAttention(nn.Module):
             assert shared is not None
             return shared[self.key_layer][0]
         latent, k_rotated = self.kv_a_proj_with_mqa(x).split((self.latent_size, self.rotary_size), dim=-1)
+        if self.k_rotated_norm is not None:
+            k_rotated = self.k_rotated_norm(k_rotated)
         k_rotated = self.rotated(k_rotated.unsqueeze(-2), rotation)
         latent = self.kv_a_layernorm(latent)
         if self.latent_scale != 1.0:
@@ -121,12 +139,17 @@ class LatentAttention(nn.Module):
             shared[self.layer] = (k,)
         return k
 
-    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[…, E] to […, H × (N + P)], and the latent that these come from."""
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """[…, E] to […, H, N + P], gates […, H, V] of values if these come with them, and the latent of queries."""
         if not self.has_query_latent:
-            return self.q_proj(x), None
-        latent = self.q_a_layernorm(self.q_a_proj(x))
-        return self.q_b_proj(latent), latent
+            return torch.unflatten(self.q_proj(x), -1, (self.num_heads, -1)), None, None
+        latent = self.q_a_proj(x)
+        normal = self.q_a_layernorm(latent)
+        joined = torch.cat((normal, latent), dim=-1) if self.joins_latents else normal
+        q, gates = torch.unflatten(self.q_b_proj(joined), -1, (self.num_heads, -1)), None
+        if self.joins_latents:
+            q, gates = q.tensor_split([q.shape[-1] - self.value_size], dim=-1)
+        return q, gates, normal
 
     def rotated(self, x: Tensor, angles: Angles) -> Tensor:
         """The rotary part […, heads, P] of queries or keys."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flambeau.llm.models.activations import ACTIVATIONS
+from flambeau.llm.models.activations import ACTIVATIONS, gated
 from flambeau.llm.models.architecture import Activation, Architecture
 from flambeau.llm.models.routers import BIASED, ROUTERS, WIDE, RouterSettings, Routing, root_softplus
 
@@ -25,6 +25,10 @@ class ExpertLayers(nn.Module):
 
     def multiply(self, expert: int, x: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
+        raise NotImplementedError
+
+    def multiply_chosen(self, x_TAI: Tensor, chosen_TA: Tensor) -> Tensor:
+        """[T, A, I] to [T, A, O], each row by the weights of its own expert; a step with it can be traced."""
         raise NotImplementedError
 
 
@@ -39,9 +43,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(count, rows)) if arch.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.zeros(count, hidden)) if arch.expert_bias else None
-        self.limit, self.alpha = arch.swiglu_limit, arch.swiglu_alpha
-        self.gate_limit = arch.gate_limit
-        self.late_limit = arch.expert_limit(layer)
+        self.limit = arch.expert_limit(layer)
         self.num_experts, self.num_zero_experts = count, arch.num_zero_experts
         self.scales_inputs = arch.scales_expert_inputs
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
@@ -56,7 +58,8 @@ class Experts(nn.Module):
         """The weighted sum [T, E] of the chosen experts' outputs."""
         if not needs_static_shapes(x_TE):
             return self.compute_each(x_TE, chosen_TA, weights_TA)
-        if chosen_TA.numel() < len(self.down_proj):
+        has_kernels = isinstance(self.gate_up_proj, ExpertLayers) or isinstance(self.down_proj, ExpertLayers)
+        if has_kernels or chosen_TA.numel() < len(self.down_proj):
             return self.compute_gathered(x_TE, chosen_TA, weights_TA)
         return self.compute_all(x_TE, chosen_TA, weights_TA)
 
@@ -87,9 +90,9 @@ class Experts(nn.Module):
         up_bias, down_bias = self.biases(chosen_TA)
         before, after = self.scales(weights_TA.unsqueeze(-1))
         x_TAE = scaled(x_TE.unsqueeze(1).expand(-1, chosen_TA.shape[1], -1), before).to(x_TE.dtype)
-        gate_up = torch.einsum("tai,tafi->taf", x_TAE, self.gate_up_proj[chosen_TA])
+        gate_up = multiply_chosen(self.gate_up_proj, x_TAE, chosen_TA)
         gate_up = gate_up if up_bias is None else gate_up + up_bias
-        y_TAE = torch.einsum("taf,taif->tai", self.activate(gate_up), self.down_proj[chosen_TA])
+        y_TAE = multiply_chosen(self.down_proj, self.activate(gate_up), chosen_TA)
         y_TAE = y_TAE if down_bias is None else y_TAE + down_bias
         return scaled(y_TAE, after).sum(dim=1).to(x_TE.dtype)
 
@@ -119,10 +122,7 @@ class Experts(nn.Module):
     def activate(self, gate_up: Tensor) -> Tensor:
         if not self.has_gate:
             return self.activation(gate_up)
-        gate, up = cut_gates(gate_up, self.gate_limit)
-        if self.limit is None:
-            return limited(self.activation(gate), up, self.late_limit)
-        return swiglu(gate, up, self.limit, self.alpha)
+        return gated(gate_up, self.activation, self.limit)
 
 
 def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -133,15 +133,11 @@ def multiply(weights: Any, expert: int, x: Tensor, bias: Tensor | None) -> Tenso
     return y if bias is None else y + bias
 
 
-def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """The activation of gpt-oss."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(gate * alpha) * (up + 1)
-
-
-def limited(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """An activated gate times its input, neither beyond a limit."""
-    return gate * up if limit is None else gate.clamp(max=limit) * up.clamp(-limit, limit)
+def multiply_chosen(weights: Any, x_TAI: Tensor, chosen_TA: Tensor) -> Tensor:
+    """The linear layers of the experts of each row, without biases."""
+    if isinstance(weights, ExpertLayers):
+        return weights.multiply_chosen(x_TAI, chosen_TA)
+    return torch.einsum("tai,taoi->tao", x_TAI, weights[chosen_TA])
 
 
 def scaled(x: Tensor, weights: Tensor | None) -> Tensor:
@@ -154,34 +150,22 @@ def wide_scores(gate: Any, x_TE: Tensor) -> Tensor:
     return gate.wide(x_TE) if hasattr(gate, "wide") else F.linear(x_TE.float(), gate.weight.float())
 
 
-def cut_gates(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
-    """Gates […, F] and what they gate, within a limit if there is one."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
-
-
 class SharedExpert(nn.Module):
     """An expert for all tokens."""
 
     def __init__(self, arch: Architecture, layer: int = 0) -> None:
         super().__init__()
-        self.late_limit = arch.mlp_limit(layer)
-        self.limit = arch.swiglu_limit if arch.swiglu_everywhere else None
-        self.alpha = arch.swiglu_alpha
         rows = 2 * arch.shared_expert_size if arch.has_gate else arch.shared_expert_size
         self.gate_up_proj = nn.Linear(arch.hidden_size, rows, bias=False)
         self.down_proj = nn.Linear(arch.shared_expert_size, arch.hidden_size, bias=False)
         self.has_gate, self.activation = arch.has_gate, ACTIVATIONS[arch.activation]
-        self.gate_limit = arch.gate_limit if arch.limits_all_gates else None
+        self.limit = arch.mlp_limit(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, E] to […, E]."""
         if not self.has_gate:
             return self.down_proj(self.activation(self.gate_up_proj(x)))  # type: ignore[no-any-return]
-        gate, up = cut_gates(self.gate_up_proj(x), self.gate_limit)
-        if self.limit is not None:
-            return self.down_proj(swiglu(gate, up, self.limit, self.alpha))  # type: ignore[no-any-return]
-        return self.down_proj(limited(self.activation(gate), up, self.late_limit))  # type: ignore[no-any-return]
+        return self.down_proj(gated(self.gate_up_proj(x), self.activation, self.limit))  # type: ignore[no-any-return]
 
 
 class SparseMLP(nn.Module):

@@ -38,6 +38,10 @@ class PlainRMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.size,), eps=self.epsilon).to(x.dtype)
 
 
+class NoNorm(nn.Identity):
+    """In the place of a norm that a layer does not have."""
+
+
 class SharedRMSNorm(RMSNorm):
     """An RMSNorm over numbers of which this rank has some."""
 
@@ -68,6 +72,29 @@ class OffsetRMSNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.float() + self.offset
         return F.rms_norm(x.float(), weight.shape, weight, self.epsilon).to(x.dtype)
+
+
+class SelfGatedNorm(RMSNorm):
+    """An RMSNorm whose results are gated by themselves, through two small layers (A.X-K2)."""
+
+    def __init__(self, size: int, epsilon: float, rank: int) -> None:
+        super().__init__(size, epsilon)
+        self.gate_in, self.gate_out = nn.Linear(size, rank, bias=False), nn.Linear(rank, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return (y * torch.sigmoid(self.gate_out(F.silu(self.gate_in(y))).float())).to(y.dtype)
+
+
+class StreamNorm(OffsetRMSNorm):
+    """A norm of each of several streams […, S, E], with weights of its own."""
+
+    def __init__(self, arch: Architecture, num_streams: int) -> None:
+        super().__init__(num_streams * arch.hidden_size, arch.norm_epsilon, arch.norm_offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = (self.weight.float() + self.offset).view(x.shape[-2:])
+        return (F.rms_norm(x.float(), x.shape[-1:], eps=self.epsilon) * weight).to(x.dtype)
 
 
 class CenteredNorm(nn.Module):
@@ -112,6 +139,12 @@ class PositionScale(nn.Module):
         """[…, H, D] to […, H, D], by logarithms […, 1]."""
         scales = log_positions * self.weight.float() + self.bias.float()
         return (q * scales.unsqueeze(-1)).to(q.dtype)
+
+
+def make_input_norm(arch: Architecture, *, is_gated: bool = True) -> RMSNorm | PlainRMSNorm | CenteredNorm:
+    """The norm of what a part of a layer reads."""
+    has_gate = is_gated and arch.norm_gate_rank > 0
+    return SelfGatedNorm(arch.hidden_size, arch.norm_epsilon, arch.norm_gate_rank) if has_gate else make_norm(arch)
 
 
 def make_norm(arch: Architecture, size: int | None = None) -> RMSNorm | PlainRMSNorm | CenteredNorm:

@@ -243,7 +243,8 @@ class DeltaNet(RecurrentMixer):
             self.in_proj_b, self.in_proj_a = (nn.Linear(hidden, heads, bias=False) for _ in range(2))
         self.dt_bias, self.A_log = float32_parameter(shape.num_heads), float32_parameter(shape.num_heads)
         epsilon = arch.norm_epsilon if shape.inner_epsilon is None else shape.inner_epsilon
-        self.norm = GatedNorm(shape.head_size, epsilon, gates_first=False)
+        activation = torch.sigmoid if shape.has_sigmoid_gates else F.silu
+        self.norm = GatedNorm(shape.head_size, epsilon, gates_first=False, activation=activation)
         self.out_proj = nn.Linear(shape.inner_size, arch.hidden_size, bias=False)
 
     def forward(self, x: Tensor, recur: Recur) -> Tensor:

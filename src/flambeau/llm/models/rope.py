@@ -29,6 +29,7 @@ class Rotations(NamedTuple):
     query_scale: Tensor | None = None  # […, 1, 1]: what queries are multiplied with, of some layers
     log_positions: Tensor | None = None  # […, 1]
     positions: Tensor | None = None  # of tokens, in networks with compressed entries …
+    inverse: tuple[Tensor, float] | None = None  # from one place to the next, and a factor: of means of keys (Qwen 4)
     of_starts: Mapping[int, Angles] = MappingProxyType({})  # … and by the length of a group: of the group's first token
 
 
@@ -73,7 +74,9 @@ class Rotation(nn.Module):
             of_starts = {rate: self.angles((positions - (rate - 1)).clamp(min=0)) for rate in rates}
             return Rotations(angles, local, positions=positions, of_starts=of_starts)
         logs = torch.log(positions.float() + 1.0).unsqueeze(-1) if self.arch.position_scales else None
-        return Rotations(angles, local, query_scale(self.arch, positions), logs)
+        has_means = self.arch.indexer is not None and self.arch.indexer.has_mean_keys
+        inverse = (self.inverse, self.factor) if has_means else None
+        return Rotations(angles, local, query_scale(self.arch, positions), logs, inverse=inverse)
 
     def angles(self, positions: Tensor) -> Angles:
         if self.has_tables:
@@ -87,10 +90,8 @@ class Rotation(nn.Module):
     def angles_of_axes(self, positions_3T: Tensor) -> Angles:
         """Each pair of dimensions is rotated by one of three positions of its token."""
         axes = torch.tensor(self.arch.position_axes, device=positions_3T.device)
-        positions_TD = positions_3T[axes].T
-        if self.has_tables:
-            return both_halves(self.cos.gather(0, positions_TD), self.sin.gather(0, positions_TD))
-        angles = positions_TD.float() * self.inverse
+        # Not from the tables: with a video, positions may be less than zero.
+        angles = positions_3T[axes].T.float() * self.inverse
         return both_halves(angles.cos() * self.factor, angles.sin() * self.factor)
 
     @contextmanager

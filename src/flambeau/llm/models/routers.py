@@ -60,16 +60,23 @@ def biased_softmax(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSet
     return weights_TN.gather(1, chosen_TA), chosen_TA
 
 
-def biased_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+def biased_sigmoid(
+    logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings, others: float = -torch.inf
+) -> Routing:
     """Experts are weighed one by one, and chosen with a bias that is no part of the weights (DeepSeek V3, GLM-4.5)."""
     assert bias_N is not None
     weights_TN = logits_TN.float().sigmoid()
     scores_TN = weights_TN + bias_N
     if settings.num_groups > 1:
         best = torch.unflatten(scores_TN, 1, (settings.num_groups, -1)).topk(2, dim=-1)[0].sum(dim=-1)
-        scores_TN = scores_TN.masked_fill(~in_best_groups(best, scores_TN, settings), -torch.inf)
+        scores_TN = scores_TN.masked_fill(~in_best_groups(best, scores_TN, settings), others)
     chosen_TA = scores_TN.topk(settings.num_chosen, dim=-1)[1]
     return weights_TN.gather(1, chosen_TA), chosen_TA
+
+
+def zeroed_sigmoid(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
+    """The same with scores of 0 in other groups, which are chosen before those below 0 (A.X-K2)."""
+    return biased_sigmoid(logits_TN, bias_N, settings, others=0.0)
 
 
 def biased_sqrt_softplus(logits_TN: Tensor, bias_N: Tensor | None, settings: RouterSettings) -> Routing:
@@ -122,6 +129,7 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
     "grouped_softmax": grouped_softmax,
     "biased_softmax": biased_softmax,
     "biased_sigmoid": biased_sigmoid,
+    "zeroed_sigmoid": zeroed_sigmoid,
     "biased_sqrt_softplus": biased_sqrt_softplus,
     "sigmoid": sigmoid,
     "wide_sigmoid": sigmoid,
@@ -130,6 +138,16 @@ ROUTERS: dict[RouterKind, Callable[[Tensor, Tensor | None, RouterSettings], Rout
 }
 # Scores in float32 whatever the type of the network: they decide between experts that are close.
 WIDE: frozenset[RouterKind] = frozenset(
-    {"grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "wide_sigmoid", "late_sigmoid"}
+    {
+        "grouped_softmax",
+        "biased_softmax",
+        "biased_sigmoid",
+        "zeroed_sigmoid",
+        "biased_sqrt_softplus",
+        "wide_sigmoid",
+        "late_sigmoid",
+    }
 )
-BIASED: frozenset[RouterKind] = frozenset({"biased_softmax", "biased_sigmoid", "biased_sqrt_softplus", "late_sigmoid"})
+BIASED: frozenset[RouterKind] = frozenset(
+    {"biased_softmax", "biased_sigmoid", "zeroed_sigmoid", "biased_sqrt_softplus", "late_sigmoid"}
+)

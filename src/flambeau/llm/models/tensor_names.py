@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.config_parts import OUTPUTS as OUTPUTS
 from flambeau.llm.models.families.renames import Renames
 
 RENAMES = (
@@ -28,11 +29,13 @@ RENAMES = (
     (r"(\.mlp\..*)\bw2\b", r"\1down_proj"),
     (r"(\.mlp\..*)\bw3\b", r"\1up_proj"),
 )
+NGRAM_TABLE = re.compile(r"\.ngrams\.table\.weight$")
 IGNORED = re.compile(  # constants
     r"rotary_emb\.inv_freq$|^rope\.freqs$|\.(attn|attention)\.(masked_)?bias$"
     r"|\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$"
+    r"|\.(ple_embedding|ngrams)\.(layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)$"
 )
-FURTHER_TOKENS = re.compile(r"^(model\.mtp_\w+|mtp)\.")  # of layers that predict them (head_weights.py)
+FURTHER_TOKENS = re.compile(r"^(model\.mtp_\w+|mtp)\.")  # of layers that predict them (mtp_weights.py)
 VISION = re.compile(r"^(?:model\.)?(?:(vision_tower\.)(?:vision_model\.)?|(multi_modal_projector\.)|visual\.)")
 INTERLEAVED = re.compile(r"\.attention\.w(q|k|qkv)\.weight$")  # gpt-fast
 PROJECTED = re.compile(r"\.self_attn\.(?:(q|k|qkv)_proj\.(?:weight|bias)|(q|k)_norm\.weight)$")
@@ -96,7 +99,7 @@ def part_rows(arch: Architecture, name: str, num_rows: int) -> dict[str, slice]:
     arch = of_its_layer(arch, name)
     q_rows, k_rows = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
     q_rows = 2 * q_rows if arch.gates_attention else q_rows
-    if ".qkv_proj." in name and num_rows == q_rows + k_rows + arch.num_kv_heads * arch.output_size:
+    if ".qkv_proj." in name and num_rows == q_rows + k_rows + arch.num_kv_heads * arch.projected_value_size:
         ends = {"q_proj": q_rows, "k_proj": q_rows + k_rows, "v_proj": num_rows}
     elif ".qkv_proj." in name and num_rows == q_rows and arch.shared_keys:
         ends = {"q_proj": q_rows}
@@ -133,12 +136,23 @@ def layouts(arch: Architecture, name: str, parameter: Tensor) -> list[dict[str, 
         parts = part_rows(arch, name, parameter.shape[1])
         stacked = {part_name(name, part): ParameterSlice(name, (slice(None), rows)) for part, rows in parts.items()}
         return [expert_slices(name, found, len(parameter), parts), whole, *([stacked] if stacked else [])]
+    if arch.ngrams is not None and NGRAM_TABLE.search(name):
+        return [divided_rows(name, len(parameter), arch.ngrams.num_files), whole]
     parts = part_rows(arch, name, len(parameter)) if parameter.dim() else {}
     fused = {part_name(name, part): ParameterSlice(name, (rows,)) for part, rows in parts.items()}
     if HEAD_NORM.search(name) and parameter.dim() == 2:  # StableLM has a norm for each head
         one = name.removesuffix(".weight")
         return [whole, {f"{one}.norms.{i}.weight": ParameterSlice(name, (i,)) for i in range(len(parameter))}]
     return [fused, whole] if fused else [whole]
+
+
+def divided_rows(name: str, num_rows: int, num_files: int) -> dict[str, ParameterSlice]:
+    """Tensors with the rows of a table, one after the other."""
+    start, each = name.removesuffix("weight"), -(-num_rows // num_files)
+    return {
+        f"{start}shard_{first // each}.weight": ParameterSlice(name, (slice(first, min(first + each, num_rows)),))
+        for first in range(0, num_rows, each)
+    }
 
 
 def expert_slices(

@@ -27,7 +27,7 @@ from flambeau.llm.models.layer_inputs import LayerInput, LayerInputs
 from flambeau.llm.models.norms import RMSNorm, make_norm
 from flambeau.llm.models.rope import Rotation
 from flambeau.llm.models.shared_blocks import SharedBlock
-from flambeau.llm.models.step_images import StepImages
+from flambeau.llm.models.step_media import StepMedia
 
 
 class Decoder(nn.Module):
@@ -84,51 +84,51 @@ class Transformer(nn.Module):
         )
         self.rotation = Rotation(arch)
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, images: StepImages | None = None) -> Tensor:
-        """The hidden states […, E] of the tokens […]; those of images have embeddings of their own."""
-        return self.with_layer_inputs(ids, positions, attend, images, ())[0]
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, media: StepMedia | None = None) -> Tensor:
+        """The hidden states […, E] of the tokens […]; those of files have embeddings of their own."""
+        return self.with_layer_inputs(ids, positions, attend, media, ())[0]
 
     def with_layer_inputs(
         self,
         ids: Tensor,
         positions: Tensor,
         attend: Attend,
-        images: StepImages | None,
+        media: StepMedia | None,
         layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """The hidden states […, E], and the inputs […, E] of some layers; see `HiddenStates`."""
         x = self.embed(ids, positions)
         added: list[Tensor] = []  # to the outputs of the first layers
-        if images is not None and len(images.rows_M):
-            replaced, *added = torch.split(images.features_ME.to(x.dtype), x.shape[-1], dim=-1)
-            x = x.index_copy(0, images.rows_M, replaced)
-        rotations = self.rotation(positions, None if images is None else images.rotary_3T)
+        if media is not None and len(media.rows_M):
+            replaced, *added = torch.split(media.features_ME.to(x.dtype), x.shape[-1], dim=-1)
+            x = x.index_copy(0, media.rows_M, replaced)
+        rotations = self.rotation(positions, None if media is None else media.rotary_3T)
         layers_of_features = () if self.arch.vision is None else self.arch.vision.layers_of_features
         added_at = dict(zip(layers_of_features or range(1, len(added) + 1), added, strict=True)) if added else {}
         inputs = {}
         has_state = has_layer_state(self.arch)
         shared: SharedKeys = {}
-        if images is not None and self.arch.image_layer_id is not None:
-            ids = ids.index_fill(0, images.rows_M, self.arch.image_layer_id)
+        if media is not None and self.arch.image_layer_id is not None:
+            ids = ids.index_fill(0, media.rows_M, self.arch.image_layer_id)
         own = None if self.model.layer_inputs is None else self.model.layer_inputs(ids, x)
         streams, blocks, embedded = self.model.streams, self.model.blocks, x
         if streams is not None:
             x = streams.spread(x)
         for number, layer in enumerate(self.model.layers):
-            if images is not None and number in added_at:
-                x = x.index_add(0, images.rows_M, added_at[number])
+            if media is not None and number in added_at:
+                x = x.index_add(0, media.rows_M, added_at[number])
             if number in layers:
                 inputs[number] = x
             if blocks is not None and number in self.arch.block_layers:
                 x = layer(x, rotations, attend, blocks[self.arch.block_layers.index(number) % len(blocks)], embedded)
             elif has_state:
                 x = layer(x, rotations, attend, shared, None if own is None else own[..., number, :])
-            elif self.arch.hashed_layers:
+            elif self.arch.hashed_layers or self.arch.ngrams is not None:
                 x = layer(x, rotations, attend, ids)
             else:
                 x = layer(x, rotations, attend)
-        if images is not None and self.arch.num_layers in added_at:
-            x = x.index_add(0, images.rows_M, added_at[self.arch.num_layers])
+        if media is not None and self.arch.num_layers in added_at:
+            x = x.index_add(0, media.rows_M, added_at[self.arch.num_layers])
         if streams is not None:
             assert not layers, "heads read one stream"
             x = streams.merge(x)

@@ -8,8 +8,11 @@ from typing import ClassVar, Literal
 from flambeau.llm.models.families.image_readers import ImageReader
 
 VisionActivation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu"]
+# How a decoder knows when a frame was: by positions that grow by one or with seconds, or by a text before the frame.
+VideoTimes = Literal["steps", "seconds", "texts"]
 
 TOKEN_IDS = "token_ids"  # given to an encoder of transformers that embeds several tokens
+IS_VIDEO = "is_video"  # given to one that encodes videos otherwise than images
 ONE_IMAGE = (
     "this model encodes several images of a chat otherwise than a single one, which is not supported; send one image"
 )
@@ -28,12 +31,19 @@ class VisionArchitecture:
     # The layers before which the second and later features are added; empty: one layer after another, from the second.
     layers_of_features: tuple[int, ...] = ()
     image_id: int  # the token in the places of an image
+    video_id: int | None = None  # that of a video, if it has one of its own
     more_ids: tuple[int, ...] = ()  # tokens of its text that are embedded by the encoder, too
+
+    @property
+    def token_of_videos(self) -> int:
+        """The token in the places of a video."""
+        return self.image_id if self.video_id is None else self.video_id
 
     @property
     def ids(self) -> frozenset[int]:
         """The tokens whose embeddings the encoder gives."""
-        return frozenset((self.image_id, *self.more_ids))
+        videos = () if self.video_id is None else (self.video_id,)
+        return frozenset((self.image_id, *videos, *self.more_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,7 @@ class PretrainedVision(VisionArchitecture):
 
     reader: ImageReader
     scale: float = 1.0  # of its embeddings, in the decoder
+    steps_per_second: int | None = None  # positions of videos, where they grow with seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,8 @@ class GridArchitecture(PatchArchitecture):
 
     merge_size: int = 2  # patches of a side of the square
     frames: int = 2  # that a patch has; an image is repeated
+    video_times: VideoTimes = "steps"
+    steps_per_second: int = 4  # positions, where they grow with seconds
     rope_theta: float = 10000.0  # of the rows and columns of patches
     has_gate: bool = False  # of the feed-forward layer (Qwen2.5-VL)
     norm: Literal["rms", "layer"] = "layer"

@@ -32,6 +32,7 @@ ENCODER_DEFAULTS = {
     "layer_norm_eps": 1e-6,
 }
 SPATIAL_LAYERS = [12, 15, 18, 21]  # of Granite 4 Vision, which config.json may leave out
+VIDEO_TOKENS = ("video_token_id", "video_token_index")
 UNUSED = ("vision_use_head", "projection_dim", "projector_hidden_act")  # of a head that is not read
 ALIASES = {
     "image_token_id": "image_token_index",
@@ -96,13 +97,31 @@ def read_pretrained_vision(
     return PretrainedVision(
         text_size=text_size,
         image_id=reader.image_id if named is None else whole_number(named, config[named]),
+        video_id=token_of_videos(reader, config),
         reader=reader,
         scale=scale,
         more_ids=further_ids(reader, config),
+        steps_per_second=steps_per_second(reader, config),
         layers_of_features=layers_of_features(config) if reader.names_layers else (),
         attends_both_ways=both_ways,
         both_ways_in_windows=both_ways,  # Gemma 4
     )
+
+
+def token_of_videos(reader: ImageReader, config: Mapping[str, Any]) -> int | None:
+    """None: that of images, or no videos are read."""
+    if reader.videos is None or not reader.videos.token_key:
+        return None
+    given = [config[key] for key in VIDEO_TOKENS if config.get(key) is not None]
+    return whole_number(reader.videos.token_key, given[0]) if given else reader.videos.token_id
+
+
+def steps_per_second(reader: ImageReader, config: Mapping[str, Any]) -> int | None:
+    """Positions of videos; None: they do not grow with seconds."""
+    if reader.videos is None or not (key := reader.videos.steps_key):
+        return None
+    given = config.get(key)
+    return reader.videos.steps_default if given is None else whole_number(key, given)
 
 
 def further_ids(reader: ImageReader, config: Mapping[str, Any]) -> tuple[int, ...]:

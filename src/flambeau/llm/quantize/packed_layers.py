@@ -1,8 +1,8 @@
 """Faster versions of quantized layers for CPUs and NVIDIA GPUs, used where the machine has them and they are correct.
 
 On a CPU, PyTorch's operations compute in bfloat16, which costs less precision than quantization did. A token's result
-does not depend on the batch size, so texts stay the same in any batch. Int8Linear has no faster version for GPUs: the
-kernels, or a compiler, use its plain form.
+of such a layer does not depend on the batch size. Int8Linear has no faster version for GPUs: the kernels, or a
+compiler, use its plain form.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ class TokenFilter:
     top_p: Tensor | None = None
     log_min_p: Tensor | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        return self.top_k is None and self.top_p is None and self.log_min_p is None
+
     def threshold(self, ascending: Tensor) -> Tensor:
         """The smallest score [S, W, 1] that passes, from sorted scores that include all the best ones."""
         lowest: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Changes to logits before sampling: logit bias, penalties, no end token before `min_tokens`, and grammars.
+"""Changes to logits before sampling: logit bias, penalties, no end token before `min_tokens`, repetitions and grammars.
 
 Shapes: S sequences · W places of each · V vocabulary · P sequences with penalties · A tokens proposed ahead
 """
@@ -76,6 +76,7 @@ class LogitsProcessors:
     ) -> None:
         self._counts, self._masks, self._eos_ids, self._device = counts, masks, eos_ids, device
         self._biased = _biases(states, device)
+        self._repeating = [(i, state.repeats, state) for i, state in enumerate(states) if state.repeats is not None]
         self._with_min_tokens = [(i, state) for i, state in enumerate(states) if state.params.min_tokens]
         penalized = [(i, state) for i, state in enumerate(states) if state.has_penalties]
         self._penalized = [state for _, state in penalized]
@@ -88,7 +89,8 @@ class LogitsProcessors:
         self._constrained = [states[i] for i in constrained]
         self._constrained_rows = None if len(constrained) == len(states) else torch.tensor(constrained, device=device)
         self._constrained_places = constrained
-        self.are_masks = not (self._biased or self._with_min_tokens or self._penalized)  # or nothing at all
+        changes = self._biased or self._with_min_tokens or self._penalized or self._repeating
+        self.are_masks = not changes  # or nothing at all
         self.are_none = self.are_masks and not self._constrained
 
     def argmax(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
@@ -117,7 +119,18 @@ class LogitsProcessors:
         if self._penalized:
             rows = self._penalized_rows
             logits_SWV[rows] = self._penalize(logits_SWV[rows], ahead_SA, offset)
+        if self._repeating:
+            self._penalize_repeats(logits_SWV, ahead_SA, offset)
         return logits_SWV
+
+    def _penalize_repeats(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> None:
+        num_places = logits_SWV.shape[1]
+        ahead = [[]] * len(logits_SWV) if ahead_SA is None else ahead_SA[:, : offset + num_places - 1].tolist()
+        for i, repeats, state in self._repeating:
+            for place, (ids, penalties) in enumerate(repeats.places(state.tokens, ahead[i], num_places)):
+                logits_SWV[i, place, torch.from_numpy(ids).to(self._device)] -= torch.from_numpy(penalties).to(
+                    self._device, logits_SWV.dtype
+                )
 
     def _constrain(self, logits_SWV: Tensor, ahead_SA: Tensor | None, offset: int) -> Tensor:
         """Last of all changes, so that none of them allows what a grammar does not."""

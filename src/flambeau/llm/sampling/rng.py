@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Purposes: the numbers of two purposes are independent of each other.
-DRAW, ACCEPT, RESIDUAL = range(3)
+DRAW, ACCEPT, RESIDUAL, EXCLUDE = range(4)
 
 _WORD = 2**64
 POSITION_STEP = 0x3C6EF372FE94F82B  # odd, and far from small multiples of each other: counters do not collide

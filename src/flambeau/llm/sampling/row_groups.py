@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flambeau.llm.core.sequence import SamplingState
 from flambeau.llm.sampling.filters import SMALL_TOP_K, TokenFilter, TopKDraws, largest, sort_ascending
+from flambeau.llm.sampling.rare_filters import RareFilters, has_rare_filters
 from flambeau.llm.sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-30  # as good as greedy; below it, logits overflow
@@ -30,6 +31,7 @@ class SamplingMethod(Enum):
     UNSORTED = "every token, or those within min-p of the best"
     SMALL_TOP_K = "a few candidates, then everything else on those"
     SORTED = "top-p, or a large top-k: all scores are sorted"
+    FURTHER = "every filter, those that few requests ask for among them"
 
 
 class SamplingGroup:
@@ -55,28 +57,37 @@ class SamplingGroup:
             log_min_p=self._column([p.min_p for p in params]).log() if max(p.min_p for p in params) > 0 else None,
         )
         uses_numpy = method is SamplingMethod.SMALL_TOP_K and device.type == "cpu"
+        self._further = RareFilters.of(params, self.keys_S1) if method is SamplingMethod.FURTHER else None
         self.top_k_draws = TopKDraws(self.keys_S1, self._temperature, self._filter) if uses_numpy else None
 
     @property
     def is_greedy(self) -> bool:
         return self._method is SamplingMethod.GREEDY
 
+    @property
+    def has_further(self) -> bool:
+        """Whether it has filters that no backend knows."""
+        return self._further is not None
+
     def part(self, batch: Tensor) -> Tensor:
         """The rows of these sequences in a tensor of the whole batch [S, …]."""
         return batch if self.index_S is None else batch[self.index_S]
 
-    def candidates(self, logits_SWV: Tensor) -> tuple[Tensor, Tensor | None]:
+    def candidates(self, logits_SWV: Tensor, positions_SW: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scores [S, W, C] of the candidates, -inf for those filtered out, and their ids; None: the vocabulary."""
+        if self._further is not None:
+            scores = self._filtered(self._further.before(logits_SWV))
+            return self._further.after(scores, positions_SW), None
         if self._method is SamplingMethod.SMALL_TOP_K:
             values, ids = largest(logits_SWV, min(SMALL_TOP_K, logits_SWV.shape[-1]))
             return self._filtered(values), ids
         return self._filtered(logits_SWV), None
 
-    def scores(self, logits_SWV: Tensor) -> Tensor:
+    def scores(self, logits_SWV: Tensor, positions_SW: Tensor) -> Tensor:
         """Scores [S, W, V] of all tokens."""
         if self.is_greedy:
             return logits_SWV
-        scores, ids = self.candidates(logits_SWV)
+        scores, ids = self.candidates(logits_SWV, positions_SW)
         if ids is None:
             return scores
         return torch.full_like(logits_SWV, -torch.inf).scatter_(-1, ids, scores)
@@ -87,6 +98,8 @@ class SamplingGroup:
             if self._filter.log_min_p is None:
                 return scores
             return scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + self._filter.log_min_p, -torch.inf)
+        if self._filter.is_empty:
+            return scores
         return scores.masked_fill_(scores < self._filter.threshold(sort_ascending(scores)), -torch.inf)
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -119,6 +132,8 @@ class RowSettings:
 def sampling_method(params: SamplingParams, vocab_size: int) -> SamplingMethod:
     if params.is_greedy:
         return SamplingMethod.GREEDY
+    if has_rare_filters(params):
+        return SamplingMethod.FURTHER
     if 0 < params.top_k <= SMALL_TOP_K and params.top_k < vocab_size:
         return SamplingMethod.SMALL_TOP_K
     if params.top_p < 1 or 0 < params.top_k < vocab_size:

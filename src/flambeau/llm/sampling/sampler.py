@@ -59,7 +59,9 @@ class Sampler:
         """Log-probabilities [S, W, V], up to a constant, that `sample` draws from; -inf: never."""
         batch = self._batch(states)
         logits_SWV = batch.processors.apply(logits_SWV, ahead_SA, offset)
-        return merge_groups(batch.groups, [group.scores(group.part(logits_SWV)) for group in batch.groups])
+        positions_SW = self.positions(states, logits_SWV.shape[1], offset)
+        parts = [group.scores(group.part(logits_SWV), group.part(positions_SW)) for group in batch.groups]
+        return merge_groups(batch.groups, parts)
 
     def draw(self, scores_SWV: Tensor, states: Sequence[SamplingState], *, offset: int = 0) -> Tensor:
         """The tokens [S, W] that `sample` chooses, given their scores."""
@@ -82,7 +84,7 @@ class Sampler:
         return self._batch(states).takes_argmax
 
     def row_settings(self, states: Sequence[SamplingState]) -> RowSettings | None:
-        """The settings for a backend that samples by itself; None if logits are changed before, but by masks.
+        """The settings for a backend that samples by itself; None if it cannot: masks are the only change it knows.
 
         The same sequences get the same object.
         """
@@ -111,7 +113,7 @@ class Sampler:
         if group.top_k_draws is not None:
             value_SW, token_SW = group.top_k_draws.draw(logits_SWV.numpy(), positions_SW.numpy())
             return torch.from_numpy(np.where(np.isfinite(value_SW), token_SW, NO_TOKEN))
-        scores, ids = group.candidates(logits_SWV)
+        scores, ids = group.candidates(logits_SWV, positions_SW)
         noise_SWC = rng.gumbel(group.keys_S1, positions_SW, self._tokens_V if ids is None else ids, rng.DRAW)
         return argmax_tokens(scores + noise_SWC, ids)
 
@@ -141,7 +143,8 @@ class _SamplingBatch:
 
     @property
     def row_settings(self) -> RowSettings | None:
-        return self.settings if self.processors.are_masks else None
+        has_further = any(group.has_further for group in self.groups)
+        return self.settings if self.processors.are_masks and not has_further else None
 
     @property
     def is_greedy(self) -> bool:
@@ -152,13 +155,17 @@ class _SamplingBatch:
         return self.processors.are_none and self.is_greedy
 
 
-def token_infos(logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[TokenInfo]:
+def token_infos(
+    logits_MV: Tensor, ids: Sequence[int], counts: Sequence[int], *, has_ranks: bool = False
+) -> list[TokenInfo]:
     """Log-probabilities of tokens and of the `counts` most likely ones, before temperature, penalties and filters."""
     logprobs_MV = F.log_softmax(logits_MV.float(), -1)
-    chosen = logprobs_MV.gather(1, torch.tensor(ids, device=logits_MV.device).unsqueeze(1)).squeeze(1).tolist()
+    chosen_M1 = logprobs_MV.gather(1, torch.tensor(ids, device=logits_MV.device).unsqueeze(1))
+    ranks = (logprobs_MV >= chosen_M1).sum(1).tolist() if has_ranks else [0] * len(ids)
+    chosen = chosen_M1.squeeze(1).tolist()
     best = logprobs_MV.topk(min(max(counts), logits_MV.shape[1]))
     tops = [
         tuple(zip(tokens[:count], values[:count], strict=True))
         for tokens, values, count in zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
     ]
-    return [TokenInfo(*each) for each in zip(ids, chosen, tops, strict=True)]
+    return [TokenInfo(*each) for each in zip(ids, chosen, tops, ranks, strict=True)]

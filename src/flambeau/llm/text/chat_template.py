@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flambeau.llm.errors import InvalidRequest, LLMError, TokenizerError
+from flambeau.llm.media_kinds import PLACES
 from flambeau.llm.text.chat_budget import Budget, BudgetExceeded, TemplateRejection
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from flambeau.llm.text.chat_sandbox import Sandbox
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
-IMAGE_PART = {"type": "image"}
 END_MARK = "\ufdd1 "  # a noncharacter: where the text of a message ends; templates that trim it lose the space
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a model thought
 USED = ("default", "tool_use")  # other named templates are ignored
@@ -172,12 +172,13 @@ def with_reasoning(message: Message) -> dict[str, Any]:
 
 
 def check_part(part: Any, name: str) -> None:
-    """Reject a part that is neither text nor the place of an image, whose file is not in the messages."""
-    if part == IMAGE_PART:
+    """Reject a part that is neither text nor the place of a file, which is not in the messages."""
+    if part in PLACES.values():
         return
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind != "text" or not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{name} has type {kind!r}; this model reads text parts only", name)
+        remedy = "only text parts are read here; chats of the OpenAI API take images, videos and sounds"
+        raise InvalidRequest(f"{name} has type {kind!r}; {remedy}", name)
 
 
 def with_parsed_arguments(call: Any) -> Any:
@@ -197,8 +198,10 @@ def joined_parts(message: Message) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    if IMAGE_PART in content:
-        raise InvalidRequest("the model's chat template shows no images; leave them out", "messages")
+    for kind, part in PLACES.items():
+        if part in content:
+            remedy = "leave them out, or put the model's own chat_template.jinja into its folder"
+            raise InvalidRequest(f"the template shows no {kind}s, or the model has none: {remedy}", "messages")
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 

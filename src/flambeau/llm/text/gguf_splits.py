@@ -104,6 +104,19 @@ SEED_CODER = SplitRule((rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L
 BAILING = SplitRule(
     (rf"'(?i:[sdmt]|ll|ve|re)|{_BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
+EXAONE_MOE = SplitRule(  # words with single spaces between them stay together
+    (
+        rf"{_CONTRACTIONS}|{_BEFORE}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+JAIS_2 = SplitRule(  # as Llama 3's, with spaces in portions
+    (
+        _by_word(r"\p{N}{1,3}").removesuffix(r"|\s+(?!\S)|\s+")
+        + "".join(rf"|\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+        + r"|\s",
+    )
+)
 TINY_AYA = SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", *GPT_4O.steps))
 MINICPM_5 = SplitRule((r"\p{N}{1,3}", _by_word(r"\p{N}+")), takes_words=True)
 
@@ -135,6 +148,8 @@ SPLITS: dict[str, SplitRule] = {
     "youtu": YOUTU,
     "seed-coder": SEED_CODER,
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), BAILING),
+    "exaone-moe": EXAONE_MOE,
+    "jais-2": JAIS_2,
     "tiny_aya": TINY_AYA,
     "minicpm5": MINICPM_5,
 }

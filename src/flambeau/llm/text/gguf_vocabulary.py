@@ -18,7 +18,7 @@ from flambeau.llm.text.vocabulary import (
     open_sentencepiece,
 )
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # types of tokens
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # types of tokens
 NAMED = (CONTROL, USER_DEFINED)
 REMEDY = "name the model's own tokenizer.json or tokenizer.model with tokenizer_path (--tokenizer)"
 
@@ -189,11 +189,21 @@ def piece(token: str, kind: int) -> str:
 
 
 def trainer(header: GgufHeader, tokens: Sequence[str], types: Sequence[int]) -> bytes:
-    """The kind of the model (pairs, with bytes for unknown characters), and its special pieces."""
+    """The kind of the model (pairs, with bytes for unknown characters if there are such), and its special pieces."""
+    num_bytes = types.count(BYTE)
+    if num_bytes not in (0, 256):
+        raise TokenizerError(
+            f"{header.path} has tokens for {num_bytes} of 256 bytes, and SentencePiece needs all or none; "
+            "set tokenizer_path to the model's tokenizer.json"
+        )
     names: Mapping[str, str] = named_tokens(header)
     unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else names.get("unk_token", "<unk>")
     special = {45: unknown, 46: names.get("bos_token"), 47: names.get("eos_token"), 48: names.get("pad_token")}
-    return number(3, 2) + number(35, 1) + b"".join(text(field, name) for field, name in special.items() if name)
+    return (
+        number(3, 2)
+        + number(35, num_bytes > 0)
+        + b"".join(text(field, name) for field, name in special.items() if name)
+    )
 
 
 def normalizer(header: GgufHeader) -> bytes:

@@ -35,19 +35,35 @@ TOOLS = """
 {%- endmacro %}
 {%- macro text_of(content) %}
     {%- if content is string %}{{- content }}
-    {%- elif content %}{%- for part in content %}{{- part.text }}{%- endfor %}
+    {%- elif content %}{%- for part in content %}PART{%- endfor %}
     {%- endif %}
 {%- endmacro %}
-{%- set users = namespace(first=none, last=none, system='') %}
+{%- set users = namespace(first=none, last=none, system='', sounds=false) %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}
         {%- set users.first = loop.index0 if users.first is none else users.first %}
         {%- set users.last = loop.index0 %}
+        SOUNDS
     {%- elif message.role == 'system' %}
         {%- set users.system = users.system + ('\\n\\n' if users.system else '') + text_of(message.content) %}
     {%- endif %}
 {%- endfor %}
+{%- if users.sounds and users.system %}
+    {{- raise_exception('the model takes no system message beside sounds; send the text in a message of the user') }}
+{%- endif %}
 {{- bos_token }}
+"""
+TEXT_PART = "{{- part.text }}"
+# Of vocabularies with a token for sounds (Voxtral); texts beside each other are paragraphs, as in mistral-common.
+ANY_PART = """
+        {%- if part.type == 'audio' %}{{- '[AUDIO]' }}
+        {%- else %}{{- ('\\n\\n' if loop.previtem and loop.previtem.type == 'text' else '') + part.text }}
+        {%- endif %}
+"""
+FIND_SOUNDS = """
+        {%- if message.content is not string %}
+            {%- for part in message.content if part.type == 'audio' %}{%- set users.sounds = true %}{%- endfor %}
+        {%- endif %}
 """
 SYSTEM_IN_USER = """
     {%- if message.role == 'user' %}
@@ -160,4 +176,6 @@ def template_of(version: Any, special: Mapping[str, int]) -> dict[str, str]:
     thought = THOUGHT if "[THINK]" in special else ""
     assistant = ASSISTANT.replace("THOUGHT", thought).replace("CALLS", calls, 1)
     body = f"{user}{assistant}\n    {{%- elif message.role == 'tool' %}}{results}\n    {{%- endif %}}"
-    return {"default": f"{TOOLS}{{%- for message in messages %}}{body}\n{{%- endfor %}}"}
+    part, sounds = (ANY_PART, FIND_SOUNDS) if "[AUDIO]" in special else (TEXT_PART, "")
+    begin = TOOLS.replace("PART", part).replace("SOUNDS", sounds)
+    return {"default": f"{begin}{{%- for message in messages %}}{body}\n{{%- endfor %}}"}

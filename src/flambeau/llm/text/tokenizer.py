@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -56,6 +57,7 @@ from flambeau.llm.text.vocabulary import (
 
 logger = logging.getLogger(__name__)
 
+MAX_KEPT_TEXTS = 256  # whose tokens are known
 SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
 MASK = "\ufdd0"  # a noncharacter: breaks up the names of special tokens in user text
 
@@ -82,11 +84,14 @@ class Tokenizer:
         self._name_pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._part_pattern = re.compile("|".join(with_spaces(name, vocabulary.strips) for name in names) or "(?!)")
         self._visible: dict[int, bytes] = {}
+        self._with_text: OrderedDict[str, frozenset[int]] = OrderedDict()
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
         own = () if vocabulary.eos_id is None else (vocabulary.eos_id,)
         self.eos_ids = frozenset((*eos_ids, *own))
         self.template = ChatTemplate(templates, tokens or {}) if templates else None
+        self.before_chats = ""  # a text that the template does not write
+        self.begins_chats = False  # chats whose template does not write what begins every sequence get it
         self.infill = find_infill(vocabulary)  # None: the model writes behind a prompt only
 
     @property
@@ -121,15 +126,18 @@ class Tokenizer:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        skip_special: bool = True,
         marker_texts: Mapping[int, str] | None = None,
     ) -> Detokenizer:
         """Turns the tokens after a prompt into text, up to a stop string.
 
-        `marker_texts` are texts for special tokens, which otherwise have none.
+        `marker_texts` are texts for special tokens; others have none, or without `skip_special` their names.
         """
         special_ids = self._vocabulary.special_ids
         stop_names = {special_ids[text]: text for text in stop if text in special_ids}
         decoder = self._character_decoder(prompt_ids)
+        if not skip_special:
+            marker_texts = {**{token: text for text, token in special_ids.items()}, **(marker_texts or {})}
         if marker_texts:
             decoder = MarkerDecoder(decoder, marker_texts)
         return Detokenizer(decoder, stop=stop, stop_names=stop_names, include_stop=include_stop)
@@ -155,6 +163,22 @@ class Tokenizer:
             piece = b"" if token_id in self._special else self.token_bytes(token_id)
             self._visible[token_id] = piece
         return piece
+
+    def tokens_with(self, text: str) -> frozenset[int]:
+        """The tokens that contain a text; if none does, the last token of the text itself. Slow for a new text."""
+        found = self._with_text.get(text)
+        if found is None:
+            wanted = text.encode()
+            found = frozenset(i for i in range(self.vocab_size) if wanted in self.token_bytes(i))
+            found = found or frozenset(self.encode(text, add_special=False)[-1:])
+            while len(self._with_text) >= MAX_KEPT_TEXTS:
+                self._with_text.popitem(last=False)
+            self._with_text[text] = found
+        return found
+
+    def knows_tokens_with(self, text: str) -> bool:
+        """Whether `tokens_with` is quick."""
+        return text in self._with_text
 
     def piece(self, token_id: int) -> str:
         """A token as the vocabulary's file spells it. Raises IndexError for an unknown id."""
@@ -218,9 +242,17 @@ class Tokenizer:
             text = up_to_end_mark(text)
         for name, texts in expansions.items():
             text = expanded(text, name, texts)  # those in messages are masked
+        begin, text = self._beginning(text), self.before_chats + text
         if self._vocabulary.finds_special and MASK not in text:
-            return self._vocabulary.encode(text, add_special=False)
-        return self._encode_parts(text)
+            return begin + self._vocabulary.encode(text, add_special=False)
+        return begin + self._encode_parts(text)
+
+    def _beginning(self, text: str) -> list[int]:
+        """What begins every sequence, where a chat does not begin with it."""
+        if not self.begins_chats or self.bos_id is None or text.startswith(self.token_text(self.bos_id)):
+            return []
+        plain, whole = (self._vocabulary.encode("a", add_special=one) for one in (False, True))
+        return whole[: whole.index(plain[0])] if plain and plain[0] in whole else []
 
     def encode_with_special(self, text: str) -> list[int]:
         """The ids of a text in which names of special tokens are these tokens, with nothing added."""
@@ -255,7 +287,9 @@ def expanded(text: str, name: str, texts: Sequence[str]) -> str:
     first, *others = text.split(name)
     if len(others) != len(texts):
         raise InvalidRequest(
-            f"the model's chat template shows {len(others)} of the {len(texts)} images in the messages", "messages"
+            f"the model's chat template shows {len(others)} of the {len(texts)} files in the messages that {name} "
+            "stands for",
+            "messages",
         )
     return first + "".join(part for pair in zip(texts, others, strict=True) for part in pair)
 

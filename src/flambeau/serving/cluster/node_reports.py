@@ -14,6 +14,7 @@ from flambeau.serving.workers.launcher import Launcher
 from flambeau.wire.cluster_messages import NodeInfo, Place, Remove
 
 CONNECT_S = 60.0  # for the placer to reach the cluster
+MAX_RESTARTS = 2  # of the placer: it ends if there is no cluster
 ANSWER_S = 60.0  # for a machine to start an agent
 POLL_S = 0.1
 
@@ -45,6 +46,8 @@ async def _connected(cluster: Cluster) -> None:
     try:
         async with asyncio.timeout(CONNECT_S):
             while not cluster.connection:
+                if cluster.placer.num_restarts >= MAX_RESTARTS and cluster.problem:
+                    raise TimeoutError
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise TimeoutError(cluster.problem or "the placer does not answer") from None

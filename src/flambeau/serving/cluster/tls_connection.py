@@ -68,7 +68,7 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def _deliver(self) -> None:
         tls, received = self._tls, self._received
-        while received.pending or tls.pending():
+        while (received.pending or tls.pending()) and not self.raw.is_closing():  # who is refused has no room for more
             protocol = self.protocol  # it may be replaced by what it receives
             assert protocol is not None
             size = cast(int, tls.read(ROOM, protocol.get_buffer(-1)))  # into a buffer: a number

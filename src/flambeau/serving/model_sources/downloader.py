@@ -66,6 +66,8 @@ class DownloadLimits:
 
 DEFAULT_LIMITS = DownloadLimits()
 IMAGE_LIMITS = DownloadLimits(max_bytes=20 << 20, connect_s=5, silence_s=10, total_s=30, min_rate=0)
+VIDEO_LIMITS = DownloadLimits(max_bytes=100 << 20, connect_s=5, silence_s=10, total_s=60, min_rate=0)
+FILE_LIMITS = {"image": IMAGE_LIMITS, "video": VIDEO_LIMITS, "sound": IMAGE_LIMITS}  # in chats
 
 
 class DownloadRejected(Exception):

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 ARCHIVE_SUFFIXES = (".mar", ".tar.gz", ".tgz")
 PREFIX = "flambeau-models-"
 SNAPSHOT = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
+MAX_SHOWN = 10  # files of a store in an error
 NO_STORE = "start the server with --model-store FOLDER (config.properties: model_store), or with the model's path"
 
 
@@ -77,7 +78,10 @@ class Store:
         if not is_url(url):
             return await asyncio.to_thread(self._open_local, folder, url)
         if not self.downloader.allows(url):
-            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+            cause = (
+                "--allow-url PATTERN (allowed_urls) allows those that match a regular expression, at the server's start"
+            )
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)", cause=cause)
         if (place := _folder_at(url)) is not None:
             return await asyncio.to_thread(self._in_place, place, url)
         try:
@@ -152,7 +156,7 @@ class Store:
             logger.warning(
                 "%s is outside the model store; allowed_urls may allow it, as file://%s", shown(url), shown(str(own))
             )
-        raise ModelNotFound(f"Model not found at: {url}")
+        raise ModelNotFound(f"Model not found at: {url}", cause=f"the model store {folder} has {held_by(folder)}")
 
     def open_path(self, path: Path, url: str | None = None, *, keep_broken: bool = False) -> Source:
         """The source at a trusted path: an archive, a model folder, a model file, or a handler file.
@@ -436,3 +440,10 @@ class Source:
         """Bring unpacked files back that were deleted."""
         if self.origin is not None:
             self.origin.restore(self.folder)
+
+
+def held_by(folder: Path) -> str:
+    """What can be registered from a store, for an error."""
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    more = f" and {len(names) - MAX_SHOWN} others" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more if names else "no files"

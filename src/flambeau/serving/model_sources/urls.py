@@ -22,6 +22,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Characters that mean the same encoded or not (RFC 3986, 2.3).
 _UNRESERVED = re.compile("%(2[dDeE]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
 _MAX_DECODINGS = 5
+MAX_URL = 8192  # characters
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -76,6 +77,8 @@ def canonical(url: str) -> str:
 
     Scheme and host are in lower case, characters that need no encoding are decoded, and there is no fragment.
     """
+    if len(url) > MAX_URL:
+        raise ValueError(f"it has {len(url)} characters, more than {MAX_URL}")
     if any(character <= " " or character in '\\"<>\x7f' for character in url):
         raise ValueError("it holds a blank, a control character or a backslash")
     parts = urlsplit(url)
@@ -86,14 +89,22 @@ def canonical(url: str) -> str:
         host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode("ascii")
         host = f"[{host}]" if ":" in host else host
         netloc = host if parts.port is None else f"{host}:{parts.port}"
-    path, encoded = parts.path, ""
+    path = parts.path
     if parts.scheme == "file" and not netloc:
         path = f"/{path.lstrip('/')}"  # `file:////srv` is written as `file:///` before an absolute path
-    while path != encoded:  # a code may be encoded itself
-        path, encoded = _UNRESERVED.sub(lambda code: unquote(code[0]), path), path
+    path = without_needless_codes(path)
     if "\0" in decoded(path) or has_dots(url):
         raise ValueError("its path holds . or .. or NUL")
     return urlunsplit((parts.scheme, netloc, path, parts.query, ""))
+
+
+def without_needless_codes(path: str) -> str:
+    """A path with the characters decoded that need no encoding; a code may be encoded itself."""
+    for _ in range(_MAX_DECODINGS):
+        if (once := _UNRESERVED.sub(lambda code: unquote(code[0]), path)) == path:
+            return path
+        path = once
+    raise ValueError("its path is encoded several times")
 
 
 def has_authority(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 
@@ -21,8 +20,6 @@ from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.process_state import ProcessState
 from flambeau.serving.workers.remote_worker import RemoteWorker
 from flambeau.wire.stack_dumps import is_same_place, main_stack
-
-logger = logging.getLogger(__name__)
 
 LOOKS = 10  # at a worker, until it counts as hung
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 2.0

@@ -60,6 +60,11 @@ class InFlight:
             held[job.id] = (job, batch)
         return batch
 
+    @property
+    def num_owed(self) -> int:
+        """How many of its jobs somebody waits for: not copies, whose answers are sent to nobody."""
+        return sum(1 for job, _ in self.jobs.values() if job is not None and not job.is_copy)
+
     def finish(self, job_id: int, batch: Batch, now: float) -> bool:
         """Remove an answered job; return whether it was the last of its batch."""
         del self.jobs[job_id]

@@ -233,10 +233,11 @@ class WorkerPool:
         )
 
     async def close(self, *, now: bool = False) -> None:
-        """Retire every worker, or kill them; return when all are gone."""
+        """Retire every worker, or kill them; return when all are gone. Nobody waits for one that computes copies."""
         self.is_closed = True
         for slot in self.slots:
-            self._own(self._supervisor.retire(slot, 0.0 if now else self._drain_timeout_s))
+            has_copies = slot.worker is not None and slot.worker.num_batches > 0 and not slot.worker.num_owed
+            self._own(self._supervisor.retire(slot, 0.0 if now or has_copies else self._drain_timeout_s))
         self.slots.clear()
         self._wake_waiting()
         if now:  # also those that are retiring already

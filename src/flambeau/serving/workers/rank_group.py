@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,8 +31,6 @@ from flambeau.wire.messages import (
     cancelled,
 )
 
-logger = logging.getLogger(__name__)
-
 OUT_OF_STEP_S = 10.0  # how much later than rank 0 another rank may finish a batch
 
 
@@ -59,6 +56,7 @@ class RankGroup:
         self._on_closed = on_closed
         self._is_closed = False
         self._is_stopping = False
+        self._is_killed = False
         self._failed_rank: int | None = None  # the first that could not load the model
         self._straggler_timer: asyncio.TimerHandle | None = None
 
@@ -113,6 +111,7 @@ class RankGroup:
         )
 
     def kill(self, cause: WorkerExit) -> None:
+        self._is_killed = True
         for process in self.processes:
             process.kill(cause)
 
@@ -175,7 +174,7 @@ class RankGroup:
                 self._failed_rank = rank if self._failed_rank is None else self._failed_rank
             elif self._lockstep is None:
                 to_server += [message] if rank == 0 else []
-            else:
+            elif not self._is_killed:  # a rank that is killed last may fail before, as the others have gone
                 answers, following = self._lockstep.from_rank(rank, [message])
                 to_server += answers
                 for work in following:

@@ -193,6 +193,11 @@ class RemoteWorker:
         return len(self.batches)
 
     @property
+    def num_owed(self) -> int:
+        """How many of its jobs somebody waits for."""
+        return self._in_flight.num_owed
+
+    @property
     def tenants(self) -> Counter[str]:
         """The number of its jobs by tenant."""
         jobs = (job for job, _ in self._jobs.values())

@@ -20,6 +20,7 @@ from flambeau.errors import BrokenArchive, ConfigError, FlambeauError
 from flambeau.serving.model_sources.dependencies import distributions
 from flambeau.serving.model_sources.shared_packages import find_conflicts, shared_versions
 from flambeau.torchserve.doctor.configuration import check_config, warnings_of
+from flambeau.torchserve.doctor.handler_class import missing_method
 from flambeau.torchserve.doctor.imports import PACKAGES, Import, imports_of, is_installed, missing_name, own_modules
 from flambeau.torchserve.doctor.pickled_weights import names_in_weights
 
@@ -99,6 +100,7 @@ def check_contents(contents: Contents, *, installs: bool) -> Iterator[Finding]:
         yield from check_manifest(manifest, contents.names)
         yield from check_options(manifest, contents.files)
         yield from check_needs(manifest)
+        yield from check_handler_class(manifest.handler, contents.files)
     wanted = requirements_of(contents)
     yield from check_requirements(wanted, installs=installs)
     wanted = wanted if installs else frozenset()
@@ -121,6 +123,15 @@ def check_manifest(manifest: Manifest, names: frozenset[str]) -> Iterator[Findin
     for named in (manifest.serialized_file, manifest.model_file, manifest.config_file, manifest.requirements_file):
         if named and named not in names:
             yield Finding("problem", "manifest", f"it names {named}, which is not in the archive")
+
+
+def check_handler_class(handler: str, files: Mapping[str, bytes]) -> Iterator[Finding]:
+    """Whether the class of a handler has its two methods, as far as its source tells."""
+    if not handler or ":" in handler or handler in BUILT_IN:
+        return
+    name = Path(handler).name.removesuffix(".py") + ".py"
+    if name in files and (reason := missing_method(files[name])):
+        yield Finding("problem", name, reason)
 
 
 def check_needs(manifest: Manifest) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.anthropic.messages import checked_generation
 from flambeau.frontend.anthropic.requests import CountTokensRequest, MessagesRequest, to_chat
 from flambeau.frontend.openai.requests import read_request
-from flambeau.wire.generation import ImageInput, given_options
+from flambeau.wire.generation import MediaInput, given_options
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
@@ -65,9 +65,9 @@ def test_images_become_data_urls_with_the_names_of_the_client():
     assert found.messages is not None
     image, text = {"type": "image"}, {"type": "text", "text": "a"}
     assert found.messages[1] == {"role": "user", "content": [image, text, image]}
-    assert found.images == [
-        ImageInput("messages[0].content[0]", "data:image/png;base64,AAAA"),
-        ImageInput("messages[0].content[2]", "https://images.example/a.png"),
+    assert found.files == [
+        MediaInput("messages[0].content[0]", "data:image/png;base64,AAAA"),
+        MediaInput("messages[0].content[2]", "https://images.example/a.png"),
     ]
 
 

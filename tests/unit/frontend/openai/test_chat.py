@@ -10,7 +10,7 @@ import pytest
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.responses import ResponseHead, estimated_tokens
-from flambeau.wire.generation import CallPiece, ImageInput, Piece, Token, decode_request, encode_request, given_options
+from flambeau.wire.generation import CallPiece, MediaInput, Piece, Token, decode_request, encode_request, given_options
 from support.openai_requests import HELLO, chat_of, completion_of, refusal
 
 DATA = "data:image/png;base64,AAAA"
@@ -23,14 +23,34 @@ def image_message(image):
     return [{"role": "user", "content": parts}]
 
 
+def sound_message(sound, kind="input_audio"):
+    return [{"role": "user", "content": [{"type": kind, kind: sound}]}]
+
+
+def test_sounds_of_both_forms_are_taken_out_of_the_messages():
+    first, second = (
+        sound_message({"data": "AAAA", "format": "mp3"}),
+        sound_message("https://a.example/b.wav", "audio_url"),
+    )
+    parts = [*first[0]["content"], PNG, *second[0]["content"]]
+    asked = chat_of(messages=[{"role": "user", "content": parts}])
+    assert asked.messages == [{"role": "user", "content": [{"type": "audio"}, IMAGE, {"type": "audio"}]}]
+    assert asked.files == [
+        MediaInput("messages[0].content[0]", "data:audio/mp3;base64,AAAA", kind="sound"),
+        MediaInput("messages[0].content[1]", DATA),
+        MediaInput("messages[0].content[2]", "https://a.example/b.wav", kind="sound"),
+    ]
+    assert decode_request(encode_request(asked)) == asked
+
+
 def test_images_are_taken_out_of_the_messages():
     more = {"type": "image_url", "image_url": {"url": "https://images.example/a.png", "detail": "high"}}
     text = {"type": "text", "text": "And?"}
     asked = chat_of(messages=[*HELLO, {"role": "user", "content": [PNG, text, more]}])
     assert asked.messages == [*HELLO, {"role": "user", "content": [IMAGE, text, IMAGE]}]
-    assert asked.images == [
-        ImageInput("messages[1].content[0]", DATA),
-        ImageInput("messages[1].content[2]", "https://images.example/a.png"),
+    assert asked.files == [
+        MediaInput("messages[1].content[0]", DATA),
+        MediaInput("messages[1].content[2]", "https://images.example/a.png"),
     ]
     assert decode_request(encode_request(asked)) == asked
 
@@ -249,9 +269,31 @@ def test_every_spelling_of_a_form_reaches_the_model(fields, structure):
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be text"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
             "messages[0].content[0]",
-            "text or image_url",
+            "text, image_url, video_url, audio_url or input_audio",
+        ),
+        ({"messages": sound_message(None)}, "messages[0].content[0].input_audio", "an object with data and format"),
+        ({"messages": sound_message({"format": "wav"})}, "messages[0].content[0].input_audio.data", "file in base64"),
+        (
+            {"messages": sound_message({"data": "AAAA", "format": "exe"})},
+            "messages[0].content[0].input_audio.format",
+            "one of wav, mp3, flac, ogg, opus, not 'exe'",
+        ),
+        (
+            {"messages": sound_message({"data": "AAAA", "format": "wav", "rate": 1})},
+            "messages[0].content[0].rate",
+            "leave it out",
+        ),
+        (
+            {"messages": sound_message({"url": "file:///etc/passwd"}, "audio_url")},
+            "messages[0].content[0].audio_url.url",
+            "must be a data URL (data:audio/wav;base64,…) or begin with https://",
+        ),
+        (
+            {"messages": sound_message({"url": "data:audio/wav,a"}, "audio_url")},
+            "messages[0].content[0].audio_url.url",
+            "base64",
         ),
         ({"messages": [{"role": "system", "content": [PNG]}]}, "messages[0].content[0]", "only messages of the user"),
         ({"messages": image_message(None)}, "messages[0].content[1].image_url", "an object with a url"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
-from flambeau.wire.generation import given_options
+from flambeau.frontend.openai.completions import CompletionWriter
+from flambeau.frontend.openai.responses import ResponseHead
+from flambeau.wire.generation import Piece, Token, given_options
 from support.openai_requests import HELLO, completion_of, refusal
 
 
@@ -37,7 +42,10 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt, prompts):
         ({"prompt": None}, "prompt", "text or a list"),
         ({"prompt": ["a"] * 100, "n": 100}, "prompt", "send fewer"),
         ({"suffix": "b", "echo": True}, "echo", "not supported with a suffix"),
-        ({"best_of": 3, "n": 2}, "best_of", "may only be n (2)"),
+        ({"best_of": 1, "n": 2}, "best_of", "must be at least n (2)"),
+        ({"best_of": 3, "n": 2, "stream": True}, "best_of", "leave stream out"),
+        ({"best_of": 129}, "best_of", "<= 128"),
+        ({"best_of": 128, "prompt": ["a"] * 9}, "prompt", "more than 1024"),
         ({"logprobs": 21}, "logprobs", "<= 20"),
         ({"logprobs": True}, "logprobs", "a whole number"),
         ({"messages": HELLO}, "messages", "/v1/chat/completions takes it; send a prompt here"),
@@ -66,3 +74,42 @@ def test_both_names_of_the_limit_count():
 def test_fields_without_effect_are_accepted_whatever_they_hold():
     ignored = {"prediction": {"type": "content"}, "parallel_tool_calls": "yes", "verbosity": "low", "store": True}
     assert given_options(completion_of(**ignored).sampling) == {"max_tokens": 16}
+
+
+# ---- the best of several choices ----
+
+
+def test_more_choices_are_generated_than_returned():
+    plain, best = completion_of(n=2), completion_of(n=2, best_of=5)
+    assert given_options(best.sampling) == {**given_options(plain.sampling), "n": 5, "logprobs": 0}
+    assert completion_of(n=2, best_of=2) == plain
+    assert given_options(completion_of(best_of=3, logprobs=2).sampling)["logprobs"] == 2
+
+
+def choice_piece(index, *logprobs):
+    tokens = [Token(1, "a", logprob, b"a") for logprob in (None, -90.0, *logprobs)]  # behind those of an echoed prompt
+    return Piece(index, f"choice {index}", "stop", tokens, 7, len(logprobs))
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_the_likeliest_choices_of_each_prompt_are_returned(has_logprobs):
+    pieces = [
+        choice_piece(0, -3.0),
+        choice_piece(1, -1.0, -1.0, -1.0, -1.0),  # the mean counts, not the sum
+        choice_piece(2, -2.0),
+        choice_piece(3, -0.5),
+        choice_piece(4),
+        choice_piece(5, -math.inf, -0.1),
+    ]
+    head = ResponseHead("x", 1, "m", "f")
+    writer = CompletionWriter(head, 3, num_kept=2, has_logprobs=has_logprobs, has_usage=False)
+    found = json.loads(writer.whole(pieces))
+    assert [(choice["index"], choice["text"]) for choice in found["choices"]] == [
+        (0, "choice 1"),
+        (1, "choice 2"),
+        (2, "choice 3"),
+        (3, "choice 5"),
+    ]
+    assert (found["choices"][0]["logprobs"] is not None) == has_logprobs
+    assert found["usage"]["completion_tokens"] == 9
+    assert found["usage"]["prompt_tokens"] == 14

@@ -14,13 +14,13 @@ from flambeau.errors import BadRequest, InvalidField
 from flambeau.frontend.openai import chat, completions
 from flambeau.frontend.openai.requests import (
     FIELDS,
-    NOT_OFFERED,
     ChatRequest,
     CompletionRequest,
     read_request,
     request_schema,
 )
 from flambeau.frontend.openai.responses import encoded
+from flambeau.frontend.openai.sampling_fields import NOT_OFFERED
 from flambeau.llm.sampling_params import SAMPLING_FIELDS
 from flambeau.wire.generation import decode_request
 from support.openai_requests import HELLO, chat_of, completion_of, refusal

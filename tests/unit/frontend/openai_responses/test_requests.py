@@ -10,7 +10,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.openai.chat import generation_of
 from flambeau.frontend.openai.requests import read_request
 from flambeau.frontend.openai_responses.requests import ResponsesRequest, items_of, messages_of, to_chat
-from flambeau.wire.generation import ImageInput, given_options
+from flambeau.wire.generation import MediaInput, given_options
 
 TOOL = {"type": "function", "name": "weather", "description": "…", "parameters": {"type": "object"}, "strict": True}
 
@@ -55,7 +55,7 @@ def test_images_have_the_names_of_the_client():
     )
     assert found.messages is not None
     assert found.messages[-1] == {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}
-    assert found.images == [ImageInput("input[1].content[1]", "data:image/png;base64,AAAA")]
+    assert found.files == [MediaInput("input[1].content[1]", "data:image/png;base64,AAAA")]
 
 
 def test_items_of_one_turn_are_one_message():

@@ -15,7 +15,7 @@ from flambeau.llm.images.image_processor import Colors, FixedProcessor
 from flambeau.llm.models.vision_architecture import SiglipArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
-from flambeau.wire.generation import Generate, ImageInput, encode_request
+from flambeau.wire.generation import Generate, MediaInput, encode_request
 from flambeau.wire.tokenization import Tokenize, decode_tokenized, encode_tokenize
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 from support.vision_models import BEGIN, END, IMAGE, NAMES, PROCESSOR, TEMPLATE, TOKENS
@@ -69,8 +69,8 @@ def text(words):
 def chat(reader, *contents):
     messages = [{"role": "user", "content": content} for content in contents]
     number = sum(part == IMAGE_PART for content in contents if isinstance(content, list) for part in content)
-    images = [ImageInput(f"image {i}", "data:,") for i in range(number)]
-    return reader.generate(encode_request(Generate(messages=messages, images=images)), None)
+    images = [MediaInput(f"image {i}", "data:,") for i in range(number)]
+    return reader.generate(encode_request(Generate(messages=messages, files=images)), None)
 
 
 CHATS = {
@@ -118,21 +118,21 @@ def test_names_of_tokens_in_a_text_are_no_images(tokenizer):
     found = chat(reader_of(tokenizer, gemma(tokenizer)), *CHATS["names"])
     assert found.prompts[0].count(IMAGE) == TOKENS
     assert found.prompts[0].count(BEGIN) == 1
-    assert [image.name for image in found.images] == ["image 0"]
+    assert [image.name for image in found.files.images] == ["image 0"]
 
 
 def test_images_count_when_a_chat_is_tokenized(tokenizer):
     reader = reader_of(tokenizer, gemma(tokenizer))
-    images = [ImageInput("image 0", "https://images.example/a.png")]  # they are not fetched for this
-    request = Tokenize(messages=[{"role": "user", "content": [IMAGE_PART]}], images=images)
+    images = [MediaInput("image 0", "https://images.example/a.png")]  # they are not fetched for this
+    request = Tokenize(messages=[{"role": "user", "content": [IMAGE_PART]}], files=images)
     assert decode_tokenized(reader.tokenize(encode_tokenize(request))).tokens.count(IMAGE) == TOKENS
 
 
 def test_a_model_of_text_rejects_an_image_by_its_name(tokenizer):
-    with pytest.raises(InvalidField, match="image 0 is an image, but this model reads text only") as caught:
+    with pytest.raises(InvalidField, match="image 0 is an image, but this model reads no images") as caught:
         chat(reader_of(tokenizer), [IMAGE_PART])
     assert caught.value.field == "image 0"
-    with pytest.raises(InvalidField, match="reads text only"):
+    with pytest.raises(InvalidField, match="reads no images"):
         reader_of(tokenizer).tokenize(encode_tokenize(Tokenize(messages=[{"role": "user", "content": [IMAGE_PART]}])))
 
 
@@ -142,7 +142,7 @@ def test_images_that_do_not_fit_are_rejected_before_they_are_encoded(tokenizer, 
         chat(reader_of(tokenizer, gemma(tokenizer)), [IMAGE_PART] * number)
 
 
-@pytest.mark.parametrize(("template", "reason"), [(TEXT_ONLY, "shows no images"), (TYPES, "shows 0 of the 1 images")])
+@pytest.mark.parametrize(("template", "reason"), [(TEXT_ONLY, "shows no images"), (TYPES, "shows 0 of the 1 files")])
 def test_a_template_that_shows_no_images_rejects_them(tmp_path, template, reason):
     settings = {"bos_token": NAMES[0], "eos_token": NAMES[1], "chat_template": template}
     tokenizer = load_tokenizer(write_json_tokenizer(tmp_path, byte_level_json(NAMES), **settings))

@@ -16,11 +16,11 @@ from flambeau.handlers.generation.background_reads import LONG_BYTES
 from flambeau.handlers.generation.generation_jobs import GptGeneration
 from flambeau.handlers.generation.job_progress import GenerationMetrics
 from flambeau.handlers.generation.reply_formats import TextFormat
-from flambeau.handlers.generation.request_reader import Prompted, encode_step, read_state
+from flambeau.handlers.generation.request_reader import ChatFiles, Prompted, encode_step, read_state
 from flambeau.llm.core.outputs import Output, SequenceCounts
 from flambeau.llm.errors import InvalidRequest, LLMError
 from flambeau.llm.sampling_params import SamplingParams
-from flambeau.wire.generation import ImageInput
+from flambeau.wire.generation import Generate, MediaInput, encode_request
 from flambeau.wire.messages import Request
 
 COUNTS = SequenceCounts(num_prompt=3, num_generated=2, num_cached=1, num_drafted=4, num_accepted=1)
@@ -39,7 +39,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.error: Exception | None = None
         self.is_closed = False
-        self.images: dict[str, list] = {}
+        self.media: dict[str, list] = {}
         self.may_encode = threading.Event()
         self.may_compile = threading.Event()
         self.compiled: list = []
@@ -61,12 +61,13 @@ class FakeEngine:
         turn=None,
         tenant="",
         scores_prompt=False,
-        images=(),
+        media=(),
+        cache_salt="",
     ):
         if self.error is not None:
             raise self.error
         self.added[name] = {"ids": ids, "n": params.n, "generated": generated, "seed": seed}
-        self.images[name] = [*images]
+        self.media[name] = [*media]
 
     def has_grammar(self, params, turn):
         return params.structured_outputs is None or params.structured_outputs in self.compiled
@@ -85,6 +86,9 @@ class FakeEngine:
                 raise InvalidRequest(f"{file.name} is bad", file.name)
         self.was_cancelled.append(is_cancelled())
         return [file.data.upper() for file in files]
+
+    def encode_sounds(self, sounds, is_cancelled):
+        return [f"sound {sound}" for sound in sounds]
 
     def step(self):
         return self.script.pop(0)
@@ -438,6 +442,25 @@ def test_long_requests_of_tenants_are_read_in_turns():
     setup.generation.close()
 
 
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_long_texts_do_not_wait_for_files_that_are_read(kind):
+    """A video may take a minute to decode. Its place in the messages is before its file."""
+    setup = SlowSetup()
+    request = Generate(
+        messages=[{"role": "user", "content": [{"type": kind}]}],
+        files=[MediaInput("a", "x" * LONG_BYTES, kind="video" if kind == "video" else "sound")],
+    )
+    body = encode_request(request)
+    setup.generation.join(Request(1, "r1", [], body, "generate"), {"body": body})
+    setup.generation._read = Setup().generation._read  # reads at once
+    setup.join_long(2)
+    setup.step_until(lambda: "2/0" in setup.engine.added)
+    assert [*setup.engine.added] == ["2/0"]
+    setup.may_go_on.set()
+    setup.step_until(lambda: "1/0" in setup.engine.added)
+    setup.generation.close()
+
+
 def test_long_prediction_is_read_beside_the_steps_unless_the_user_has_code_there():
     setup = SlowSetup()
     setup.join_long(1, kind="predict")
@@ -488,12 +511,13 @@ def test_long_text_is_tokenized_beside_the_steps():
 class ImageSetup(Setup):
     """The requests with an odd job id have these images."""
 
-    def __init__(self, *images):
+    def __init__(self, *images, sounds=()):
         super().__init__()
         read = self.generation._read
 
         def read_with_images(request, row, state):
-            return replace(read(request, row, state), images=images if request.job_id % 2 else ())
+            files = ChatFiles(images=images, sounds=sounds) if request.job_id % 2 else ChatFiles()
+            return replace(read(request, row, state), files=files)
 
         self.generation._read = read_with_images
 
@@ -507,7 +531,7 @@ class ImageSetup(Setup):
 
 
 def test_images_are_encoded_beside_the_steps_and_text_does_not_wait_for_them():
-    setup = ImageSetup(ImageInput("first", "data:image/png;base64,YWI="), ImageInput("second", "https://x/y", b"cd"))
+    setup = ImageSetup(MediaInput("first", "data:image/png;base64,YWI="), MediaInput("second", "https://x/y", b"cd"))
     setup.join(1)
     setup.join(2)
     assert [*setup.engine.added] == ["2/0"]
@@ -515,8 +539,26 @@ def test_images_are_encoded_beside_the_steps_and_text_does_not_wait_for_them():
     assert setup.generation.step() == []
     setup.engine.may_encode.set()
     setup.step_until(lambda: "1/0" in setup.engine.added)
-    assert setup.engine.images == {"2/0": [], "1/0": [b"AB", b"CD"]}
+    assert setup.engine.media == {"2/0": [], "1/0": [b"AB", b"CD"]}
     setup.generation.close()
+
+
+@pytest.mark.parametrize("kind", ["sound", "video"])
+def test_short_requests_with_files_that_may_be_long_are_read_beside_the_steps(kind):
+    setup = Setup()
+    body = encode_request(Generate(messages=[], files=[MediaInput("a", "data:,", kind=kind)]))
+    setup.generation.join(Request(1, "r1", [], body, "generate"), {"body": body})
+    assert "1/0" not in setup.engine.added
+    setup.run()
+    assert "1/0" in setup.engine.added
+
+
+def test_sounds_are_encoded_behind_images():
+    setup = ImageSetup(sounds=("a",))
+    setup.engine.may_encode.set()
+    setup.join(1)
+    setup.run()
+    assert setup.engine.media == {"1/0": ["sound a"]}
 
 
 @pytest.mark.parametrize(
@@ -529,7 +571,7 @@ def test_images_are_encoded_beside_the_steps_and_text_does_not_wait_for_them():
     ],
 )
 def test_an_image_that_cannot_be_read_fails_its_own_job_and_is_named(url, reason):
-    setup = ImageSetup(ImageInput("messages[3].content[1]", url))
+    setup = ImageSetup(MediaInput("messages[3].content[1]", url))
     setup.engine.may_encode.set()
     setup.join(1)
     [(job_id, error)] = setup.step_until(lambda: not setup.generation.has_work)
@@ -542,12 +584,12 @@ def test_an_image_that_cannot_be_read_fails_its_own_job_and_is_named(url, reason
 
 
 def test_the_images_of_a_cancelled_job_are_dropped():
-    setup = ImageSetup(ImageInput("first", "data:image/png;base64,YWI="))
+    setup = ImageSetup(MediaInput("first", "data:image/png;base64,YWI="))
     setup.join(1)
     setup.generation.cancel(1)
     assert not setup.generation.has_work
     setup.engine.may_encode.set()
-    setup.generation._preparations._threads["prepare"]._executor.shutdown(wait=True)
+    setup.generation._preparations._threads["prepare-files"]._executor.shutdown(wait=True)
     assert setup.engine.was_cancelled in ([], [True])
     assert setup.engine.added == {}
     setup.generation.close()
@@ -580,6 +622,25 @@ def test_grammars_are_compiled_beside_the_steps_and_once():
     setup.join(3)  # it is kept now
     assert "3/0" in setup.engine.added
     assert setup.engine.compiled == [{"regex": "a+"}]
+    setup.generation.close()
+
+
+def test_grammars_do_not_wait_for_files_that_are_encoded():
+    setup = GrammarSetup({"regex": "a+"})
+    read = setup.generation._read
+
+    def read_with_image(request, row, state):
+        image = MediaInput("first", "data:image/png;base64,YWI=")
+        return replace(read(request, row, state), files=ChatFiles(images=[image] if request.job_id == 2 else []))
+
+    setup.generation._read = read_with_image
+    setup.engine.may_compile.set()
+    setup.join(2)  # its image is not encoded yet
+    setup.join(1)
+    setup.step_until(lambda: "1/0" in setup.engine.added)
+    assert "2/0" not in setup.engine.added
+    setup.engine.may_encode.set()
+    setup.step_until(lambda: "2/0" in setup.engine.added)
     setup.generation.close()
 
 

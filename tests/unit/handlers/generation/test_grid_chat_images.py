@@ -19,7 +19,7 @@ from flambeau.llm.images.image_processor import Colors
 from flambeau.llm.models.vision_architecture import GridArchitecture
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
-from flambeau.wire.generation import Generate, ImageInput, encode_request
+from flambeau.wire.generation import Generate, MediaInput, encode_request
 from flambeau.wire.tokenization import Tokenize, decode_tokenized, encode_tokenize
 from support.grid_vision_models import (
     BEGIN,
@@ -83,14 +83,14 @@ def text(words):
 
 def inputs(files):
     return [
-        ImageInput(f"image {i}", f"data:image/jpeg;base64,{base64.b64encode(data).decode()}")
+        MediaInput(f"image {i}", f"data:image/jpeg;base64,{base64.b64encode(data).decode()}")
         for i, data in enumerate(files)
     ]
 
 
 def chat(reader, files, *contents):
     messages = [{"role": "user", "content": content} for content in contents]
-    return reader.generate(encode_request(Generate(messages=messages, images=inputs(files))), None)
+    return reader.generate(encode_request(Generate(messages=messages, files=inputs(files))), None)
 
 
 CHATS = {
@@ -103,6 +103,7 @@ CHATS = {
 
 @pytest.mark.parametrize("name", CHATS)
 def test_prompts_are_those_of_transformers(tmp_path, tokenizer, name):
+    pytest.importorskip("torchvision", reason="transformers' processor of videos needs torchvision")
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLVideoProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -137,9 +138,9 @@ def test_names_of_tokens_in_a_text_are_no_images(tokenizer):
 
 def test_images_count_by_their_size_when_a_chat_is_tokenized(tokenizer):
     messages = [{"role": "user", "content": [PART, PART]}]
-    request = Tokenize(messages=messages, images=inputs(FILES[:2]))
+    request = Tokenize(messages=messages, files=inputs(FILES[:2]))
     assert decode_tokenized(reader_of(tokenizer).tokenize(encode_tokenize(request))).tokens.count(IMAGE) == 75 + 54
-    request = Tokenize(messages=messages, images=[*inputs(FILES[:1]), ImageInput("image 1", "https://a.example/b.png")])
+    request = Tokenize(messages=messages, files=[*inputs(FILES[:1]), MediaInput("image 1", "https://a.example/b.png")])
     with pytest.raises(InvalidField, match="image 1: how many tokens an image takes depends on its size"):
         reader_of(tokenizer).tokenize(encode_tokenize(request))
 
@@ -148,6 +149,12 @@ def test_images_that_do_not_fit_are_rejected_before_they_are_encoded(tokenizer):
     for limit in (75 + 54, 140):
         with pytest.raises(InvalidField, match="send fewer or smaller"):
             chat(reader_of(tokenizer, limit), FILES[:2], [PART, PART])
+
+
+def test_long_texts_beside_an_image_are_rejected_before_they_are_tokenized(tokenizer):
+    long = {"type": "text", "text": "x" * 400 * 256}
+    with pytest.raises(InvalidField, match="the chat has 102401 characters"):
+        chat(reader_of(tokenizer), FILES[:1], [PART, long, {"type": "text", "text": "y"}])
 
 
 def test_an_image_that_cannot_be_read_is_named(tokenizer):
@@ -160,7 +167,7 @@ def test_an_image_that_cannot_be_read_is_named(tokenizer):
         assert caught.value.field == "image 1"
 
 
-def test_videos_are_refused(tokenizer):
+def test_a_video_without_its_file_is_refused(tokenizer):
     with pytest.raises(InvalidField, match="video"):
         chat(reader_of(tokenizer), [], [{"type": "video"}])
 

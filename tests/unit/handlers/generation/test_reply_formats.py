@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from flambeau.handlers.generation.reply_formats import ChoiceOutput, PieceFormat
+from flambeau.handlers.generation.reply_formats import ChoiceOutput, JsonFormat, PieceFormat
 from flambeau.llm.chat.stream_parser import ParserOptions, StreamParser, ThoughtMarkers
 from flambeau.llm.core.outputs import Output, SequenceCounts, TokenInfo
 from flambeau.wire.generation import decode_pieces
@@ -65,3 +67,48 @@ def test_a_token_without_text_is_sent_if_its_log_probability_is_asked_for():
     [piece] = pieces_of(new_format(), output("", tokens=[TokenInfo(7, -0.5)]))
     assert piece.text == ""
     assert [(token.id, token.text, token.logprob) for token in piece.tokens] == [(7, "<7>", -0.5)]
+
+
+def scoring_format(**options) -> PieceFormat:
+    return PieceFormat(Decoder(), num_choices=2, preambles={}, prompts=[[7, 8], [9]], **options)
+
+
+def test_ids_are_sent_with_each_step_and_those_of_the_prompt_once():
+    reply = scoring_format(stream=True, returns_ids=True)
+    first, second = pieces_of(reply, output(""), output("b"))
+    assert (first.text, first.token_ids, first.prompt_ids) == ("", [5], [7, 8])
+    assert (second.text, second.token_ids, second.prompt_ids) == ("b", [5], [9])
+    [again] = pieces_of(reply, output("c"))
+    assert (again.text, again.token_ids, again.prompt_ids) == ("c", [5], None)
+
+
+def test_the_next_worker_does_not_send_the_prompt_again():
+    reply = scoring_format(stream=True, returns_ids=True, begun=[0])
+    first, second = pieces_of(reply, output("a"), output("b"))
+    assert (first.token_ids, first.prompt_ids, second.prompt_ids) == ([5], None, [9])
+
+
+def test_scores_of_prompts_have_as_many_alternatives_as_each_asks_for():
+    infos = [TokenInfo(8, -2.0, ((1, -0.5), (2, -0.7), (3, -0.9)), 4)]
+    reply = scoring_format(stream=False, first_tokens={0: 7}, num_alternatives=1, num_prompt_alternatives=2)
+    ends = [output("a", tokens=[TokenInfo(5, -0.1)], prompt_tokens=infos, finish_reason="stop")]
+    ends.append(output("b", prompt_tokens=[], finish_reason="stop"))
+    first, second = pieces_of(reply, *ends, is_over=True)
+    assert [(token.id, token.logprob, len(token.top)) for token in first.tokens] == [
+        (7, None, 0),
+        (8, -2.0, 1),
+        (5, -0.1, 0),
+    ]
+    [begin, scored] = first.prompt_tokens
+    assert (begin.id, begin.logprob) == (7, None)
+    assert (scored.id, scored.logprob, scored.rank, [each[0] for each in scored.top]) == (8, -2.0, 4, [1, 2])
+    assert [(token.id, token.logprob) for token in second.prompt_tokens] == [(9, None)]
+
+
+def test_details_of_a_prediction_have_the_scores_of_its_prompt():
+    infos = [TokenInfo(8, -2.0, ((1, -0.5),), 4)]
+    reply = JsonFormat("", 1, Decoder(), details=True)
+    body = reply.take([ChoiceOutput(0, output("a", prompt_tokens=infos, finish_reason="stop"))], is_over=True)
+    assert json.loads(body)["details"]["prompt_logprobs"] == [
+        {"id": 8, "text": "<8>", "logprob": -2.0, "top": [{"id": 1, "text": "<1>", "logprob": -0.5}]}
+    ]

@@ -11,7 +11,7 @@ from flambeau.llm.chat.chat_format import ChatFormat
 from flambeau.llm.core.outputs import Output, SequenceCounts
 from flambeau.llm.sampling_params import SamplingParams
 from flambeau.llm.text.tokenizer import load_tokenizer
-from flambeau.wire.generation import CallPiece, Generate, decode_pieces, encode_request
+from flambeau.wire.generation import CallPiece, Generate, SamplingOptions, decode_pieces, encode_request
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
 
 
@@ -171,3 +171,69 @@ def test_reasoning_and_calls_are_counted_and_sent_apart(tmp_path):
     [piece] = decode_pieces(reply.take([ChoiceOutput(0, last)], is_over=True))
     assert (piece.reasoning, piece.text, piece.calls) == ("Hm", "So", [CallPiece(0, "f", "{}")])
     assert (piece.num_reasoning_tokens, piece.num_tokens, piece.finish_reason) == (3, 6, "tool_calls")
+
+
+# ---- fields of other servers ----
+
+
+def test_a_long_prompt_is_cut_to_its_end_behind_the_token_that_begins_it(tmp_path):
+    reader, tokenizer = reader_of(tmp_path, "")
+    whole = tokenizer.encode("To be, or not to be, that is the question")
+
+    def prompt_of(limit, prompt="To be, or not to be, that is the question", **fields):
+        request = Generate(prompts=[prompt], truncate=limit, echo=True, **fields)
+        return reader.generate(encode_request(request), None).prompts[0]
+
+    assert prompt_of(5) == [whole[0], *whole[-4:]]
+    assert prompt_of(1) == whole[:1]
+    assert prompt_of(len(whole)) == prompt_of(None) == whole
+    assert prompt_of(5, add_special=False) == whole[-5:]
+    assert prompt_of(3, [7, 8, 9, 10]) == [8, 9, 10]
+    long = [*range(7, 90)] * 20
+    assert prompt_of(-1, long, sampling=SamplingOptions(max_tokens=300)) == long[-700:]
+    assert len(prompt_of(-1, long)) == 999
+    assert prompt_of(-1, long[:10]) == long[:10]
+
+
+def test_the_echo_of_a_prompt_that_was_cut_is_its_end(tmp_path):
+    reader, _ = reader_of(tmp_path, "")
+    request = Generate(prompts=["To be, or not to be"], truncate=2, add_special=False, echo=True)
+    made = reader.generate(encode_request(request), None)
+    output = Output(request_id="r", index=0, text="!", token_ids=[5], finish_reason="stop")
+    [piece] = decode_pieces(made.reply.take([ChoiceOutput(0, output)], is_over=True))
+    assert piece.text.endswith(" be!")
+    assert not piece.text.startswith("To")
+
+
+def test_documents_need_a_template_that_shows_them(tmp_path):
+    options = {"template_options": {"documents": [{"text": "Water is wet."}]}}
+    reader, tokenizer = reader_of(tmp_path, "{% for d in documents %}{{ d.text }}{% endfor %}")
+    assert tokenizer.decode(chat(reader, **options).prompts[0]) == "Water is wet."
+    reader, _ = reader_of(tmp_path, "{{ messages[0].content }}")
+    with pytest.raises(BadRequest, match="does not show documents") as found:
+        chat(reader, **options)
+    assert found.value.field == "documents"
+
+
+def test_the_last_message_is_continued(tmp_path):
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    reader, tokenizer = reader_of(tmp_path, template)
+
+    def text_of(**options):
+        return tokenizer.decode(chat(reader, template_options=options).prompts[0])
+
+    assert (text_of(), text_of(add_generation_prompt=False)) == ("[a]>", "[a]")
+    assert text_of(continue_final_message=True) == "[a"
+
+
+def test_prompts_are_scored_in_whole_replies_only(tmp_path):
+    reader, _ = reader_of(tmp_path, "")
+    sampling = SamplingOptions(prompt_logprobs=2)
+    assert reader.generate(encode_request(Generate(prompts=["a"], sampling=sampling)), None).params.prompt_logprobs == 2
+    with pytest.raises(BadRequest, match="leave stream out") as found:
+        reader.generate(encode_request(Generate(prompts=["a"], sampling=sampling, stream=True)), None)
+    assert found.value.field == "prompt_logprobs"
+    row = {"prompt": "a", "prompt_logprobs": 2}
+    assert reader.predict(reader.read(row), [1], None).is_stream is False
+    with pytest.raises(BadRequest, match="leave stream out"):
+        reader.predict(reader.read({**row, "stream": True}), [1], None)

@@ -188,12 +188,15 @@ def test_settings_of_generation_config_without_effect_are_warned_of_by_name(tmp_
     file.write_text('{"do_sample": true, "num_beams": 1, "typical_p": 1.0, "eos_token_id": 2, "bad_words_ids": null}')
     read_settings({"handler": {}}, tmp_path, device="cpu")
     assert not caplog.records
-    file.write_text('{"do_sample": false, "num_beams": 4, "no_repeat_ngram_size": 3, "dola_layers": "low"}')
-    read_settings({"handler": {}}, tmp_path, device="cpu")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert all(
-        name in caplog.text for name in ("do_sample False", "num_beams 4", "no_repeat_ngram_size 3", "dola_layers")
+    file.write_text(
+        '{"do_sample": false, "num_beams": 4, "no_repeat_ngram_size": 3, "typical_p": 0.9, "dola_layers": "low"}'
     )
+    found = read_settings({"handler": {}}, tmp_path, device="cpu").sampling
+    assert (found.no_repeat_ngram_size, found.typical_p) == (3, 0.9)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert all(name in warning for name in ("do_sample False", "num_beams 4", "dola_layers"))
+    assert "no_repeat_ngram_size" not in warning
 
 
 def test_invalid_generation_config_is_named(tmp_path):

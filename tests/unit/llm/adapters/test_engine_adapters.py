@@ -150,7 +150,7 @@ def test_an_unloaded_adapter_finishes_its_requests_and_is_freed(engine, expected
     assert engine.adapters == ["two", "many"]
     with pytest.raises(InvalidRequest, match="there is two, many"):
         engine.add("late", PROMPTS[0], GREEDY, adapter="one")
-    store = engine._adapters
+    store = engine._adapters._adapters
     assert len(store.adapters) == 3
     assert run(engine)["last"] == expected["one"][0][1:]
     assert len(store.adapters) == 2
@@ -167,7 +167,7 @@ def test_nothing_is_left_of_adapters_that_come_and_go(checkpoint, expected):
         engine.unload_adapter("poet")
         keys |= engine._pool._keys.keys()
     assert min(keys) == 0  # the roots of adapters are negative
-    assert not engine._adapters.adapters
+    assert not engine._adapters._adapters.adapters
     engine.close()
 
 

@@ -24,7 +24,7 @@ from flambeau.llm.backends.cpu.packed_linear import PackedLinear, pack_layers
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.shard import Shard, local_architecture
 from flambeau.llm.models.embeddings import NarrowEmbedding
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -323,6 +323,10 @@ def small(tmp_path, llama):
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
         ({"trainable_token_indices": ["one"]}, "trainable_token_indices"),
         ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"lora_alpha": float("inf")}, "lora_alpha must be a finite number"),
+        ({"lora_alpha": float("nan")}, "it has NaN, which is no number"),
+        ({"lora_alpha": 1e300}, "too large for float32; lora_alpha is likely wrong"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "finite number"),
         ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
         ({"spectral_gain": 3}, "spectral_gain"),
     ],
@@ -363,6 +367,30 @@ def test_what_cannot_be_changed_is_refused_by_name(small, tensors, name):
     save_file({**load_file(file), **more}, file)
     with pytest.raises(CheckpointError, match=name):
         store_of(model, folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_numbers_that_are_not_finite_are_refused(small, number, side):
+    model, folder = small
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(f"q_proj.lora_{side}.weight"))
+    tensors[name][1, 2] = number
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=rf"q_proj.lora_{side}.* not finite.*earlier checkpoint"):
+        store_of(model, folder)
+
+
+def test_numbers_that_are_too_large_for_the_networks_type_are_refused(small):
+    model, folder = small
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(iter(tensors))
+    tensors[name][0, 0] = 1e6
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="too large for float16; load the model in bfloat16"):
+        AdapterStore(replace(target_of(model), dtype=torch.float16), model).load(1, folder)
 
 
 def test_an_adapter_of_another_size_is_refused(small):

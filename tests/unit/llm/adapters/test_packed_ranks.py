@@ -16,7 +16,8 @@ from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import read_architecture
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_architecture, sum_over_ranks
+from flambeau.llm.executor.shard import Shard, local_architecture
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup, sum_over_ranks
 from flambeau.llm.models.embeddings import NarrowEmbedding
 from flambeau.llm.models.transformer import Transformer
 from support.adapters import read_peft_adapter, write_peft_adapter
@@ -39,6 +40,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("qwen2", {"target_modules": ["q_proj"], "trainable_token_indices": [5, 40, 3, 41]}),
     "experts": ("qwen3moe", {"target_modules": ["q_proj", "o_proj"], "target_parameters": EXPERTS}),
 }
+# Weights that are off by 6e-8 of their size, a rounding of float32, change these logits by 1e-4 in float64, too.
+OWN_BOUND = {"dora": 4e-4}
 
 
 def write_files(folder: Path, architecture: str) -> tuple[Path, Path]:
@@ -77,7 +80,7 @@ def test_packed_weights_of_gguf_files(kind, tmp_path, monkeypatch):
 
         for found in run_as_threads(monkeypatch, compute, size):
             for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, atol=2e-5 * float(other.abs().max()), rtol=0)
+                torch.testing.assert_close(one, other, atol=OWN_BOUND.get(kind, 1e-4), rtol=0)
 
 
 @pytest.mark.parametrize(

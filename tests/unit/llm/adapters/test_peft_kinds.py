@@ -14,7 +14,8 @@ from flambeau.llm.backends.cpu.backend import CpuBackend
 from flambeau.llm.backends.cpu.network import can_compute
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.executor.parallel import Shard, TensorParallelGroup, local_architecture, sum_over_ranks
+from flambeau.llm.executor.shard import Shard, local_architecture
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup, sum_over_ranks
 from support.adapters import layer_shapes, merge, read_peft_adapter, write_adapter, write_peft_adapter
 from support.checkpoints import read_checkpoint, write_checkpoint
 from support.llm_steps import room, step_inputs

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
@@ -75,7 +76,7 @@ def test_4_bits_are_dequantized(tmp_path, nested, kind):
 @pytest.mark.parametrize("nested", [False, True])
 def test_codes_stay_for_kernels_that_know_them(tmp_path, nested):
     folders = write_packed(tmp_path, lambda weight: four_bits(weight, nested=nested), FOUR)
-    layer = check_equal(*folders, keeps_codes=True).model.layers[0].mlp.down_proj
+    layer = check_equal(*folders, forms=KeptForms(codes=True)).model.layers[0].mlp.down_proj
     assert isinstance(layer, CodedLinear)
     assert layer.layout == CodeLayout(tuple(TABLE.tolist()), 64)
 
@@ -104,7 +105,7 @@ def test_codes_in_blocks_that_do_not_divide_rows_are_dequantized(tmp_path):
         codes = torch.stack((parts["weight"] >> 4, parts["weight"] & 15), -1).flatten().int()
         return parts, TABLE[codes].view_as(weight)
 
-    model = check_equal(*write_packed(tmp_path, pack, FOUR), keeps_codes=True)
+    model = check_equal(*write_packed(tmp_path, pack, FOUR), forms=KeptForms(codes=True))
     assert not any(isinstance(module, CodedLinear) for module in model.modules())
 
 
@@ -120,7 +121,7 @@ def test_a_last_layer_whose_rows_have_to_be_normalized_is_dequantized(tmp_path, 
         parts, plain = pack(tensors.pop("lm_head.weight"))
         head = {f"lm_head.{leaf}": part for leaf, part in parts.items()} if is_packed else {"lm_head.weight": plain}
         save_file({**tensors, **head}, folder / "model.safetensors")
-    found = check_equal(*folders, keeps_codes=True)
+    found = check_equal(*folders, forms=KeptForms(codes=True))
     assert type(found.lm_head) is torch.nn.Linear
     assert type(found.model.layers[0].mlp.down_proj) is not torch.nn.Linear
 

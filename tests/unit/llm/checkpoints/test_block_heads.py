@@ -80,8 +80,8 @@ def proposed(model, head, tokens: list[int], form: str) -> list[int]:
     cache.activate_past_recording()
     cache.set_previous_accepted_tokens(len(tokens) - 1)
     ids = torch.tensor([tokens])
-    states = model(ids[:, :-1], output_hidden_states=LAYERS).hidden_states
-    chosen = [states[i] for i in LAYERS] if len(states) > len(LAYERS) else states
+    states = model(ids[:, :-1], output_hidden_states=True).hidden_states  # the first one is that of the embeddings
+    chosen = [states[i + 1] for i in LAYERS]
     keys = torch.arange(len(tokens) - 1 + head.config.block_size)
     distances = keys[-head.config.block_size :, None] - keys
     masks = {"full_attention": torch.ones_like(distances) > 0, "sliding_attention": (distances >= 0) & (distances < 9)}
@@ -89,7 +89,7 @@ def proposed(model, head, tokens: list[int], form: str) -> list[int]:
     block = torch.tensor([[tokens[-1], *[MASK] * (head.config.block_size - 1)]])
     found = head(
         noise_embeds=model.get_input_embeddings()(block),
-        context_hidden_states=torch.cat(list(chosen), dim=-1),
+        context_hidden_states=torch.cat(chosen, dim=-1),
         position_ids=torch.arange(len(tokens) - 1 + block.shape[1])[None],
         **(others if form == "z-lab with windows" else {"past_key_values": cache}),
     )

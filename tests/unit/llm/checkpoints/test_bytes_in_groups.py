@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from flambeau.llm.backends.cpu.packed_linear import packed as packed_for_kernels
 from flambeau.llm.backends.cpu.packed_linear import rounded_inputs
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.gpu_weights import order_codes
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout, JoinedLinear
@@ -77,10 +78,10 @@ FILES = {  # writers, and the layouts that layers have
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_they_stay(tmp_path, name, on_gpu, caplog):
     write, layout = FILES[name]
-    options = {"narrow_groups": True, "arrived": order_codes(torch.float32)} if on_gpu else {"keeps_groups": True}
+    forms, arrived = KeptForms(groups="gpu" if on_gpu else "cpu"), order_codes(torch.float32) if on_gpu else None
     folders = write(tmp_path)
     with caplog.at_level(logging.INFO):
-        model = check_equal(*folders, **options)
+        model = check_equal(*folders, forms=forms, arrived=arrived)
     plain = load_model(folders[1], dtype=torch.float32)
     assert "14 tensors stay int8" in caplog.text
     assert "dequantized" not in caplog.text
@@ -98,7 +99,7 @@ def test_they_stay(tmp_path, name, on_gpu, caplog):
 def test_the_cpu_kernels_multiply_them(tmp_path, name):
     need_cpu_kernels()
     write, layout = FILES[name]
-    model = load_model(write(tmp_path)[0], dtype=torch.float32, keeps_groups=True)
+    model = load_model(write(tmp_path)[0], dtype=torch.float32, forms=KeptForms(groups="cpu"))
     torch.manual_seed(0)
     for leaf in ("self_attn.qkv_proj", "mlp.down_proj"):
         layer = model.get_submodule(f"model.layers.0.{leaf}")
@@ -128,7 +129,7 @@ def test_projections_of_4_and_8_bits_are_in_one_module(tmp_path, caplog):
     )
     mixed = mix(packed, plain, tmp_path)
     with caplog.at_level(logging.INFO):
-        model = check_equal(*mixed, keeps_groups=True)
+        model = check_equal(*mixed, forms=KeptForms(groups="cpu"))
     assert "dequantized" not in caplog.text
     qkv = model.model.layers[0].self_attn.qkv_proj
     assert isinstance(qkv, JoinedLinear)
@@ -141,7 +142,7 @@ def test_projections_beside_floats_are_kept(tmp_path, caplog):
     folders = write_packed(
         tmp_path, pack, test_compressed_tensors.config("pack-quantized", INT8), plain=("k_proj", "o_proj")
     )
-    model = check_equal(*folders, keeps_groups=True)
+    model = check_equal(*folders, forms=KeptForms(groups="cpu"))
     qkv = model.model.layers[0].self_attn.qkv_proj
     assert [type(part) for part in qkv.parts] == [GroupedLinear, torch.nn.Linear, GroupedLinear]
     assert type(model.model.layers[0].self_attn.o_proj) is torch.nn.Linear

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from flambeau.llm.checkpoints.checkpoint import largest_first, load_model, read_architecture
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.parameter_filler import largest_first
 from flambeau.llm.checkpoints.parameter_map import Placement, as_is
 from flambeau.llm.checkpoints.weight_files import open_weights
 from flambeau.llm.errors import CheckpointError, NoRoom

@@ -11,6 +11,7 @@ import torch
 from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import packed as packed_for_kernels
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -150,7 +151,7 @@ def test_groups_of_fp8_with_exponents_are_dequantized(tmp_path):
 
     folders = write_packed(tmp_path, pack, config("mxfp8-quantized", {**FP8, "group_size": 32}))
     check_equal(*folders)
-    assert check_equal(*folders, keeps_blocks=True).model.layers[0].mlp.down_proj.scale.shape == (128, 8)
+    assert check_equal(*folders, forms=KeptForms(blocks=True)).model.layers[0].mlp.down_proj.scale.shape == (128, 8)
 
 
 @pytest.mark.parametrize("kept", ["", "blocks", "codes"])
@@ -173,7 +174,7 @@ def test_4_bit_floating_point_is_dequantized_or_stays_as_fp8_or_as_codes(tmp_pat
 
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 16, "strategy": "tensor_group"}
     folders = write_packed(tmp_path, pack, config(form, weights))
-    model = check_equal(*folders, keeps_blocks=bool(kept), keeps_codes=kept == "codes")
+    model = check_equal(*folders, forms=KeptForms(blocks=bool(kept), codes=kept == "codes"))
     layer = model.model.layers[0].mlp.down_proj
     assert type(layer) is {"": torch.nn.Linear, "blocks": Fp8Linear, "codes": CodedLinear}[kept]
     if kept == "codes":

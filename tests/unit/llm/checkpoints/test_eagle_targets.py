@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model
-from flambeau.llm.checkpoints.head_weights import eagle_architecture, read_eagle
+from flambeau.llm.checkpoints.eagle_weights import eagle_architecture, read_eagle
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.models.draft_heads import HeadSettings
 from flambeau.llm.models.head_kinds import make_head

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from flambeau.llm.quantize.settings import read_quantization
@@ -60,8 +61,8 @@ def fp4_in_groups(weight):
     return {"weight": (pairs[:, ::2] | pairs[:, 1::2] << 4).view(torch.int8), "scale": scale.to(POWERS)}, plain
 
 
-@pytest.mark.parametrize("keeps", [{}, {"keeps_blocks": True}, {"keeps_blocks": True, "keeps_codes": True}])
-def test_experts_of_deepseek_v4_are_fp4_beside_blocks_of_fp8(keeps, tmp_path):
+@pytest.mark.parametrize("forms", [NO_FORMS, KeptForms(blocks=True), KeptForms(blocks=True, codes=True)])
+def test_experts_of_deepseek_v4_are_fp4_beside_blocks_of_fp8(forms, tmp_path):
     packed, plain = tmp_path / "packed", tmp_path / "plain"
     write_checkpoint(plain, "deepseek-v4", intermediate_size=64)
     tensors = load_file(plain / "model.safetensors")
@@ -87,14 +88,14 @@ def test_experts_of_deepseek_v4_are_fp4_beside_blocks_of_fp8(keeps, tmp_path):
     declared = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 16], "scale_fmt": "ue8m0"}
     config = json.loads((plain / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**config, "quantization_config": declared, "expert_dtype": "fp4"}))
-    found, expected = load_model(packed, **keeps), load_model(plain)
+    found, expected = load_model(packed, forms=forms), load_model(plain)
     assert found.arch.unknown_keys == ()
     ids = torch.arange(40) % 101
     with torch.inference_mode():
         logits = [one.logits(one(ids, torch.arange(40), WholeAttention())) for one in (found, expected)]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=0.0)
     stack = found.model.layers[0].mlp.experts.down_proj
-    assert isinstance(stack, torch.nn.Parameter) != bool(keeps)
+    assert isinstance(stack, torch.nn.Parameter) == (forms is NO_FORMS)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
@@ -102,11 +103,11 @@ def test_blocks_stay_fp8_in_a_network_that_may_have_them(tmp_path, kind):
     declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
     model = None if kind == "dense" else tiny_model(replace(PACKABLE, num_experts=4, expert_size=128))
     folders = write_packed(tmp_path, lambda weight: blocks(weight, (48, 64)), declared, model=model)
-    model = check_equal(*folders, keeps_blocks=True)
+    model = check_equal(*folders, forms=KeptForms(blocks=True))
     linear = model.model.layers[0].self_attn.qkv_proj
     assert isinstance(linear, Fp8Linear)
     assert linear.scale.shape == (len(linear.weight), 2)
-    assert read_quantization(read_architecture(folders[0], keeps_blocks=True).source).block_size == 64
+    assert read_quantization(read_architecture(folders[0], KeptForms(blocks=True)).source).block_size == 64
     assert read_quantization(read_architecture(folders[0]).source) is None  # dequantized
 
 
@@ -128,15 +129,15 @@ def test_one_scale_for_all_is_ours(tmp_path, leaf):
     assert isinstance(model.model.layers[0].self_attn.qkv_proj, Fp8Linear)
 
 
-@pytest.mark.parametrize("keeps_blocks", [False, True])
-def test_numbers_without_their_scale_are_refused(tmp_path, keeps_blocks):
+@pytest.mark.parametrize("forms", [NO_FORMS, KeptForms(blocks=True)])
+def test_numbers_without_their_scale_are_refused(tmp_path, forms):
     declared = {"quant_method": "fp8", "weight_block_size": [48, 64]}
     folder, _ = write_packed(tmp_path, lambda weight: blocks(weight, (48, 64)), declared)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.weight_scale_inv"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"no file has a scale for .* model\.layers\.1\.mlp\.down_proj\.weight"):
-        load_model(folder, keeps_blocks=keeps_blocks)
+        load_model(folder, forms=forms)
 
 
 def test_modelopt_names_its_method_in_a_file_of_its_own(tmp_path):

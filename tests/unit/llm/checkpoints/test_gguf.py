@@ -15,7 +15,8 @@ from flambeau.llm.backends.cpu.bindings import kernels
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.checkpoints.gguf_weights import read_tensor
+from flambeau.llm.checkpoints.gguf_tensors import read_tensor
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.cpu_weights import can_keep_groups, packer
 from flambeau.llm.errors import CheckpointError
@@ -144,20 +145,20 @@ PAIR_TYPES = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
 TYPES = [*FLOAT_TYPES, *PAIR_TYPES, "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 
 
-@pytest.mark.parametrize("keeps_groups", [False, True])
+@pytest.mark.parametrize("groups", [None, "cpu"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_numbers_of_all_types_are_read(tmp_path, kind, keeps_groups):
+def test_numbers_of_all_types_are_read(tmp_path, kind, groups):
     model = reference("llama-2", hidden_size=256, intermediate_size=256)
     paths = written_twice(tmp_path, model, "llama", values_of(model.config), kind)
-    found, expected = (load_model(path, dtype=torch.float32, keeps_groups=keeps_groups) for path in paths)
+    found, expected = (load_model(path, dtype=torch.float32, forms=KeptForms(groups=groups)) for path in paths)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
-    other = GroupedLinear if keeps_groups and kind not in FLOAT_TYPES else torch.nn.Linear
+    other = GroupedLinear if groups and kind not in FLOAT_TYPES else torch.nn.Linear
     layer, plain = (each.model.layers[1].self_attn.qkv_proj for each in (found, expected))
     assert isinstance(layer, Int4Linear if kind in PAIR_TYPES else other)
     if not isinstance(layer, torch.nn.Linear):
         assert torch.equal(layer.dequantize(torch.float32), plain.weight)  # exactly
     assert torch.equal(found.model.embed_tokens.weight, expected.model.embed_tokens.weight)
-    assert isinstance(found.model.embed_tokens, RowEmbedding) == (keeps_groups and kind not in FLOAT_TYPES)
+    assert isinstance(found.model.embed_tokens, RowEmbedding) == (groups is not None and kind not in FLOAT_TYPES)
 
 
 def test_types_without_a_form_of_their_own_are_dequantized(tmp_path):
@@ -175,7 +176,7 @@ def test_types_without_a_form_of_their_own_are_dequantized(tmp_path):
     stored = write_gguf(packed, "llama", tensors | factors | inputs, values, lambda name: chosen.get(name, "F32"))
     scaled = {name: stored[name] * factor for name, factor in zip(matrices, factors.values(), strict=True)}
     write_gguf(plain, "llama", {name: scaled.get(name, stored[name]) for name in tensors}, values)
-    found, expected = (load_model(path, dtype=torch.float32, keeps_groups=True) for path in (packed, plain))
+    found, expected = (load_model(path, dtype=torch.float32, forms=KeptForms(groups="cpu")) for path in (packed, plain))
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
     assert isinstance(found.model.layers[0].mlp.down_proj, torch.nn.Linear)
 
@@ -216,7 +217,7 @@ def biased():
 def test_projections_of_several_types_stay_as_they_are(tmp_path, biased, caplog):
     paths = written_twice(tmp_path, biased, "qwen2", values_of(biased.config), mixed)
     with caplog.at_level(logging.INFO):
-        found, expected = (load_model(path, dtype=torch.float32, keeps_groups=True) for path in paths)
+        found, expected = (load_model(path, dtype=torch.float32, forms=KeptForms(groups="cpu")) for path in paths)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
     first, second = found.model.layers[:2]
     assert [type(part) for part in first.self_attn.qkv_proj.parts] == [Int4Linear, torch.nn.Linear, GroupedLinear]
@@ -277,9 +278,9 @@ def test_kernels_compute_what_the_file_holds(tmp_path, biased, family, architect
     model = biased if architecture == "qwen2" else reference(family, **has_experts)
     path, _ = written_twice(tmp_path, model, architecture, values_of(model.config, **values), kind)
     need_cpu_kernels()
-    plain = load_model(path, dtype=torch.float32, keeps_groups=True)
-    arrived = packer(path, read_architecture(path, keeps_groups=True), torch.float32)
-    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=arrived)
+    plain = load_model(path, dtype=torch.float32, forms=KeptForms(groups="cpu"))
+    arrived = packer(path, read_architecture(path, KeptForms(groups="cpu")), torch.float32)
+    by_layers = load_model(path, dtype=torch.float32, forms=KeptForms(groups="cpu"), arrived=arrived)
     found = network_of(path, kv_cache_dtype="float32")
     assert found.decode_path == "CPU kernels"
     assert matrices_of(found.model) == []
@@ -344,8 +345,8 @@ def test_elsewhere_mixed_types_keep_whole_modules_of_4_bits(tmp_path, caplog):
     assert "9 layers stay int4 in groups of 32, 6 layers are dequantized" in caplog.text
 
 
-@pytest.mark.parametrize("keeps_groups", [False, True])
-def test_experts_stay_as_they_are_or_the_log_says_that_they_are_dequantized(tmp_path, caplog, keeps_groups):
+@pytest.mark.parametrize("groups", [None, "cpu"])
+def test_experts_stay_as_they_are_or_the_log_says_that_they_are_dequantized(tmp_path, caplog, groups):
     model = reference("mixtral", sliding_window=None, hidden_size=32, intermediate_size=64)
     kinds = {"experts.down": "Q8_0", "1.mlp.experts.up": "Q5_1"}  # beside gates of another type
     paths = written_twice(
@@ -356,9 +357,9 @@ def test_experts_stay_as_they_are_or_the_log_says_that_they_are_dequantized(tmp_
         lambda name: next((kind for part, kind in kinds.items() if part in name), "Q4_0"),
     )
     with caplog.at_level(logging.WARNING):
-        found, expected = (load_model(path, dtype=torch.float32, keeps_groups=keeps_groups) for path in paths)
+        found, expected = (load_model(path, dtype=torch.float32, forms=KeptForms(groups=groups)) for path in paths)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
-    if not keeps_groups:
+    if groups is None:
         assert "6 stacks of experts are dequantized too" in caplog.text
         return
     assert "2 tensors are dequantized" in caplog.text

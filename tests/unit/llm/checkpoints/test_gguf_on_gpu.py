@@ -13,8 +13,9 @@ from flambeau.llm import network_loader, proposers
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS, FactoredScales
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.executor.parallel import local_architecture
+from flambeau.llm.executor.shard import local_architecture
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.presets import preset
@@ -41,7 +42,7 @@ def logits_of(model):
 
 def loaded(path, dtype=torch.float32):
     """What the loader makes of a file for a GPU, in plain PyTorch."""
-    model = load_model(path, dtype=dtype, narrow_groups=True, arrived=order_codes(dtype))
+    model = load_model(path, dtype=dtype, forms=KeptForms(groups="gpu"), arrived=order_codes(dtype))
     join_equal_parts(model)
     return model
 
@@ -289,7 +290,7 @@ def test_the_loader_keeps_files_for_a_gpu(tmp_path, monkeypatch):
     check_weights(found, load_model(paths[1], dtype=torch.float32))
     assert [part.layout.bits for part in found.model.layers[0].self_attn.qkv_proj.parts] == [4, 6]
     assert read_quantization(network.arch.source) == read_quantization(
-        read_architecture(paths[0], narrow_groups=True).source
+        read_architecture(paths[0], KeptForms(groups="gpu")).source
     )
     draft = proposers.load_draft(
         EngineConfig(draft=str(paths[0]), device="cpu", compile=False), network.arch, torch.device("cpu"), torch.float32

@@ -10,18 +10,20 @@ from safetensors.torch import save_file
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.cpu_weights import packer
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.embeddings import RowEmbedding
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels
+from support.gguf_architectures import KINDS
+from support.gguf_converter import converted, header_of, positions_of
 from support.gguf_files import by_pairs, write_gguf
 from support.ranks import run_as_threads
 from support.sharded import load_part
 from unit.llm.checkpoints.test_gguf import network_of
-from unit.llm.checkpoints.test_gguf_families import KINDS, logits_of, positions_of, values_of
-from unit.llm.checkpoints.test_gguf_families import tensors_of as gemma_tensors
+from unit.llm.checkpoints.test_gguf_families import logits_of
 
 IDS = torch.tensor([3, 1, 4, 15, 9, 26, 53, 58, 9, 7, 93, 12])
 HEADS, SIZE, HIDDEN = 4, 8, 32
@@ -224,12 +226,12 @@ def test_embeddings_of_layers_stay_as_they_are(tmp_path, monkeypatch):
     need_cpu_kernels()
     architecture, values = KINDS["gemma-4"]
     model = reference("gemma-4")
-    tensors = gemma_tensors(model, tmp_path / "folder", architecture) | positions_of(model, architecture)
+    tensors = converted(model, tmp_path / "folder", architecture) | positions_of(model, architecture)
     packed = {name for name, one in tensors.items() if one.dim() > 1 and one.shape[-1] % 32 == 0}
-    path, header = tmp_path / "file" / "model.gguf", values_of(model.config, **values)
+    path, header = tmp_path / "file" / "model.gguf", header_of(model.config, **values)
     write_gguf(path, architecture, tensors, header, lambda name: "Q5_1" if name in packed else "F32")
-    arrived = packer(path, read_architecture(path, keeps_groups=True), torch.float32)
-    by_layers = load_model(path, dtype=torch.float32, keeps_groups=True, arrived=arrived)
+    arrived = packer(path, read_architecture(path, KeptForms(groups="cpu")), torch.float32)
+    by_layers = load_model(path, dtype=torch.float32, forms=KeptForms(groups="cpu"), arrived=arrived)
     found = network_of(path, kv_cache_dtype="float32")
     assert isinstance(found.model.model.layer_inputs.embed_tokens, RowEmbedding)
     assert found.decode_path == "CPU kernels"
@@ -241,7 +243,7 @@ def test_embeddings_of_layers_stay_as_they_are(tmp_path, monkeypatch):
         logits = found.prefill(inputs, places)
     assert (logits - expected).norm() < 1e-5 * expected.norm()
     plain = logits_on(load_model(path, dtype=torch.float32))
-    parts = [load_part(path, rank, keeps_groups=True) for rank in range(2)]
+    parts = [load_part(path, rank, forms=KeptForms(groups="cpu")) for rank in range(2)]
     assert all(isinstance(part.model.layer_inputs.embed_tokens, RowEmbedding) for part in parts)
     for logits in run_as_threads(monkeypatch, lambda rank: logits_on(parts[rank])):
         torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)

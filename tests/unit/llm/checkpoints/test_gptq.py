@@ -12,7 +12,7 @@ import torch
 from flambeau.llm.checkpoints import gptq as gptq_files
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.errors import CheckpointError
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.shard import Shard, local_architecture
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
 from flambeau.llm.quantize.quantizer import ExpertStack, build, quantize_on_load

@@ -129,7 +129,7 @@ def test_without_an_encoder_the_model_reads_text_only(written, tmp_path, caplog)
         [found] = engine.generate([[20, 30, 40]], params)
         assert len(found.token_ids) == 20
         assert folder != text or found.token_ids == expected[0].token_ids
-        with pytest.raises(InvalidRequest, match="reads text only"):
+        with pytest.raises(InvalidRequest, match="reads no images"):
             engine.encode_images([ImageFile(data=jpeg(1), name="image")])
 
 
@@ -160,6 +160,6 @@ def test_decoders_quantized_by_awq_read_images(written, tmp_path):
         images = engine.encode_images([ImageFile(data=jpeg(1, 120, 40), name="")])
         prompt = grid_prompt([20, 30], len(images[0].features), [40])
         params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        [completion] = engine.generate([prompt], params, images=[images])
+        [completion] = engine.generate([prompt], params, media=[images])
         found.append(completion.token_ids)
     assert found[0] == found[1]

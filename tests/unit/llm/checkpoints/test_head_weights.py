@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import flambeau.examples
-from flambeau.llm.checkpoints.head_weights import eagle_layers, is_eagle, read_eagle
+from flambeau.llm.checkpoints.eagle_weights import eagle_layers, is_eagle, read_eagle
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, LLMError

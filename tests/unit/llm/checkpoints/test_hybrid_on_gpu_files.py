@@ -9,6 +9,7 @@ import torch
 
 from flambeau.llm import proposers
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.gpu_weights import can_keep_integers, can_keep_on_gpu, join_equal_parts, order_codes
 from flambeau.llm.models.hugging_face import from_hugging_face
@@ -16,11 +17,12 @@ from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStac
 from flambeau.llm.quantize.groups import JoinedLinear
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from support.checkpoints import config_of, reference
+from support.gguf_architectures import KINDS, options_of
+from support.gguf_converter import converted, header_of
 from support.gguf_files import write_gguf
 from support.packed_checkpoints import write_packed_kind
 from support.weights import logits_of
 from unit.llm.checkpoints.test_fp8 import blocks
-from unit.llm.checkpoints.test_gguf_families import KINDS, options_of, tensors_of, values_of
 
 GPU = torch.device("cuda")
 DELTA_SIZES = {"linear_value_head_dim": 16, "intermediate_size": 64}
@@ -49,8 +51,8 @@ def written(tmp_path, kind):
     changes, more, _ = NETWORKS[kind]
     architecture, values = KINDS[kind]
     model = reference(kind, **options_of(kind) | changes)
-    tensors = tensors_of(model, tmp_path / "folder", architecture)
-    header = values_of(model.config, **{**values, **more})
+    tensors = converted(model, tmp_path / "folder", architecture)
+    header = header_of(model.config, **{**values, **more})
     paths = tmp_path / "packed" / "model.gguf", tmp_path / "plain" / "model.gguf"
 
     def kind_of(name):
@@ -66,7 +68,7 @@ def written(tmp_path, kind):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_gguf_files(tmp_path, kind):
     paths = written(tmp_path, kind)
-    found = load_model(paths[0], dtype=torch.float32, narrow_groups=True, arrived=order_codes(torch.float32))
+    found = load_model(paths[0], dtype=torch.float32, forms=KeptForms(groups="gpu"), arrived=order_codes(torch.float32))
     join_equal_parts(found)
     expected = load_model(paths[1], dtype=torch.float32)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
@@ -82,7 +84,8 @@ def test_gguf_files(tmp_path, kind):
 def test_fp8_blocks_of_qwen3_next(tmp_path):
     declared = {"quant_method": "fp8", "weight_block_size": [16, 16]}
     packed, plain = write_packed_kind(tmp_path, "qwen-3-next", lambda weight: blocks(weight, 16), declared)
-    found, expected = load_model(packed, dtype=torch.float32, keeps_blocks=True), load_model(plain, dtype=torch.float32)
+    found = load_model(packed, dtype=torch.float32, forms=KeptForms(blocks=True))
+    expected = load_model(plain, dtype=torch.float32)
     torch.testing.assert_close(logits_of(found), logits_of(expected), rtol=1e-4, atol=1e-4)
     mixer, attention = found.model.layers[0].mixer, found.model.layers[1].self_attn
     for layer in (mixer.in_proj_qkvz, attention.qkv_proj, attention.o_proj):

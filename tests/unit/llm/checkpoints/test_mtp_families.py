@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
+from flambeau.llm.checkpoints.mtp_weights import load_mtp, read_mtp
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
+from flambeau.llm.models.draft_heads import DraftHead
+from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.checkpoints import VOCAB_SIZE, read_checkpoint, reference
 from support.head_engines import head_engine, run_with_head
@@ -100,13 +102,18 @@ def expected_hidden(kind, layer, rotary, model, ids, hidden):
     return model.get_decoder().norm(found) if kind == "ernie-4.5-moe" else found
 
 
+def load_with_head(folder: Path) -> tuple[Transformer, DraftHead]:
+    """The network of a folder, and its layer that predicts further tokens."""
+    target = load_model(folder, device=CPU, dtype=torch.float32)
+    settings, naming = read_mtp(folder, read_architecture(folder))
+    return target, load_mtp(folder, settings, naming, target, device=CPU, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_layer_computes_what_that_of_transformers_does(kind, tmp_path):
     layer, rotary, model = write(tmp_path, kind)
-    arch = read_architecture(tmp_path)
-    target = load_model(tmp_path, device=CPU, dtype=torch.float32)
-    settings, naming = read_mtp(tmp_path, arch)
-    head = load_mtp(tmp_path, settings, naming, target, device=CPU, dtype=torch.float32)
+    target, head = load_with_head(tmp_path)
+    arch = target.arch
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCAB_SIZE, (23,), generator=generator)
     hidden = torch.randn(23, arch.hidden_size, generator=generator)
@@ -165,10 +172,8 @@ def test_a_copy_of_layers_computes_what_they_do(kind, tmp_path):
     layers, tensors = write_copies(tmp_path, kind)
     names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
     weights = {name: tensors.get(name, tensors.get(new)) for name, new in names.items()}
-    arch = read_architecture(tmp_path)
-    target = load_model(tmp_path, device=CPU, dtype=torch.float32)
-    settings, naming = read_mtp(tmp_path, arch)
-    head = load_mtp(tmp_path, settings, naming, target, device=CPU, dtype=torch.float32)
+    target, head = load_with_head(tmp_path)
+    arch = target.arch
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCAB_SIZE, (23,), generator=generator)
     hidden = torch.randn(23, arch.hidden_size, generator=generator)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import flambeau.examples
-from flambeau.llm.checkpoints import checkpoint, staged_copies
+from flambeau.llm.checkpoints import parameter_filler, staged_copies
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.staged_copies import StagedCopies
 from flambeau.llm.checkpoints.weight_files import SafetensorsFile
@@ -40,7 +40,7 @@ def test_tensors_have_the_bytes_of_the_file(tmp_path: Path):
 
 def test_a_network_is_the_same_as_one_that_is_placed_tensor_by_tensor(monkeypatch):
     expected, arrived = load_model(MODEL).state_dict(), []
-    monkeypatch.setattr(checkpoint, "place_one_by_one", checkpoint.place_by_threads)
+    monkeypatch.setattr(parameter_filler, "place_one_by_one", parameter_filler.place_by_threads)
     model = load_model(MODEL, arrived=lambda name, module: arrived.append(name))
     assert model.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
@@ -52,4 +52,4 @@ def test_a_file_that_ends_too_soon_is_named(tmp_path: Path):
     with StagedCopies(torch.device("cpu")) as copies:
         copied = copies.start(tmp_path / "x", 2, torch.empty(4))
         with pytest.raises(CheckpointError, match="x ends at 5 bytes"):
-            checkpoint.finished(None, copied)  # type: ignore[arg-type]
+            parameter_filler.finished(None, copied)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.quantize.row_scaled import Fp8Linear
 from support.packed_checkpoints import check_equal, write_packed
@@ -44,9 +45,9 @@ def fp8(weight):
     return {"_weight_qdata": stored, "_weight_scale": scale}, stored.float() * scale
 
 
-@pytest.mark.parametrize("options", [{}, {"keeps_groups": True}])
-def test_small_integers_with_zeros_are_dequantized(tmp_path, options):
-    model = check_equal(*write(tmp_path, integers, "IntxUnpackedToInt8Tensor"), **options)
+@pytest.mark.parametrize("forms", [NO_FORMS, KeptForms(groups="cpu")])
+def test_small_integers_with_zeros_are_dequantized(tmp_path, forms):
+    model = check_equal(*write(tmp_path, integers, "IntxUnpackedToInt8Tensor"), forms=forms)
     assert isinstance(model.model.layers[0].self_attn.qkv_proj, torch.nn.Linear)
 
 

@@ -10,7 +10,7 @@ import pytest
 from flambeau.llm.core.block_pool import BlockPool
 from flambeau.llm.core.outputs import NO_TOKEN, SampledTokens
 from flambeau.llm.core.scheduler import Scheduler, ignore_removal
-from flambeau.llm.core.sequence import EncodedImage, NoDetokenizer, PromptImage, Sequence
+from flambeau.llm.core.sequence import EncodedMedia, NoDetokenizer, PromptMedia, Sequence
 from flambeau.llm.core.step_limits import StepLimits, chunk_cost
 from flambeau.llm.core.step_plan import StepPlan
 from flambeau.llm.sampling_params import SamplingParams
@@ -522,7 +522,7 @@ def test_chunks_become_shorter_with_the_context_so_that_steps_take_the_same_time
 
 
 def with_images(sequence: Sequence, *places: tuple[int, int], digest: bytes = b"a") -> Sequence:
-    sequence.images = tuple(PromptImage(start, end, EncodedImage(digest, None)) for start, end in places)
+    sequence.media = tuple(PromptMedia(start, end, EncodedMedia(digest, None)) for start, end in places)
     return sequence
 
 

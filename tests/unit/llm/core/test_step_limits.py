@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flambeau.llm.core.sequence import EncodedImage, NoDetokenizer, PromptImage, Sequence
+from flambeau.llm.core.sequence import EncodedMedia, NoDetokenizer, PromptMedia, Sequence
 from flambeau.llm.core.step_limits import MIN_BACKLOG, StepLimits, affordable_length, chunk_cost, with_whole_images
 from flambeau.llm.sampling_params import SamplingParams
 
@@ -83,5 +83,5 @@ def test_affordable_chunk_costs_no_more_than_the_room(start, length):
 )
 def test_a_chunk_never_ends_within_an_image(num_computed, length, expected):
     sequence = prompt(40, num_computed)
-    sequence.images = tuple(PromptImage(start, end, EncodedImage(b"a", None)) for start, end in [(5, 15), (20, 30)])
+    sequence.media = tuple(PromptMedia(start, end, EncodedMedia(b"a", None)) for start, end in [(5, 15), (20, 30)])
     assert with_whole_images(sequence, length) == expected

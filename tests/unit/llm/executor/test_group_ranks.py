@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.llm import network_loader
+from flambeau.llm.backends.cpu.network import CpuNetwork
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.gguf_blocks import FORMATS
+from flambeau.llm.checkpoints.layer_formats import KeptForms
+from flambeau.llm.checkpoints.parameter_filler import Arrived
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.cpu_weights import can_keep_groups, packer
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.gpu_weights import can_keep_integers, join_equal_parts, order_codes
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.embeddings import RowEmbedding
@@ -32,6 +35,7 @@ from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels
 from support.gguf_files import tensors_of, values_of, write_gguf
+from support.llm_steps import room, step_inputs
 from support.packed_checkpoints import write_packed
 from support.packed_files import write_kind
 from support.ranks import run_as_threads
@@ -43,8 +47,7 @@ TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
 EXPERT_SIZES = {"num_experts": 4, "moe_intermediate_size": 256, "hidden_size": 256, "intermediate_size": 256}
 FOUR_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-CPU: dict[str, Any] = {"keeps_groups": True}
-GPU: dict[str, Any] = {"narrow_groups": True, "arrived": order_codes(torch.float32, is_part=True)}
+CPU, GPU = KeptForms(groups="cpu"), KeptForms(groups="gpu")
 PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 CODED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 PAIRS = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
@@ -52,11 +55,10 @@ PAIRS = ("Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
 Kinds = str | Callable[[str], str]
 
 
-def parts_of(path: Path, size: int, keeps: dict[str, Any]) -> list[Transformer]:
-    """What the loader makes of a file for each rank, in plain PyTorch."""
-    arrived = keeps.get("arrived")
-    others = {name: value for name, value in keeps.items() if name != "arrived"}
-    parts = [load_part(path, rank, size, arrived=arrived, **others) for rank in range(size)]
+def parts_of(path: Path, size: int, forms: KeptForms, arrived: Arrived | None = None) -> list[Transformer]:
+    """What the loader makes of a file for each rank, in plain PyTorch if nothing else arrives."""
+    arrived = order_codes(torch.float32, is_part=True) if forms is GPU else arrived
+    parts = [load_part(path, rank, size, arrived=arrived, forms=forms) for rank in range(size)]
     for part in parts:
         join_equal_parts(part)
     return parts
@@ -95,13 +97,13 @@ def test_ranks_keep_all_types_of_gguf_files(tmp_path, kind, monkeypatch):
     """Borders between ranks cut blocks of 256, but no group."""
     model = reference("qwen-2", **FOUR_HEADS, hidden_size=256, intermediate_size=768)
     path, expected = written(tmp_path, model, "qwen2", kind)
-    for size, keeps in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
-        parts = parts_of(path, size, keeps)
+    for size, forms in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
+        parts = parts_of(path, size, forms)
         check_logits(parts, expected, monkeypatch)
         layer: Any = parts[1].model.layers[1]
         on_cpu = Int4Linear if kind in PAIRS else GroupedLinear
         for one in (layer.self_attn.qkv_proj, layer.self_attn.o_proj.inner, layer.mlp.inner.down_proj):
-            assert type(one) is (on_cpu if keeps is CPU else CodedLinear if kind in CODED else CudaGroupedLinear)
+            assert type(one) is (on_cpu if forms is CPU else CodedLinear if kind in CODED else CudaGroupedLinear)
         assert layer.mlp.inner.down_proj.in_features == 768 // size
         assert isinstance(parts[1].model.embed_tokens, RowEmbedding)
 
@@ -136,12 +138,12 @@ EXPERT_KINDS = ("Q4_K", "Q6_K", "Q5_1", "Q8_0", "IQ4_XS", "MXFP4", mixed)
 def test_experts_stay_packed(kind, tmp_path, monkeypatch):
     model = reference("qwen-3-moe-normalized", **EXPERT_SIZES, **FOUR_HEADS)
     path, expected = written(tmp_path, model, "qwen3moe", kind, EXPERTS)
-    for size, keeps in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
-        parts = parts_of(path, size, keeps)
+    for size, forms in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
+        parts = parts_of(path, size, forms)
         check_logits(parts, expected, monkeypatch)
         experts: Any = parts[1].model.layers[0].mlp.inner.experts
         for stack in (experts.gate_up_proj, experts.down_proj):
-            is_ordered = keeps is GPU and kind not in CODED
+            is_ordered = forms is GPU and kind not in CODED
             assert type(stack) is (CudaGroupedStack if is_ordered else ExpertStack)
         assert experts.down_proj[0].shape == (256, 256 // size)
 
@@ -154,8 +156,8 @@ def test_groups_are_smaller_where_a_border_cuts_one(kind, intermediate, size, tm
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
     model = reference("qwen-2", **sizes, intermediate_size=intermediate)
     path, expected = written(tmp_path, model, "qwen2", kind)
-    for keeps in (CPU, GPU):
-        parts = parts_of(path, size, keeps)
+    for forms in (CPU, GPU):
+        parts = parts_of(path, size, forms)
         check_logits(parts, expected, monkeypatch)
         down = parts[1].model.layers[0].mlp.inner.down_proj
         group_size = down.in_features // down.get_buffer("scales").shape[1]
@@ -169,12 +171,12 @@ def test_integers_of_8_bits_stay(name, tmp_path, monkeypatch):
     write, layout = test_bytes_in_groups.FILES[name]
     packed, plain = write(tmp_path)
     expected = logits_of(load_model(plain, dtype=torch.float32))
-    for size, keeps in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
-        parts = parts_of(packed, size, keeps)
+    for size, forms in ((2, CPU), (4, CPU), (2, GPU), (4, GPU)):
+        parts = parts_of(packed, size, forms)
         check_logits(parts, expected, monkeypatch)
         layer: Any = parts[1].model.layers[1]
         for one in (layer.self_attn.qkv_proj, layer.mlp.inner.down_proj):
-            assert type(one) is (GroupedLinear if keeps is CPU else CudaGroupedLinear)
+            assert type(one) is (GroupedLinear if forms is CPU else CudaGroupedLinear)
         assert layer.mlp.inner.down_proj.layout.size == min(layout.size, 256 // size)
 
 
@@ -208,12 +210,15 @@ def test_the_cpu_kernels_compute_the_layers_of_a_rank(network, tmp_path, monkeyp
         intermediate, kind = (768, mixed) if network == "dense" else (288, "Q8_0")
         model = reference("qwen-2", **FOUR_HEADS, hidden_size=256, intermediate_size=intermediate)
         path, _ = written(tmp_path, model, "qwen2", kind)
-    arch = read_architecture(path, **CPU)
-    whole: Any = load_model(path, dtype=torch.float32, arrived=packer(path, arch, torch.float32), **CPU)
+    arch = read_architecture(path, CPU)
+    whole: Any = load_model(path, dtype=torch.float32, arrived=packer(path, arch, torch.float32), forms=CPU)
     expected = logits_of(whole)
+    with torch.inference_mode():
+        step = CpuNetwork(whole, room(whole, 1)).run(step_inputs({0: (0, IDS.tolist())}), torch.arange(len(IDS)))
+    assert (step - expected).norm() < 0.05 * expected.norm()
     for size in (2, 4):
         arrived = packer(path, arch, torch.float32, is_part=True)
-        parts: list[Any] = parts_of(path, size, {**CPU, "arrived": arrived})
+        parts: list[Any] = parts_of(path, size, CPU, arrived)
         # A sum in another order may round an input to another step, which tokens after it see.
         for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
             assert (found - expected).norm() < 0.05 * expected.norm()

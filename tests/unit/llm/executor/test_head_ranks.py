@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_declared
-from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
+from flambeau.llm.checkpoints.layer_formats import KeptForms
+from flambeau.llm.checkpoints.mtp_weights import load_mtp, read_mtp
 from flambeau.llm.loader import load_engine
 from flambeau.llm.quantize.quantizer import ExpertStack
 from flambeau.llm.quantize.row_scaled import Fp8Linear
@@ -114,7 +115,7 @@ def test_a_layer_of_multi_token_prediction_proposes_beside_two_ranks(kind, tmp_p
 def test_its_blocks_stay_fp8_beside_two_ranks(tmp_path):
     folder = write_mtp(tmp_path / "checkpoint", "fp8 blocks")
     settings, naming = read_mtp(folder, read_declared(folder))
-    options = {"device": torch.device("cpu"), "dtype": torch.float32, "keeps_blocks": True}
+    options = {"device": torch.device("cpu"), "dtype": torch.float32, "forms": KeptForms(blocks=True)}
     layer: Any = load_mtp(folder, settings, naming, load_model(folder), **options).model.layers[0]
     assert isinstance(layer.self_attn.o_proj, Fp8Linear)
     assert isinstance(layer.mlp.experts.down_proj, ExpertStack)

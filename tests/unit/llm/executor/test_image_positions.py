@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau.llm.core.sequence import EncodedImage, PromptImage
+from flambeau.llm.core.sequence import EncodedMedia, PromptMedia
 from flambeau.llm.executor.image_positions import rotary_positions
 from support.grid_vision_models import IMAGE, grid_prompt, grid_reference
 
 GRIDS = [(2, 5), (1, 7), (4, 4), (6, 1)]
 
 
-def placed(*parts: list[int] | tuple[int, int]) -> tuple[list[int], tuple[PromptImage, ...]]:
+def placed(*parts: list[int] | tuple[int, int]) -> tuple[list[int], tuple[PromptMedia, ...]]:
     """A prompt with images of so many rows and columns."""
     ids: list[int] = []
     images = []
@@ -22,8 +22,8 @@ def placed(*parts: list[int] | tuple[int, int]) -> tuple[list[int], tuple[Prompt
             ids += part
             continue
         number = part[0] * part[1]
-        image = EncodedImage(b"", torch.zeros(number, 1), part)
-        images.append(PromptImage(len(ids) + 1, len(ids) + 1 + number, image, False))
+        image = EncodedMedia(b"", torch.zeros(number, 1), part)
+        images.append(PromptMedia(len(ids) + 1, len(ids) + 1 + number, image, False))
         ids += grid_prompt(number)
     return ids, tuple(images)
 

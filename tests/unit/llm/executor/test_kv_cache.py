@@ -9,16 +9,9 @@ import torch
 
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor import kv_cache
-from flambeau.llm.executor.kv_cache import (
-    SMALL_BYTES,
-    KVCache,
-    block_bytes,
-    load,
-    num_blocks_for,
-    num_rings_for,
-    num_slots_for,
-)
+from flambeau.llm.executor import cache_sizes
+from flambeau.llm.executor.cache_sizes import SMALL_BYTES, num_blocks_for, num_rings_for, num_slots_for
+from flambeau.llm.executor.kv_cache import KVCache, block_bytes, load
 from flambeau.llm.executor.state_cache import StateCache, state_bytes
 from flambeau.llm.models.families.recurrence import Recurrence
 from support.tiny_models import ARCH
@@ -32,7 +25,7 @@ PLENTY = 64 << 30
 @pytest.fixture(autouse=True)
 def _plenty_of_memory(monkeypatch):
     pages = {"SC_AVPHYS_PAGES": PLENTY // 4096, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(kv_cache.os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(cache_sizes.os, "sysconf", pages.__getitem__)
 
 
 def cache_bytes(arch=SMALL, *, weight_bytes=0, draft=None, **options) -> int:

@@ -11,9 +11,10 @@ from torch import nn
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, is_known
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear, packed
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.cpu_weights import packer
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor.parallel import Shard
+from flambeau.llm.executor.shard import Shard
 from flambeau.llm.loader import load_engine
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
@@ -29,7 +30,7 @@ from support.sharded import OPTIONS, generate_on_ranks, load_part
 from support.tiny_models import ARCH
 from support.weights import logits_of
 
-KEEPS: dict[str, Any] = {"keeps_blocks": True, "keeps_codes": True}
+FORMS = KeptForms(blocks=True, codes=True)
 PROMPTS = [[*range(40, 56)], [9] * 20, [77]]
 
 CASES = {
@@ -61,7 +62,7 @@ def test_ranks_find_with_quantized_weights_what_one_finds_with_whole_ones(kind, 
     folder = write_kind(tmp_path / "checkpoint", kind, network)
     expected = logits_of(load_model(folder, dtype=torch.float32))
     for size in (2, 4):
-        parts = [load_part(folder, rank, size, **KEEPS) for rank in range(size)]
+        parts = [load_part(folder, rank, size, forms=FORMS) for rank in range(size)]
         for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         layer: Any = parts[1].model.layers[1]
@@ -79,11 +80,11 @@ EXACT = [case for case, layer in CASES.items() if layer not in (Int4Linear, Int8
 def test_the_cpu_kernels_compute_the_layers_of_a_rank(kind, network, tmp_path, monkeypatch):
     need_cpu_kernels()
     folder = write_kind(tmp_path / "checkpoint", kind, network)
-    arch = read_architecture(folder, **KEEPS)
+    arch = read_architecture(folder, FORMS)
     expected = logits_of(load_model(folder, dtype=torch.float32))
     for size in (2, 4):
         arrived = packer(folder, arch, torch.float32, is_part=True)
-        parts = [load_part(folder, rank, size, arrived=arrived, **KEEPS) for rank in range(size)]
+        parts = [load_part(folder, rank, size, arrived=arrived, forms=FORMS) for rank in range(size)]
         for found in run_as_threads(monkeypatch, lambda rank, parts=parts: logits_of(parts[rank]), size):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         layer: Any = parts[1].model.layers[1]
@@ -114,7 +115,7 @@ def test_the_cpu_kernels_leave_small_groups_of_integers_to_pytorch():
 
 def test_scales_are_repeated_only_where_a_border_cuts_a_block(tmp_path):
     folder = write_kind(tmp_path / "checkpoint", "fp8 blocks", "dense")
-    layer: Any = load_part(folder, 0, **KEEPS).model.layers[0]
+    layer: Any = load_part(folder, 0, forms=FORMS).model.layers[0]
     assert layer.self_attn.o_proj.inner.scale.shape == (256, 1)  # of 128 inputs: a block
     assert layer.mlp.inner.down_proj.scale.shape == (256, 3)  # of 192 inputs: three halves of blocks
     assert layer.mlp.inner.gate_up_proj.scale.shape == (384, 2)
@@ -150,5 +151,5 @@ def test_four_processes_have_groups_of_eight_where_a_border_cuts_those_of_32(tmp
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     expected = [completion.token_ids for completion in engine.generate(PROMPTS, params)]
     assert generate_on_ranks(folder, PROMPTS, size=4).tokens == expected
-    layer: Any = load_part(folder, 3, 4, **KEEPS).model.layers[0]
+    layer: Any = load_part(folder, 3, 4, forms=FORMS).model.layers[0]
     assert layer.mlp.inner.experts.down_proj.get_buffer("scales").shape == (4, 64, 3)  # of 24 inputs

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor import rank_inputs
 from flambeau.llm.executor.inputs import StepInputs
-from flambeau.llm.executor.parallel import Shard, local_architecture
 from flambeau.llm.executor.rank_inputs import PREFILL, receive_header, receive_inputs, send_inputs
+from flambeau.llm.executor.shard import Shard, local_architecture
 from flambeau.llm.loader import load_engine
-from flambeau.llm.models.step_images import StepImages
+from flambeau.llm.models.step_media import StepMedia
 from flambeau.llm.sampling_params import SamplingParams
 from support.ranks import run_ranks, start_ranks
 from support.tiny_models import ARCH, tiny_hybrid, tiny_model
@@ -37,6 +37,8 @@ if os.environ.get("RANK", "0") != "0":
 else:
     engine = load_engine(folder, **options)
     found = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24))
+    rules = {"allowed_token_ids": [*range(40, 50)], "no_repeat_ngram_size": 2, "typical_p": 0.8, "dry_multiplier": 0.5}
+    found += engine.generate(prompts, SamplingParams(seed=3, max_tokens=24, dry_sequence_breakers=(), **rules))
     print(json.dumps([completion.token_ids for completion in found]))
     engine.close()
 """
@@ -126,6 +128,9 @@ def checkpoint(tmp_path_factory):
 def test_two_ranks_give_the_tokens_of_one(checkpoint):
     engine = load_engine(checkpoint, num_blocks=60, block_size=4, compile=False, device="cpu")
     alone = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24))
+    rules = {"allowed_token_ids": [*range(40, 50)], "no_repeat_ngram_size": 2, "typical_p": 0.8, "dry_multiplier": 0.5}
+    alone += engine.generate(PROMPTS, SamplingParams(seed=3, max_tokens=24, dry_sequence_breakers=(), **rules))
+    assert {token for completion in alone[3:] for token in completion.token_ids} <= {*range(40, 50)}
     assert run_ranks(checkpoint, 2, RANK, PROMPTS) == [[completion.token_ids for completion in alone]]
 
 
@@ -185,17 +190,17 @@ ROTARY, SLOTS = torch.arange(18).view(3, 6), torch.tensor([3, 1])
 
 @pytest.mark.parametrize("has_adapters", [False, True])
 @pytest.mark.parametrize(
-    "images",
+    "media",
     [
         None,
-        StepImages(ROWS, FEATURES, SEEN),
-        StepImages(ROWS, FEATURES, None, ROTARY),
-        StepImages(ROWS, FEATURES),
-        StepImages(ROWS[:0], torch.zeros(0, 0), None, ROTARY),  # a text before an image
+        StepMedia(ROWS, FEATURES, SEEN),
+        StepMedia(ROWS, FEATURES, None, ROTARY),
+        StepMedia(ROWS, FEATURES),
+        StepMedia(ROWS[:0], torch.zeros(0, 0), None, ROTARY),  # a text before an image
     ],
 )
 @pytest.mark.parametrize("states", [(None, None), (SLOTS, None), (SLOTS, torch.arange(6))])
-def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_adapters):
+def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, media, has_adapters):
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(rank_inputs.dist, "broadcast", lambda tensor, src, group: sent.append(tensor.clone()))
     inputs = StepInputs(
@@ -204,7 +209,7 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_ada
         torch.tensor([5, 7]),
         torch.tensor([[1, 2], [3, 4]]),
         adapters_T=torch.arange(6) if has_adapters else None,
-        images=images,
+        media=media,
         state_slots_S=states[0],
         state_ends_T=states[1],
     )
@@ -217,11 +222,11 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_ada
     for one, other in zip(found.tensors, inputs.tensors, strict=True):
         assert torch.equal(one, other)
     assert (found.adapters_T is None) == (not has_adapters)
-    assert (found.images is None) == (images is None)
-    if images is not None and found.images is not None:
-        assert torch.equal(found.images.rows_M, images.rows_M)
-        assert torch.equal(found.images.features_ME.bfloat16(), images.features_ME.bfloat16())
-        for one, other in ((found.images.last_seen_T, images.last_seen_T), (found.images.rotary_3T, images.rotary_3T)):
+    assert (found.media is None) == (media is None)
+    if media is not None and found.media is not None:
+        assert torch.equal(found.media.rows_M, media.rows_M)
+        assert torch.equal(found.media.features_ME.bfloat16(), media.features_ME.bfloat16())
+        for one, other in ((found.media.last_seen_T, media.last_seen_T), (found.media.rotary_3T, media.rotary_3T)):
             assert (one is None) == (other is None)
             assert other is None or torch.equal(one, other)
 
@@ -229,6 +234,7 @@ def test_followers_get_all_inputs_of_a_pass(monkeypatch, states, images, has_ada
 @pytest.mark.parametrize(
     ("changes", "size", "message"),
     [
+        ({"is_differential": True, "value_size": 16}, 2, "heads that are subtracted .* divided .*; use one rank"),
         ({}, 3, "4 heads cannot be divided among 3 ranks; numbers of ranks that work: 2, 4"),
         ({"num_heads": 12, "num_kv_heads": 3}, 2, "3 key-value heads cannot be divided among 2 ranks; .*: 3, 6, 12"),
         ({"intermediate_size": 82}, 4, "an intermediate size of 82 cannot be divided among 4 ranks; .* work: 2$"),

@@ -20,8 +20,8 @@ from flambeau.llm import loader, network_loader
 from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import LLMError
-from flambeau.llm.executor import parallel
-from flambeau.llm.executor.parallel import RankSum, TensorParallelGroup
+from flambeau.llm.executor import tensor_parallel
+from flambeau.llm.executor.tensor_parallel import RankSum, TensorParallelGroup
 from flambeau.llm.loader import load_engine
 from flambeau.llm.sampling_params import SamplingParams
 from support.cpu_kernels import need_cpu_kernels
@@ -154,8 +154,10 @@ def test_a_sum_that_a_rank_takes_no_part_in_raises_on_all_of_them(others, monkey
         meeting.wait()
         return found
 
-    monkeypatch.setattr(parallel, "minimum_of_ranks", minimum_of_ranks)
-    monkeypatch.setattr(parallel, "sum_over_ranks", lambda numbers, ranks: pytest.fail("nobody waits for the others"))
+    monkeypatch.setattr(tensor_parallel, "minimum_of_ranks", minimum_of_ranks)
+    monkeypatch.setattr(
+        tensor_parallel, "sum_over_ranks", lambda numbers, ranks: pytest.fail("nobody waits for the others")
+    )
 
     def take_part(rank: int) -> str:
         total = RankSum(TensorParallelGroup(rank, 2, None))  # type: ignore[arg-type]

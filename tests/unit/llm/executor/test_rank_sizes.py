@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flambeau.llm.checkpoints.mxfp4 import keep_mxfp4
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.checkpoints.parameter_map import map_weights
 from flambeau.llm.checkpoints.quantization_methods import as_unpacked, unpack_weights
 from flambeau.llm.checkpoints.weight_files import StoredTensor
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.shard import Shard, local_architecture
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.meta_device import on_meta_device
 from flambeau.llm.quantize.quantizer import ExpertStack, build
@@ -97,15 +97,11 @@ def test_every_quantized_tensor_has_its_place_on_a_rank(title, size):
     is_mxfp4 = network["model_type"] == "gpt_oss"
     quantization = {"quant_method": "mxfp4"} if is_mxfp4 else FILES.BLOCKS_OF_FP8
     arch = from_hugging_face({**network, "quantization_config": quantization, "tie_word_embeddings": False})
-    if is_mxfp4:
-        files, settings = keep_mxfp4([Names(network)], arch, as_codes=True)
-    else:
-        unpacked = unpack_weights([Names(network)], arch, keeps_blocks=True)
-        files, settings = unpacked.files, unpacked.settings
-    arch = as_unpacked(arch, settings)
+    unpacked = unpack_weights([Names(network)], arch, KeptForms(blocks=True, codes=is_mxfp4))
+    arch = as_unpacked(arch, unpacked.settings)
     with on_meta_device(torch.bfloat16):
         part: Any = build(local_architecture(arch, size), whole=arch)
-    map_weights(part, arch, files, Shard(arch, size - 1, size))  # raises for what does not fit
+    map_weights(part, arch, unpacked.files, Shard(arch, size - 1, size))  # raises for what does not fit
     experts = part.model.layers[3].mlp.experts
     for stack in (experts.gate_up_proj, experts.down_proj):
         assert isinstance(stack, ExpertStack)

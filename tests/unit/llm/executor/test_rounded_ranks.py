@@ -16,7 +16,7 @@ from flambeau.llm import network_loader
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig, Quantization
-from flambeau.llm.executor.parallel import TensorParallelGroup
+from flambeau.llm.executor.tensor_parallel import TensorParallelGroup
 from flambeau.llm.quantize.int4 import dequantize_groups, quantize_int4
 from flambeau.llm.quantize.quantizer import quantize_on_load
 from flambeau.llm.quantize.row_scaled import dequantize_rows, quantize_fp8, quantize_int8

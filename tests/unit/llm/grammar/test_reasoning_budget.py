@@ -15,6 +15,7 @@ class Only:
     """A grammar that allows the numbers `first`, `first + 1` and so on, in this order, and ends after three."""
 
     error = ""
+    has_form = True
 
     def __init__(self, first):
         self.first, self.num_read = first, 0
@@ -40,6 +41,11 @@ def budget(limit, answer=None):
         reply=None,
         answer=answer,
     )
+
+
+def test_only_a_form_says_where_the_text_ends():
+    assert not budget(3).has_form
+    assert budget(3, answer=Only(20)).has_form
 
 
 def allowed(bits):

@@ -24,6 +24,7 @@ from support.structured_output import (
     PROMPT,
     REFUSED,
     SCHEMAS,
+    SPECULATIONS,
     WORD,
     model,
     obj,
@@ -38,13 +39,6 @@ PERSON = obj(name=WORD, age=DIGIT, tags={"type": "array", "items": {"enum": ["a"
 CLOSING = {tokenizer().encode(text, add_special=False)[0]: 8.0 for text in '"}]'}
 QUOTE = {tokenizer().encode('"', add_special=False)[0]: 8.0}
 UNBOUNDED = ("min properties", "additional properties", "required without properties")
-SPECULATIONS = {
-    "plain": {},
-    "ahead": {"kind": AsyncEagerBackend},
-    "draft": {"with_draft": True, "speculate_k": 3},
-    "ngram": {"speculation": "ngram"},
-    "head": {"with_head": True, "speculate_k": 3},
-}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flambeau.llm.core.outputs import Completion
-from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.sequence import EncodedMedia
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.images.image_encoder import FeatureCache
@@ -47,7 +47,7 @@ else:
     files = [[ImageFile(data=base64.b64decode(data), name="") for data in own] for own in images]
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     for _ in range(2):  # then with prefixes from the cache
-        found = engine.generate(prompts, params, images=[engine.encode_images(own) for own in files])
+        found = engine.generate(prompts, params, media=[engine.encode_images(own) for own in files])
         print(json.dumps([[each.token_ids, each.counts.num_cached] for each in found]))
     engine.close()
 """
@@ -64,7 +64,7 @@ def engine(made) -> Engine:
     return Engine.from_pretrained(made[0], compile=False, device="cpu")
 
 
-def encoded(engine: Engine, *seeds: int) -> list[EncodedImage]:
+def encoded(engine: Engine, *seeds: int) -> list[EncodedMedia]:
     return engine.encode_images([ImageFile(data=jpeg(seed), name=f"image {seed}") for seed in seeds])
 
 
@@ -98,13 +98,13 @@ def test_embeddings_are_those_of_transformers(made, engine):
 
 @pytest.mark.parametrize(("prompt", "seeds"), [(TEXT, ()), (ONE, (1,)), (TWO, (1, 2)), (TWO, (3, 3))])
 def test_tokens_are_those_of_transformers(made, engine, prompt, seeds):
-    [found] = engine.generate([prompt], GREEDY, logprobs=1, images=[encoded(engine, *seeds)])
+    [found] = engine.generate([prompt], GREEDY, logprobs=1, media=[encoded(engine, *seeds)])
     check(made[1], engine, prompt, seeds, found)
 
 
 def test_the_logits_of_a_whole_prompt_are_those_of_transformers(made, engine):
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
-    engine.add("scored", TWO, params, scores_prompt=True, images=encoded(engine, 4, 5))
+    engine.add("scored", TWO, params, scores_prompt=True, media=encoded(engine, 4, 5))
     infos = None
     while engine.has_work:
         for output in engine.step():
@@ -119,7 +119,7 @@ def test_the_logits_of_a_whole_prompt_are_those_of_transformers(made, engine):
 def test_requests_with_and_without_images_run_together_in_chunks(made, step_tokens):
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", max_step_tokens=step_tokens, block_size=4)
     prompts, seeds = [ONE, TEXT, TWO, TEXT[:9], TWO], [(1,), (), (1, 2), (), (2, 1)]
-    found = engine.generate(prompts, GREEDY, images=[encoded(engine, *own) for own in seeds])
+    found = engine.generate(prompts, GREEDY, media=[encoded(engine, *own) for own in seeds])
     for prompt, own, completion in zip(prompts, seeds, found, strict=True):
         check(made[1], engine, prompt, own, completion)
 
@@ -127,12 +127,12 @@ def test_requests_with_and_without_images_run_together_in_chunks(made, step_toke
 def test_two_images_never_share_blocks_and_the_same_image_does(made):
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4)
     first, second = encoded(engine, 1), encoded(engine, 2)
-    [before] = engine.generate([ONE], GREEDY, images=[first])
-    [other] = engine.generate([ONE], GREEDY, images=[second])
+    [before] = engine.generate([ONE], GREEDY, media=[first])
+    [other] = engine.generate([ONE], GREEDY, media=[second])
     check(made[1], engine, ONE, (2,), other)
     assert other.counts is not None
     assert other.counts.num_cached == 4  # the block before the image alone
-    [again] = engine.generate([ONE], GREEDY, images=[encoded(engine, 1)])
+    [again] = engine.generate([ONE], GREEDY, media=[encoded(engine, 1)])
     assert again.token_ids == before.token_ids
     assert again.counts is not None
     assert again.counts.num_cached == (len(ONE) - 1) // 4 * 4
@@ -140,9 +140,9 @@ def test_two_images_never_share_blocks_and_the_same_image_does(made):
 
 def test_an_image_whose_first_part_is_cached_is_computed_to_its_end(made):
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=8, max_step_tokens=8)
-    engine.generate([ONE], GREEDY, images=[encoded(engine, 1)])
+    engine.generate([ONE], GREEDY, media=[encoded(engine, 1)])
     longer = [*ONE[:-1], 77, 78, 79, 80]  # shares blocks up to the middle of the image at least
-    [found] = engine.generate([longer], GREEDY, images=[encoded(engine, 1)])
+    [found] = engine.generate([longer], GREEDY, media=[encoded(engine, 1)])
     assert found.counts is not None
     assert found.counts.num_cached > 8
     check(made[1], engine, longer, (1,), found)
@@ -151,7 +151,7 @@ def test_an_image_whose_first_part_is_cached_is_computed_to_its_end(made):
 def test_a_preempted_request_reads_its_image_again(made):
     small = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4, num_blocks=24)
     prompts, seeds = [ONE, [*TWO[: 3 + TOKENS + 2], 50], ONE], [(1,), (2,), (3,)]
-    found = small.generate(prompts, GREEDY, images=[encoded(small, *own) for own in seeds])
+    found = small.generate(prompts, GREEDY, media=[encoded(small, *own) for own in seeds])
     assert small.state.num_preempted > 0
     for prompt, own, completion in zip(prompts, seeds, found, strict=True):
         check(made[1], small, prompt, own, completion)
@@ -165,7 +165,7 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made):
     try:
         for seeds in ((1,), (2,), (), (1,), (), (2,)):  # others evict the blocks of each
             prompt = ONE if seeds else TEXT
-            [found] = small.generate([prompt], GREEDY, images=[encoded(small, *seeds)])
+            [found] = small.generate([prompt], GREEDY, media=[encoded(small, *seeds)])
             check(made[1], small, prompt, seeds, found)
     finally:
         small.close()
@@ -177,7 +177,7 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made):
 def test_ranks_read_images(made, engine, size, options):
     prompts, seeds = [ONE, TEXT, TWO], [(1,), (), (1, 2)]
     images = [encoded(engine, *own) for own in seeds]
-    expected = [found.token_ids for found in engine.generate(prompts, GREEDY, images=images)]
+    expected = [found.token_ids for found in engine.generate(prompts, GREEDY, media=images)]
     files = [[base64.b64encode(jpeg(seed)).decode() for seed in own] for own in seeds]
     lines = run_ranks(made[0], size, RANK, [prompts, files, {"block_size": 4, **options}])
     for line in lines:
@@ -186,7 +186,7 @@ def test_ranks_read_images(made, engine, size, options):
 
 
 def test_several_choices_read_the_same_image(made, engine):
-    found = engine.generate([ONE], GREEDY, n=3, images=[encoded(engine, 6)])
+    found = engine.generate([ONE], GREEDY, n=3, media=[encoded(engine, 6)])
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids
     check(made[1], engine, ONE, (6,), found[0])
 
@@ -196,7 +196,7 @@ def test_speculation_changes_nothing(made, kind):
     """A draft reads the tokens in the place of an image as text, and what it proposes is verified."""
     options = {"draft": str(made[0])} if kind == "draft" else {}
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", speculation=kind, speculate_k=3, **options)
-    [found] = engine.generate([TWO], GREEDY, images=[encoded(engine, 1, 2)])
+    [found] = engine.generate([TWO], GREEDY, media=[encoded(engine, 1, 2)])
     check(made[1], engine, TWO, (1, 2), found)
 
 
@@ -204,7 +204,7 @@ def test_the_kernels_of_the_cpu_read_images_too(made):
     engine = Engine.from_pretrained(made[0], device="cpu")
     try:
         engine.wait_until_compiled()
-        found = engine.generate([TWO, TEXT], GREEDY, images=[encoded(engine, 1, 2), []])
+        found = engine.generate([TWO, TEXT], GREEDY, media=[encoded(engine, 1, 2), []])
         check(made[1], engine, TWO, (1, 2), found[0])
         check(made[1], engine, TEXT, (), found[1])
     finally:
@@ -215,14 +215,14 @@ def test_the_kernels_of_the_cpu_read_images_too(made):
 def test_a_prompt_without_places_for_its_images_is_rejected(engine, prompt):
     images = [] if IMAGE in prompt else encoded(engine, 1)
     with pytest.raises(InvalidRequest, match="send images in the messages of a chat"):
-        engine.generate([prompt], GREEDY, images=[images])
+        engine.generate([prompt], GREEDY, media=[images])
 
 
 def test_the_decoder_alone_is_quantized(made, engine):
     quantized = Engine.from_pretrained(made[0], compile=False, device="cpu", quantization="int8")
     assert any(isinstance(layer, Int8Linear) for layer in quantized.model.modules())
     assert torch.equal(encoded(quantized, 1)[0].features, encoded(engine, 1)[0].features)
-    [found] = quantized.generate([ONE], GREEDY, images=[encoded(quantized, 1)])
+    [found] = quantized.generate([ONE], GREEDY, media=[encoded(quantized, 1)])
     assert len(found.token_ids) == 30
 
 
@@ -238,11 +238,11 @@ def test_adapters_and_images_go_together(made, tmp_path):
     merged = Engine.from_pretrained(made[0], merge_lora=True, **options)
     added = Engine.from_pretrained(made[0], **options)
     images = encoded(added, 1, 2)
-    [plain] = added.generate([TWO], GREEDY, images=[images])
-    [own] = added.generate([TWO], GREEDY, adapter="style", images=[images])
+    [plain] = added.generate([TWO], GREEDY, media=[images])
+    [own] = added.generate([TWO], GREEDY, adapter="style", media=[images])
     check(made[1], added, TWO, (1, 2), plain)
     assert own.token_ids != plain.token_ids
-    assert own.token_ids == merged.generate([TWO], GREEDY, images=[images])[0].token_ids
+    assert own.token_ids == merged.generate([TWO], GREEDY, media=[images])[0].token_ids
 
 
 def test_an_adapter_of_the_encoder_is_rejected(made, tmp_path):
@@ -269,14 +269,14 @@ def test_images_are_encoded_once_by_what_their_files_hold(made, monkeypatch):
 
 def test_the_cache_forgets_what_was_used_longest_ago():
     cache = FeatureCache(max_bytes=2 * 4 * 100)
-    images = {name: EncodedImage(name, torch.full((100,), float(name[0]))) for name in (b"1", b"2", b"3")}
+    images = {name: EncodedMedia(name, torch.full((100,), float(name[0]))) for name in (b"1", b"2", b"3")}
     for name in (b"1", b"2"):
         cache.put(images[name])
     assert cache.get(b"1") is images[b"1"]
     cache.put(images[b"3"])
     assert (cache.get(b"2"), cache.num_bytes) == (None, 800)
     assert cache.get(b"1") is images[b"1"]
-    cache.put(EncodedImage(b"4", torch.zeros(1000)))  # larger than all
+    cache.put(EncodedMedia(b"4", torch.zeros(1000)))  # larger than all
     assert (cache.get(b"4"), cache.num_bytes) == (None, 800)
 
 

@@ -19,14 +19,14 @@ from flambeau.llm.engine import Engine
 from flambeau.llm.gguf_header import read_header
 from flambeau.llm.images.image_files import ImageFile
 from flambeau.llm.sampling_params import SamplingParams
-from flambeau.wire.generation import ImageInput
+from flambeau.wire.generation import MediaInput
 from support import grid_vision_models, vision_models
+from support.gguf_converter import arranged, header_of
 from support.gguf_files import add, write_gguf
 from support.grid_vision_models import grid_prompt, write_grid_model
 from support.pictures import jpeg
 from support.tokenizer_files import byte_level_json
 from support.vision_models import prompt_with, write_vision_model
-from unit.llm.checkpoints.test_gguf_families import arranged, values_of
 
 KINDS = {
     "gemma": ("gemma3", "gemma3"),
@@ -46,7 +46,7 @@ RECURRENT = {
     "ssm.inner_size": 64,
     "rope.dimension_count": 16,
 }
-INPUTS = [ImageInput(name="wide", data=jpeg(1, 120, 40))]
+INPUTS = [MediaInput(name="wide", data=jpeg(1, 120, 40))]
 PICTURES = [ImageFile(data=jpeg(1, 120, 40), name="wide"), ImageFile(data=jpeg(2, 50, 75), name="tall")]
 
 
@@ -99,7 +99,7 @@ def write_decoder(path, kind, model, tensors):
         own |= arranged(name, tensor, config, architecture)
     if model.config.tie_word_embeddings or kind == "gemma":
         own.pop("lm_head.weight", None)
-    write_gguf(path, architecture, own, values_of(config, **more), tokenizer=tokenizer_of(kind, model))
+    write_gguf(path, architecture, own, header_of(config, **more), tokenizer=tokenizer_of(kind, model))
 
 
 def write_encoder(path, kind, model, tensors, **more):
@@ -210,7 +210,7 @@ def test_images_are_read_as_from_the_folder(made):
     parts = [[25], numbers[0], [50, 60], numbers[1], [90]]
     prompt = prompt_with([25], None, [50, 60], None, [90]) if kind == "gemma" else grid_prompt(*parts)
     texts = [
-        engine.generate([prompt], GREEDY, logprobs=1, images=[images])[0]
+        engine.generate([prompt], GREEDY, logprobs=1, media=[images])[0]
         for engine, images in zip((found, expected), both, strict=True)
     ]
     assert texts[0].token_ids == texts[1].token_ids
@@ -221,7 +221,7 @@ def test_images_are_read_as_from_the_folder(made):
 def test_the_architecture_is_that_of_the_folder(made):
     _, folder, files = made
     found, expected = read_architecture(files), read_architecture(folder)
-    assert replace(found.vision, norm_epsilon=1e-6) == expected.vision
+    assert replace(found.vision, norm_epsilon=1e-6, video_id=expected.vision.video_id) == expected.vision
     assert found.vision.norm_epsilon == pytest.approx(1e-6)
     assert found.position_axes == expected.position_axes
     assert found.unknown_keys == ()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flambeau.llm.core.outputs import Completion
-from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.sequence import EncodedMedia
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest
 from flambeau.llm.images.image_files import ImageFile
@@ -44,11 +44,11 @@ def file(image: tuple[int, int, int]) -> ImageFile:
     return ImageFile(data=jpeg(*image), name=f"image {image[0]}")
 
 
-def encoded(engine: Engine, *images: tuple[int, int, int]) -> list[EncodedImage]:
+def encoded(engine: Engine, *images: tuple[int, int, int]) -> list[EncodedMedia]:
     return engine.encode_images([*map(file, images)])
 
 
-def prompt_of(engine: Engine, *parts: list[int] | tuple[int, int, int]) -> tuple[list[int], list[EncodedImage]]:
+def prompt_of(engine: Engine, *parts: list[int] | tuple[int, int, int]) -> tuple[list[int], list[EncodedMedia]]:
     """Ids and images; a tuple is an image."""
     images = [*encoded(engine, *(part for part in parts if isinstance(part, tuple)))]
     sizes = iter(len(image.features) for image in images)
@@ -104,14 +104,14 @@ def test_embeddings_are_those_of_transformers(made, engine, image):
 @pytest.mark.parametrize("name", CHATS)
 def test_tokens_are_those_of_transformers(made, engine, name):
     prompt, images = prompt_of(engine, *CHATS[name])
-    [found] = engine.generate([prompt], GREEDY, logprobs=1, images=[images])
+    [found] = engine.generate([prompt], GREEDY, logprobs=1, media=[images])
     check(made[1], engine, prompt, tuple(part for part in CHATS[name] if isinstance(part, tuple)), found)
 
 
 def test_generate_of_transformers_gives_the_same_text(made, engine):
     """Its own positions of generated tokens, from the cache."""
     prompt, images = prompt_of(engine, *CHATS["two sizes"])
-    [found] = engine.generate([prompt], GREEDY, images=[images])
+    [found] = engine.generate([prompt], GREEDY, media=[images])
     read = [engine.images.processor.read(file(image)) for image in (WIDE, TALL)]
     made[1].model.rope_deltas = None
     ids = made[1].generate(
@@ -132,7 +132,7 @@ def test_generate_of_transformers_gives_the_same_text(made, engine):
 def test_the_logits_of_a_whole_prompt_are_those_of_transformers(made, engine):
     prompt, images = prompt_of(engine, *CHATS["two sizes"])
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
-    engine.add("scored", prompt, params, scores_prompt=True, images=images)
+    engine.add("scored", prompt, params, scores_prompt=True, media=images)
     infos = None
     while engine.has_work:
         for output in engine.step():
@@ -149,7 +149,7 @@ def test_requests_with_and_without_images_run_together_in_chunks(made, step_toke
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", max_step_tokens=step_tokens, block_size=4)
     names = ["one", "text", "two sizes", "a text after", "text", "side by side"]
     prompts, images = zip(*(prompt_of(engine, *CHATS[name]) for name in names), strict=True)
-    found = engine.generate(prompts, GREEDY, images=images)
+    found = engine.generate(prompts, GREEDY, media=images)
     for name, prompt, completion in zip(names, prompts, found, strict=True):
         check(made[1], engine, prompt, tuple(part for part in CHATS[name] if isinstance(part, tuple)), completion)
 
@@ -160,20 +160,20 @@ def test_an_image_in_the_second_turn(made):
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4)
     first = ([20, 30, 40, 50, 60, 70, 80, 90], WIDE, [50, 60])
     prompt, images = prompt_of(engine, *first)
-    [answer] = engine.generate([prompt], GREEDY, images=[images])
+    [answer] = engine.generate([prompt], GREEDY, media=[images])
     check(made[1], engine, prompt, (WIDE,), answer)
-    [again] = engine.generate([prompt], GREEDY, images=[images])
+    [again] = engine.generate([prompt], GREEDY, media=[images])
     check(made[1], engine, prompt, (WIDE,), again)
     assert again.counts.num_cached == (len(prompt) - 1) // 4 * 4
     longer, images = prompt_of(engine, *first, answer.token_ids, [60, 61])
-    [text] = engine.generate([longer], GREEDY, images=[images])
+    [text] = engine.generate([longer], GREEDY, media=[images])
     assert text.counts.num_cached >= len(prompt)
     check(made[1], engine, longer, (WIDE,), text)
     longer, images = prompt_of(engine, *first, answer.token_ids, TALL, [60, 61])
-    [second] = engine.generate([longer], GREEDY, images=[images])
+    [second] = engine.generate([longer], GREEDY, media=[images])
     assert second.counts.num_cached == 0
     check(made[1], engine, longer, (WIDE, TALL), second)
-    [third] = engine.generate([longer], GREEDY, images=[images])
+    [third] = engine.generate([longer], GREEDY, media=[images])
     assert third.counts.num_cached == (len(longer) - 1) // 4 * 4
     check(made[1], engine, longer, (WIDE, TALL), third)
 
@@ -184,15 +184,15 @@ def test_states_of_recurrent_layers_are_kept_behind_images(made):
     chats = {"image": ([*range(20, 320)], WIDE, [50, 60]), "other": ([*range(20, 320)], TALL, [50, 60])}
     for name, cached in (("image", 0), ("image", 376), ("other", 0), ("image", 376), ("other", 356)):
         prompt, images = prompt_of(engine, *chats[name])
-        [found] = engine.generate([prompt], GREEDY, images=[images])
+        [found] = engine.generate([prompt], GREEDY, media=[images])
         check(made[1], engine, prompt, (chats[name][1],), found)
         assert found.counts.num_cached == cached
     prompt, images = prompt_of(engine, *chats["image"], [*range(100, 140)])
-    [text] = engine.generate([prompt], GREEDY, images=[images])
+    [text] = engine.generate([prompt], GREEDY, media=[images])
     check(made[1], engine, prompt, (WIDE,), text)
     assert text.counts.num_cached == 376
     prompt, images = prompt_of(engine, *chats["image"], TALL, [60])
-    [second] = engine.generate([prompt], GREEDY, images=[images])
+    [second] = engine.generate([prompt], GREEDY, media=[images])
     check(made[1], engine, prompt, (WIDE, TALL), second)
     assert second.counts.num_cached == 0
 
@@ -202,7 +202,7 @@ def test_images_of_the_same_size_share_the_blocks_before_them_only(made):
     before = [20, 30, 40, 50, 60, 70, 80, 90]
     for image, cached in ((WIDE, 0), (OTHER, 8), (TALL, 0)):
         prompt, images = prompt_of(engine, before, image, [50, 60])
-        [found] = engine.generate([prompt], GREEDY, images=[images])
+        [found] = engine.generate([prompt], GREEDY, media=[images])
         check(made[1], engine, prompt, (image,), found)
         assert found.counts.num_cached == (cached if engine.arch.recurrence is None else 0)
     [text] = engine.generate([[*before, 50]], GREEDY)
@@ -214,7 +214,7 @@ def test_a_preempted_request_reads_its_image_again(made):
     small = Engine.from_pretrained(made[0], compile=False, device="cpu", block_size=4, num_blocks=40)
     chats = [([20, 30], WIDE, [50]), ([20], SMALL, [60, 70]), ([20, 30], TALL, [50])]
     prompts, images = zip(*(prompt_of(small, *chat) for chat in chats), strict=True)
-    found = small.generate(prompts, GREEDY, images=images)
+    found = small.generate(prompts, GREEDY, media=images)
     assert small.state.num_preempted > 0
     for chat, prompt, completion in zip(chats, prompts, found, strict=True):
         check(made[1], small, prompt, (chat[1],), completion)
@@ -228,7 +228,7 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made, engine):
     try:
         for image in (WIDE, OTHER, None, WIDE, None, OTHER):  # others evict the blocks of each
             prompt, images = prompt_of(small, [20, 30, 40, 50, 60], *([image] if image else []), TEXT[:9])
-            [found] = small.generate([prompt], GREEDY, images=[images])
+            [found] = small.generate([prompt], GREEDY, media=[images])
             check(made[1], small, prompt, (image,) if image else (), found)
     finally:
         small.close()
@@ -236,7 +236,7 @@ def test_prefixes_in_host_memory_are_those_of_text_alone(made, engine):
 
 def test_several_choices_read_the_same_image(made, engine):
     prompt, images = prompt_of(engine, *CHATS["one"])
-    found = engine.generate([prompt], GREEDY, n=3, images=[images])
+    found = engine.generate([prompt], GREEDY, n=3, media=[images])
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids
     check(made[1], engine, prompt, (WIDE,), found[0])
 
@@ -246,7 +246,7 @@ def test_speculation_changes_nothing(made, kind):
     options = {"draft": str(made[0])} if kind == "draft" else {}
     engine = Engine.from_pretrained(made[0], compile=False, device="cpu", speculation=kind, speculate_k=3, **options)
     prompt, images = prompt_of(engine, *CHATS["two sizes"])
-    [found] = engine.generate([prompt], GREEDY, images=[images])
+    [found] = engine.generate([prompt], GREEDY, media=[images])
     check(made[1], engine, prompt, (WIDE, TALL), found)
 
 
@@ -257,7 +257,7 @@ def test_the_kernels_of_the_cpu_decode_behind_images(made):
         engine.wait_until_compiled()
         names = ["two sizes", "text", "a text after"]
         prompts, images = zip(*(prompt_of(engine, *CHATS[name]) for name in names), strict=True)
-        found = engine.generate(prompts, GREEDY, images=images)
+        found = engine.generate(prompts, GREEDY, media=images)
         assert engine.info.decode == "CPU kernels"
         for name, prompt, completion in zip(names, prompts, found, strict=True):
             check(made[1], engine, prompt, tuple(part for part in CHATS[name] if isinstance(part, tuple)), completion)
@@ -270,7 +270,7 @@ def test_a_prompt_without_places_for_its_images_is_rejected(engine):
     number = len(images[0].features)
     for prompt in (TEXT, grid_prompt([20], number - 1, [30]), [BEGIN, *[IMAGE] * number], grid_prompt(number, number)):
         with pytest.raises(InvalidRequest, match="send images in the messages of a chat"):
-            engine.generate([prompt], GREEDY, images=[images])
+            engine.generate([prompt], GREEDY, media=[images])
     with pytest.raises(InvalidRequest, match="5 tokens in the places of images, and the images need 0"):
         engine.generate([[*grid_prompt(5), END]], GREEDY)
 
@@ -280,7 +280,7 @@ def test_the_decoder_alone_is_quantized(made, engine, quantization):
     quantized = Engine.from_pretrained(made[0], compile=False, device="cpu", quantization=quantization)
     assert torch.equal(encoded(quantized, WIDE)[0].features, encoded(engine, WIDE)[0].features)
     prompt, images = prompt_of(quantized, *CHATS["one"])
-    [found] = quantized.generate([prompt], GREEDY, images=[images])
+    [found] = quantized.generate([prompt], GREEDY, media=[images])
     assert len(found.token_ids) == 30
 
 
@@ -297,11 +297,11 @@ def test_adapters_and_images_go_together(made, tmp_path):
     merged = Engine.from_pretrained(made[0], merge_lora=True, **options)
     added = Engine.from_pretrained(made[0], **options)
     prompt, images = prompt_of(added, *CHATS["two sizes"])
-    [plain] = added.generate([prompt], GREEDY, images=[images])
-    [own] = added.generate([prompt], GREEDY, adapter="style", images=[images])
+    [plain] = added.generate([prompt], GREEDY, media=[images])
+    [own] = added.generate([prompt], GREEDY, adapter="style", media=[images])
     check(made[1], added, prompt, (WIDE, TALL), plain)
     assert own.token_ids != plain.token_ids
-    assert own.token_ids == merged.generate([prompt], GREEDY, images=[images])[0].token_ids
+    assert own.token_ids == merged.generate([prompt], GREEDY, media=[images])[0].token_ids
 
 
 @pytest.mark.parametrize("prefix", ["visual", "model.visual"])

@@ -32,11 +32,11 @@ def test_tokens_are_those_of_a_cpu_while_steps_are_captured(tmp_path):
     on_cpu = Engine.from_pretrained(tmp_path, device="cpu", compile=False)
     on_gpu = Engine.from_pretrained(tmp_path, device="cuda", dtype="float32", num_blocks=512)
     images = on_cpu.encode_images(files(1, 2))
-    expected = [one.token_ids for one in on_cpu.generate(PROMPTS, GREEDY, images=[images, []])]
+    expected = [one.token_ids for one in on_cpu.generate(PROMPTS, GREEDY, media=[images, []])]
     with ThreadPoolExecutor(1) as thread:
         others = [thread.submit(on_gpu.encode_images, files(seed)) for seed in range(3, 40)]
         for _ in range(4):  # graphs are captured between these steps
-            found = on_gpu.generate(PROMPTS, GREEDY, images=[on_gpu.encode_images(files(1, 2)), []])
+            found = on_gpu.generate(PROMPTS, GREEDY, media=[on_gpu.encode_images(files(1, 2)), []])
             assert [one.token_ids for one in found] == expected
             on_gpu.wait_until_compiled()
         features = [other.result()[0].features for other in others]
@@ -56,8 +56,8 @@ def test_images_of_any_size_say_what_they_say_on_a_cpu(tmp_path, kind):
         images = engine.encode_images([ImageFile(data=jpeg(*size), name="") for size in ((1, 120, 40), (2, 50, 75))])
         first, second = (len(image.features) for image in images)
         prompts = [grid_prompt([25], first, [50, 60, 70], second, [*range(100, 200)]), [*range(30, 60)]]
-        engine.generate(prompts, GREEDY, images=[images, []])
+        engine.generate(prompts, GREEDY, media=[images, []])
         engine.wait_until_compiled()
-        found.append([one.token_ids for one in engine.generate(prompts, GREEDY, images=[images, []])])
+        found.append([one.token_ids for one in engine.generate(prompts, GREEDY, media=[images, []])])
     assert found[0] == found[1]
     on_gpu.close()

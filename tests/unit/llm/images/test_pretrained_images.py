@@ -29,27 +29,30 @@ from flambeau.errors import InvalidField
 from flambeau.handlers.generation.chat_images import ChatImages
 from flambeau.handlers.generation.request_reader import RequestReader
 from flambeau.llm.core.outputs import Completion
-from flambeau.llm.core.sequence import EncodedImage
+from flambeau.llm.core.sequence import EncodedMedia
 from flambeau.llm.engine import Engine
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.images.image_encoder import ImageEncoder
 from flambeau.llm.images.image_files import ImageFile, not_encoded
-from flambeau.llm.images.pretrained_encoder import by_layers, joined, load_pretrained_encoder
+from flambeau.llm.images.pretrained_encoder import by_layers, joined, load_pretrained_encoder, with_added
 from flambeau.llm.images.pretrained_processor import PretrainedProcessor
 from flambeau.llm.models.families.image_readers import IMAGE_READERS, TEXT_SIZES, ImageReader
 from flambeau.llm.models.vision_architecture import PretrainedVision
 from flambeau.llm.quantize.row_scaled import Int8Linear
 from flambeau.llm.sampling_params import SamplingParams
-from flambeau.wire.generation import Generate, ImageInput, encode_request
+from flambeau.wire.generation import Generate, MediaInput, encode_request
 from support.adapters import write_adapter
+from support.checkpoints import HAS_ALL_FAMILIES, is_older
+from support.later_vision_models import LATER_KINDS
 from support.more_vision_models import MORE_KINDS
+from support.omni_models import OMNI_KINDS
 from support.pictures import encode, jpeg, picture
 from support.pretrained_vision_models import ID, KINDS, write_pretrained_vision_model
 from support.ranks import run_ranks
 from unit.llm.images.test_engine_images import RANK
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-ALL = {**KINDS, **MORE_KINDS}
+ALL = {**KINDS, **MORE_KINDS, **LATER_KINDS, **OMNI_KINDS}
 PART = {"type": "image"}
 WIDE, TALL, SMALL = jpeg(1, 120, 40), jpeg(2, 50, 75), encode(picture(20, 20, 3), "PNG")
 # Where transformers' class with images leaves out the scale of logits that its class of the decoder alone has.
@@ -124,6 +127,8 @@ class Made:
             found = encode(**given)
             if reader.names_layers:
                 return by_layers(found.deepstack_features)
+            if reader.adds_features:
+                return with_added(found, self.engine.images.arch.scale)  # type: ignore[union-attr]
             if reader.projects:
                 return joined(self.reference.multi_modal_projector(found.last_hidden_state))
         return joined(found.pooler_output) * self.engine.images.arch.scale  # type: ignore[union-attr]
@@ -154,15 +159,15 @@ def reader_of(engine: Engine) -> RequestReader:
 
 def chat(reader: RequestReader, contents: Sequence[Any], files: Sequence[bytes]) -> Any:
     images = [
-        ImageInput(f"image {i}", f"data:image/jpeg;base64,{base64.b64encode(data).decode()}")
+        MediaInput(f"image {i}", f"data:image/jpeg;base64,{base64.b64encode(data).decode()}")
         for i, data in enumerate(files)
     ]
     return reader.generate(
-        encode_request(Generate(messages=[{"role": "user", "content": contents}], images=images)), None
+        encode_request(Generate(messages=[{"role": "user", "content": contents}], files=images)), None
     )
 
 
-def encoded(engine: Engine, files: Sequence[bytes]) -> list[EncodedImage]:
+def encoded(engine: Engine, files: Sequence[bytes]) -> list[EncodedMedia]:
     return engine.encode_images([ImageFile(data=data, name="an image") for data in files])
 
 
@@ -178,22 +183,22 @@ def made(tmp_path_factory) -> Made:
 
 
 def test_every_family_is_compared():
-    assert {f"{kind.name}ForConditionalGeneration" for kind in ALL.values()} == set(IMAGE_READERS)
+    assert {kind.class_name for kind in ALL.values()} == set(IMAGE_READERS)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers' own inputs
 @pytest.mark.parametrize("kind", ALL)
 def test_chats_with_images_are_those_of_transformers(tmp_path, monkeypatch, kind):
-    if IMAGE_READERS[f"{ALL[kind].name}ForConditionalGeneration"].needs_timm:
+    if IMAGE_READERS[ALL[kind].class_name].needs_timm:
         pytest.importorskip("timm")
     if kind == "smolvlm":  # its processor asks for a package that only videos need
         monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", str)
     model = make(tmp_path, kind, block_size=4, max_step_tokens=50)
-    reader = IMAGE_READERS[f"{ALL[kind].name}ForConditionalGeneration"]
+    reader = IMAGE_READERS[ALL[kind].class_name]
     chats = [ONE, NONE, *([] if reader.reads_one else [THREE])]
     prompts = [model.prompt(*one) for one in chats]
     images = [encoded(model.engine, files) for _, files in chats]
-    found = model.engine.generate(prompts, GREEDY, logprobs=1, images=images)
+    found = model.engine.generate(prompts, GREEDY, logprobs=1, media=images)
     for one, ids, own, completion in zip(chats, prompts, images, found, strict=True):
         inputs = model.theirs(*one)
         assert ids == inputs["input_ids"][0].tolist()
@@ -209,7 +214,7 @@ def test_chats_with_images_are_those_of_transformers(tmp_path, monkeypatch, kind
 def test_the_logits_of_a_whole_prompt_are_those_of_transformers(made):
     ids, images = made.prompt(*THREE), encoded(made.engine, THREE[1])
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
-    made.engine.add("scored", ids, params, scores_prompt=True, images=images)
+    made.engine.add("scored", ids, params, scores_prompt=True, media=images)
     infos = None
     while made.engine.has_work:
         for output in made.engine.step():
@@ -226,12 +231,12 @@ def test_two_images_never_share_blocks_and_the_same_image_does(made):
     ids = made.prompt(*ONE)
     assert ids == made.prompt(*other)  # of the same size
     before, image = ids.index(ID["[IMG]"]), encoded(engine, ONE[1])
-    [first] = engine.generate([ids], GREEDY, images=[image])
-    [second] = engine.generate([ids], GREEDY, images=[encoded(engine, other[1])])
+    [first] = engine.generate([ids], GREEDY, media=[image])
+    [second] = engine.generate([ids], GREEDY, media=[encoded(engine, other[1])])
     made.check(*other, ids, second)
     assert second.counts is not None
     assert second.counts.num_cached == before // 4 * 4
-    [again] = engine.generate([ids], GREEDY, images=[image])
+    [again] = engine.generate([ids], GREEDY, media=[image])
     assert again.token_ids == first.token_ids
     assert again.counts is not None
     assert again.counts.num_cached == (len(ids) - 1) // 4 * 4
@@ -241,7 +246,7 @@ def test_preempted_requests_read_their_images_again(made):
     small = Engine.from_pretrained(made.folder, compile=False, device="cpu", block_size=4, num_blocks=32)
     chats = [ONE, ([PART, PART], (SMALL, TALL)), ONE]
     prompts = [made.prompt(*one) for one in chats]
-    found = small.generate(prompts, GREEDY, images=[encoded(small, files) for _, files in chats])
+    found = small.generate(prompts, GREEDY, media=[encoded(small, files) for _, files in chats])
     assert small.state.num_preempted > 0
     for one, ids, completion in zip(chats, prompts, found, strict=True):
         made.check(*one, ids, completion)
@@ -271,8 +276,8 @@ def test_the_decoder_alone_is_quantized_and_adapted(made, tmp_path):
     merged = Engine.from_pretrained(
         made.folder, compile=False, device="cpu", lora_adapters={"own": str(tmp_path / "adapter")}, merge_lora=True
     )
-    [expected] = merged.generate([ids], GREEDY, adapter="own", images=images)
-    [found, plain] = [made.engine.generate([ids], GREEDY, adapter=name, images=images)[0] for name in ("own", "")]
+    [expected] = merged.generate([ids], GREEDY, adapter="own", media=images)
+    [found, plain] = [made.engine.generate([ids], GREEDY, adapter=name, media=images)[0] for name in ("own", "")]
     assert found.token_ids == expected.token_ids != plain.token_ids
     made.check(*ONE, ids, plain)
 
@@ -291,7 +296,7 @@ def test_files_of_old_and_new_versions_have_other_names(tmp_path):
     (tmp_path / "llava").mkdir()
     model = make(tmp_path / "llava", "llava")
     ids, images = model.prompt(*ONE), encoded(model.engine, ONE[1])
-    [expected] = model.engine.generate([ids], GREEDY, images=[images])
+    [expected] = model.engine.generate([ids], GREEDY, media=[images])
     tensors = load_file(model.folder / "model.safetensors")
     for version, names in NAMES.items():
         folder = tmp_path / version
@@ -303,7 +308,7 @@ def test_files_of_old_and_new_versions_have_other_names(tmp_path):
         engine = Engine.from_pretrained(folder, compile=False, device="cpu")
         found = encoded(engine, ONE[1])
         assert torch.equal(found[0].features, images[0].features)
-        assert engine.generate([ids], GREEDY, images=[found])[0].token_ids == expected.token_ids
+        assert engine.generate([ids], GREEDY, media=[found])[0].token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "bitsandbytes", "fp8"])
@@ -350,7 +355,7 @@ def test_a_second_image_is_refused_where_it_would_be_encoded_otherwise(tmp_path)
         model.prompt([PART, PART], (SMALL, TALL))
     ids = model.prompt([PART], (SMALL,))
     with pytest.raises(InvalidRequest, match="send one image"):
-        model.engine.generate([[*ids, *ids]], images=[encoded(model.engine, (SMALL, SMALL))])
+        model.engine.generate([[*ids, *ids]], media=[encoded(model.engine, (SMALL, SMALL))])
 
 
 def test_a_processor_that_writes_something_else_for_a_second_image_is_refused(made, monkeypatch):
@@ -367,7 +372,7 @@ def test_a_processor_that_writes_something_else_for_a_second_image_is_refused(ma
 @pytest.mark.parametrize("places", [0, 9, 11])
 def test_a_prompt_without_places_for_its_images_is_rejected(made, places):
     with pytest.raises(InvalidRequest, match="send images in the messages of a chat"):
-        made.engine.generate([[5] + [ID["[IMG]"]] * places + [60]], images=[encoded(made.engine, ONE[1])])
+        made.engine.generate([[5] + [ID["[IMG]"]] * places + [60]], media=[encoded(made.engine, ONE[1])])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (600, 3), (12, 12), (600, 4)])  # the third is refused by the encoder
@@ -425,7 +430,7 @@ def test_without_transformers_it_is_a_model_of_text_and_says_so(made, monkeypatc
     ids = made.prompt(*NONE)
     [found] = engine.generate([ids], GREEDY)
     assert found.token_ids == made.engine.generate([ids], GREEDY)[0].token_ids
-    with pytest.raises(InvalidRequest, match="reads text only"):
+    with pytest.raises(InvalidRequest, match="reads no images"):
         encoded(engine, ONE[1])
 
 
@@ -472,10 +477,92 @@ def test_weights_without_an_encoder_are_a_model_of_text(made, tmp_path, caplog):
     assert "holds no weights of an encoder" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("template", ["{{ bos_token }}", ""])
+def test_chats_begin_with_the_first_token_once_as_those_of_processors(tmp_path, template):
+    """Tokenizers of transformers leave it to templates; its processors, which have LLaVA's chats, do not."""
+    write_pretrained_vision_model(tmp_path, KINDS["llava"])
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [ID["<bos>"]], "tokens": ["<bos>"]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = settings["chat_template"].replace("{{ bos_token }}", template)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = Made(tmp_path, None, Engine.from_pretrained(tmp_path, compile=False, device="cpu"))
+    for chat in (ONE, NONE, THREE, ([text("<bos> and"), PART], (SMALL,))):
+        ids = model.prompt(*chat)
+        assert ids[0] == ID["<bos>"] != ids[1]
+        if chat[0][0] != text("<bos> and"):  # which stays a text here
+            assert ids == model.theirs(*chat)["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize("kind", sorted(ALL))
+def test_encoders_run_in_bfloat16(tmp_path, monkeypatch, kind):
+    if IMAGE_READERS[ALL[kind].class_name].needs_timm:
+        pytest.importorskip("timm")
+    if kind == "smolvlm":  # its processor asks for a package that only videos need
+        monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", str)
+    write_pretrained_vision_model(tmp_path, ALL[kind])
+    engine = Engine.from_pretrained(tmp_path, compile=False, device="cpu", dtype="bfloat16")
+    [found] = encoded(engine, (jpeg(4, 200, 260),))
+    assert found.features.dtype == torch.bfloat16
+    assert found.features.isfinite().all()
+
+
+def test_older_names_of_keys_are_known(tmp_path):
+    model = make(tmp_path, "nemotron-h-omni")
+    ids, images = model.prompt(*ONE), encoded(model.engine, ONE[1])
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {"llm_config": config.pop("text_config"), "img_context_token_id": config.pop("image_token_id")}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **older}))
+    engine = Engine.from_pretrained(tmp_path, compile=False, device="cpu")
+    assert torch.equal(encoded(engine, ONE[1])[0].features, images[0].features)
+    [found] = engine.generate([ids], GREEDY, logprobs=1, media=[images])
+    model.check(*ONE, ids, found)
+
+
+def test_an_older_transformers_without_the_class_is_named(made, monkeypatch, caplog):
+    import transformers
+
+    monkeypatch.setattr(type(transformers), "__getattr__", without(transformers, "Mistral3Model"))
+    engine = Engine.from_pretrained(made.folder, compile=False, device="cpu")
+    assert engine.images is None
+    assert "Mistral3Model needs 5.22 or later" in caplog.text
+
+
+def test_a_processor_that_was_compared_with_a_newer_transformers_is_not_used(tmp_path, monkeypatch, caplog):
+    write_pretrained_vision_model(tmp_path, OMNI_KINDS["qwen-2.5-omni"])
+    monkeypatch.setattr("transformers.__version__", "5.22.2")
+    engine = Engine.from_pretrained(tmp_path, compile=False, device="cpu")
+    assert engine.images is None
+    assert engine.sounds is None
+    assert caplog.text.count("is 5.22.2, and Qwen2_5OmniThinkerForConditionalGeneration needs 5.23 or later") == 2
+
+
+def without(module: Any, name: str) -> Any:
+    """What finds attributes of a module, but one."""
+    vars(module).pop(name, None)
+    find = type(module).__getattr__
+
+    def found(self: Any, asked: str) -> Any:
+        if asked == name:
+            raise AttributeError(asked)
+        return find(self, asked)
+
+    return found
+
+
 def test_sizes_that_files_leave_out_are_those_of_transformers():
     import transformers
 
     for name, sizes in TEXT_SIZES.items():
+        if name not in transformers.CONFIG_MAPPING and is_older(transformers.__version__, HAS_ALL_FAMILIES):
+            continue
         config = transformers.AutoConfig.for_model(name)
         assert {key: getattr(config, key) for key in sizes} == sizes
 

@@ -146,6 +146,8 @@ def test_experts_are_counted_in_both_spellings():
         ({"hidden_size": None}, ["hidden_size"]),
         ({"num_hidden_layers": "many"}, ["num_hidden_layers", "'many'"]),
         ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "finite", "nan"]),
+        ({"rope_theta": float("inf")}, ["rope_theta", "finite", "inf"]),
         ({"num_key_value_heads": 5}, ["32 heads", "5 key-value heads"]),
         ({"head_dim": 33}, ["33", "even"]),
         (
@@ -183,6 +185,11 @@ def test_a_config_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json must hold an object"):
         read_hugging_face(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "attention_multiplier": float("nan")}))
+    with pytest.raises(CheckpointError, match=r"config\.json is not JSON: it has NaN"):
+        read_hugging_face(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "time_step_limit": [0.0, float("inf")]}))
+    assert read_hugging_face(tmp_path).num_layers == 4
 
 
 @pytest.mark.parametrize(

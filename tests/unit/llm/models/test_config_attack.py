@@ -14,6 +14,14 @@ FOUND = [
     Change("gpt-neox", "partial_rotary_factor", 0.25),
     Change("gpt-neox", "num_attention_heads", 16),
     Change("gpt-j", "rope_theta", 1000.0),
+    Change(
+        "gpt-neox", "rope_parameters", {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10.0}
+    ),
+    Change("phi-3", "layer_types", ["full_attention", "sliding_attention"]),
+    Change("granite-moe", "norm_topk_prob", False),
+    Change("starcoder-2", "layer_types", ["full_attention", "sliding_attention"]),
+    Change("biogpt", "layer_norm_eps", 0.3),
+    Change("opt", "layer_norm_eps", 0.3),
     Change("gemma-3", "attn_logit_softcapping", 0.5),
     Change("olmo-3", "sliding_window", REMOVED),
     Change("deepseek-v3", "topk_group", 0),
@@ -40,6 +48,18 @@ FOUND = [
 def test_a_change_is_computed_as_in_transformers_or_refused(tmp_path, change):
     verdict, detail = attack(change, tmp_path)
     assert verdict not in DEFECTS, detail
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_with_a_window_that_is_switched_off_are_refused(tmp_path):
+    changes = [
+        Change("smol-lm-3", "layer_types", ["sliding_attention", "full_attention"]),
+        Change("smol-lm-3", "sliding_window", 9),
+        Change("smol-lm-3", "use_sliding_window", False),
+    ]
+    verdict, detail = attack_together(changes, tmp_path)
+    assert verdict == "refused"
+    assert "use_sliding_window" in detail
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flambeau.llm.adapters.lora_weights import AdapterTarget, read_adapter
-from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute, unknown_parts
+from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.eager import EagerBackend, WholeAttention
 from flambeau.llm.calibration import calibrate_model
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
@@ -32,13 +32,8 @@ from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
 from support.ranks import logits_in_threads
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}  # of logits up to 14
-BLOCKS = {"adapter_rank", "block_layers", "num_blocks"}
-WITHOUT_KERNELS = {  # parts that leave a network to Inductor
-    "recurrent-gemma": {"recurrence"},
-    "rwkv": {"recurrence"},
-    "zamba-2": {*BLOCKS, "adapts_attention"},
-    "zamba-2-unrotated": BLOCKS,
-}
+# Roots of 1 - exp(x) for small x: the rounding of transformers is 1e-4 itself, beside its float64 network.
+WIDE_TOLERANCE = {"recurrent-gemma": {"atol": 2e-4, "rtol": 0.0}}
 LENGTH = 31  # the room of a sequence is 32
 
 
@@ -105,9 +100,6 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
 @pytest.mark.parametrize("kind", HYBRID_KINDS)
 def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, kind, backend_kind):
     model, reference = checkpoint(kind)
-    if backend_kind == "kernels" and kind in WITHOUT_KERNELS:
-        assert set(unknown_parts(model.arch)) == WITHOUT_KERNELS[kind]
-        return
     ids = {i: some_ids(LENGTH, seed=i) for i in range(3)}
     backend, found = backend_for(model, 3, backend_kind), {i: [] for i in ids}
     done = dict.fromkeys(ids, 0)
@@ -118,8 +110,9 @@ def test_prompts_in_uneven_chunks_have_the_logits_of_transformers(checkpoint, ki
         for (i, length), part in zip(lengths.items(), logits, strict=True):
             found[i].append(part)
             done[i] += length
+    tolerance = WIDE_TOLERANCE.get(kind, TOLERANCE) if backend_kind == "kernels" else TOLERANCE
     for i, parts in found.items():
-        torch.testing.assert_close(torch.cat(parts), reference_logits(reference, ids[i]), **TOLERANCE)
+        torch.testing.assert_close(torch.cat(parts), reference_logits(reference, ids[i]), **tolerance)
 
 
 @pytest.mark.parametrize("kind", HYBRID_KINDS)
@@ -146,6 +139,7 @@ def test_every_key_that_transformers_writes_is_understood(checkpoint, kind):
     [
         "mamba-2",
         "lfm-2",
+        "lfm-3",
         "qwen-3-next",
         "qwen-3.5",
         "granite-4-hybrid",
@@ -178,6 +172,7 @@ def test_own_quantized_files_are_read_as_they_were_written(tmp_path, kind):
     [
         "mamba-2",
         "lfm-2",
+        "lfm-3",
         "qwen-3-next",
         "olmo-hybrid",
         "jamba",
@@ -206,8 +201,8 @@ def change_tensors(folder, change) -> None:
     save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file)
 
 
-@pytest.mark.parametrize("kind", ["qwen-3.5", "qwen-3.5-moe"])
-def test_the_language_model_of_qwen_3_5_is_loaded_apart_from_its_encoder(tmp_path, checkpoint, kind):
+@pytest.mark.parametrize("kind", ["qwen-3.5", "qwen-3.5-moe", "qwen-4"])
+def test_the_language_model_of_qwen_is_loaded_apart_from_its_encoder(tmp_path, checkpoint, kind):
     _, reference = checkpoint(kind)
     write_checkpoint(tmp_path, kind)
     file = tmp_path / "config.json"

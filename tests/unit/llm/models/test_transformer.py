@@ -16,6 +16,7 @@ from flambeau.llm.backends.cpu.network import CpuNetwork, can_compute
 from flambeau.llm.backends.cpu.packed_experts import PackedStack
 from flambeau.llm.backends.eager import PagedAttention, WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
@@ -31,8 +32,9 @@ from support.llm_steps import step_inputs
 from support.ranks import logits_in_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 8
-# Of logits up to 8, and up to 14 in networks of Gemma: there float32 is up to 6e-5 from float64, in transformers, too.
-TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+TOLERANCE = {"atol": 5e-5, "rtol": 0.0}
+# Its logits are up to 14: float32 is up to 1.4e-4 from float64, in transformers as here.
+OWN_TOLERANCE = {"vault-gemma": {"atol": 1e-4, "rtol": 0.0}}
 
 
 @pytest.fixture(scope="session")
@@ -99,19 +101,23 @@ def test_logits_are_those_of_transformers(checkpoint, kind):
     ids = some_ids()
     expected = reference_logits(reference, ids)
     whole = whole_logits(model, ids)
-    torch.testing.assert_close(whole, expected, **TOLERANCE)
+    torch.testing.assert_close(whole, expected, **OWN_TOLERANCE.get(kind, TOLERANCE))
     cache = cache_for(model)
     chunks = [step(model, cache, start, ids[start : start + 20]) for start in range(0, LENGTH, 20)]
-    torch.testing.assert_close(torch.cat(chunks), expected, **TOLERANCE)
+    torch.testing.assert_close(torch.cat(chunks), expected, **OWN_TOLERANCE.get(kind, TOLERANCE))
 
 
 # Parts that few families have; those of others are compared with the plain network in test_network.py.
 KERNEL_KINDS = [
-    *(kind for kind in KINDS if "kv_lora_rank" in KINDS[kind].options and kind not in ("mistral-4", "longcat")),
+    *(
+        kind
+        for kind in KINDS
+        if "kv_lora_rank" in KINDS[kind].options and kind not in ("mistral-4", "longcat", "dots-3-plain")
+    ),
     *("llama-4", "llama-4-two-experts", "ministral-3", "phi-moe", "phi-moe-long", "opt-350m"),
     *("apertus", "nanochat", "persimmon", "hyperclova-x", "vault-gemma", "granite-swa", "hy-3", "cohere-2-moe"),
     *("gpt-1", "codegen", "biogpt", "gemma-4", "gemma-4-moe", "gemma-4-unified", "afmoe", "laguna"),
-    *("dbrx", "flint", "kolibri", "aria", "xglm"),
+    *("dbrx", "flint", "kolibri", "aria", "xglm", "modern-bert", "modern-bert-biased", "step-3.7"),
 ]
 
 
@@ -126,7 +132,7 @@ def test_the_cpu_kernels_give_the_logits_of_transformers(checkpoint, kind):
     with torch.inference_mode(), model.rotation.for_length(LENGTH):
         found = [network.run(next_tokens(start, ids[start : start + 20])) for start in range(0, 40, 20)]
         found += [network.run(next_tokens(place, ids[place : place + 1], query_len=1)) for place in range(40, LENGTH)]
-    torch.testing.assert_close(torch.cat(found), reference_logits(reference, ids), **TOLERANCE)
+    torch.testing.assert_close(torch.cat(found), reference_logits(reference, ids), **OWN_TOLERANCE.get(kind, TOLERANCE))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,7 +146,7 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint, kind):
         found.append(step(model, cache, len(ids) - 1, ids[-1:], query_len=1))
     expected = reference_logits(reference, ids)  # each row says what follows the tokens before it
     assert expected[19:-1].argmax(-1).tolist() == ids[20:]
-    torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
+    torch.testing.assert_close(torch.cat(found), expected, **OWN_TOLERANCE.get(kind, TOLERANCE))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -415,14 +421,13 @@ def test_weights_in_mxfp4_are_dequantized_with_a_warning_or_stay_as_fp8_or_as_co
     torch.testing.assert_close(whole_logits(model, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
     assert own_levels(caplog) == ["WARNING"]
     assert "MXFP4" in caplog.text
-    kept = load_model(tmp_path, dtype=torch.float32, keeps_blocks=True)
+    kept = load_model(tmp_path, dtype=torch.float32, forms=KeptForms(blocks=True))
     assert kept.model.layers[0].mlp.experts.down_proj.weight.dtype == torch.float8_e4m3fn
     torch.testing.assert_close(whole_logits(kept, some_ids()), reference_logits(reference, some_ids()), **TOLERANCE)
     coded = load_model(
         tmp_path,
         dtype=torch.float32,
-        keeps_blocks=True,
-        keeps_codes=True,
+        forms=KeptForms(blocks=True, codes=True),
         arrived=lambda _, module: CudaCodedStack(module) if isinstance(module, ExpertStack) else None,
     )
     weights = coded.model.layers[0].mlp.experts.down_proj

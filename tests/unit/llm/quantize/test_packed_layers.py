@@ -18,12 +18,6 @@ def layer_of(kind, linear, group_size=32):
     return quantized_layer(linear, QuantizationSettings(kind=kind, group_size=group_size))
 
 
-@pytest.fixture
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(128, 48).requires_grad_(False)
-
-
 class TestFasterLayers:
     @pytest.mark.parametrize(("kind", "faster"), [("int8", CpuInt8Linear), ("int4", CpuInt4Linear)])
     def test_they_give_what_their_twins_give_whatever_the_batch(self, linear, kind, faster):

@@ -20,7 +20,7 @@ from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
-from flambeau.llm.executor.parallel import Shard, local_architecture
+from flambeau.llm.executor.shard import Shard, local_architecture
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.tensor_names import parts_of
 from flambeau.llm.models.transformer import Transformer
@@ -41,12 +41,6 @@ KINDS = {"int8": Int8Linear, "int4": Int4Linear, "fp8": Fp8Linear}
 
 def layer_of(kind, linear, group_size=32):
     return quantized_layer(linear, QuantizationSettings(kind=kind, group_size=group_size))
-
-
-@pytest.fixture
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(128, 48).requires_grad_(False)
 
 
 def squared_error(weight):

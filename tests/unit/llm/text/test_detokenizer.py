@@ -180,6 +180,20 @@ def test_the_name_of_a_special_token_is_a_stop_too(tokenizers, include):
     assert stream.stopped_after == ids.index(tokenizer.special_id("<|im_end|>")) + 1
 
 
+@pytest.mark.parametrize("name", ["byte level", "window"])
+def test_the_names_of_special_tokens_are_text_if_that_is_asked_for(tokenizers, name):
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode("to<|im_end|> be 🎉<|end|>", add_special=False)
+    for size in (1, 2, len(ids)):
+        parts = [ids[i : i + size] for i in range(0, len(ids), size)]
+        assert streamed(tokenizer.detokenizer((), skip_special=False), parts) == "to<|im_end|> be 🎉<|end|>"
+        assert streamed(tokenizer.detokenizer(()), parts) == "to be 🎉"
+    own = {tokenizer.special_id("<|end|>"): "THE END"}
+    assert streamed(tokenizer.detokenizer((), skip_special=False, marker_texts=own), [ids]).endswith("🎉THE END")
+    stream = tokenizer.detokenizer((), skip_special=False, stop=["<|im_end|>"])
+    assert (stream.push(ids), stream.stopped_by) == ("to", "<|im_end|>")
+
+
 def test_work_per_token_does_not_grow_with_the_text():
     decoded = 0
 

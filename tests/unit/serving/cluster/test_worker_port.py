@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import threading
 from contextlib import asynccontextmanager
 
@@ -119,6 +120,21 @@ async def test_forgotten_token_is_refused():
         port.forget(meeting.token)
         worker = await meeting.worker()
         assert await asyncio.to_thread(worker.receive) is None
+        worker.socket.close()
+
+
+async def test_who_is_refused_can_send_more_without_harm():
+    """What follows an unknown token was read without an end."""
+    async with opened() as port:
+        host, number = port.address.rsplit(":", 1)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        _, stranger = await asyncio.open_connection(host, int(number), ssl=context)
+        stranger.write(b"not a token" * 1000)
+        meeting = Meeting(port)
+        worker = await meeting.worker()
+        await until(lambda: meeting.channel._transport is not None)
+        await until(stranger.is_closing)
         worker.socket.close()
 
 

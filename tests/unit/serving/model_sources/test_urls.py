@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import example, given
@@ -197,3 +198,13 @@ def test_no_accepted_path_leaves_its_folder(path):
     segments = re.split(r"[/\\\\]", decoded(url.removeprefix("https://h")))
     assert not {"..", "."} & {segment.partition(";")[0] for segment in segments}
     assert canonical(url) == url
+
+
+@pytest.mark.parametrize("path", ["%3" * 1000 + "5", "%25" * 3000, "a" * 8192])
+def test_addresses_that_would_take_long_to_read_are_rejected_at_once(path):
+    """Each pass over the first one decodes a single code, which is a part of the next."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"encoded several times|has \d+ characters, more than 8192"):
+        canonical(f"https://models.example/{path}")
+    assert time.process_time() - began < 1
+    assert canonical("https://models.example/" + "a" * 8000).endswith("a" * 8000)

@@ -32,6 +32,12 @@ def finish(in_flight, entry, now=0.0):
     return [in_flight.finish(job.id, batch, now) for job in jobs]
 
 
+def test_nobody_waits_for_copies(in_flight):
+    [(_, jobs)] = add(in_flight, 2)
+    jobs[0].is_copy = True
+    assert in_flight.num_owed == 1
+
+
 def test_jobs_sent_ahead_are_waiting_until_their_batch_begins(in_flight, traffic):
     first, second, third = add(in_flight, 2, 3, 1)
     assert traffic.num_ahead == 4

@@ -66,6 +66,20 @@ async def test_workers_of_one_call_are_spread_over_the_devices():
     assert pool.workers == []
 
 
+async def test_a_stop_does_not_wait_for_a_worker_that_computes_copies_only():
+    pool = new_pool(new_worker=lambda slot: FakeWorker())
+    owing, copying = pool.scale(2, 2)
+    await until(lambda: len(pool.workers) == 2)
+    owing, copying = owing.worker, copying.worker
+    owing.load(), copying.load()
+    owing.num_batches = copying.num_batches = owing.num_owed = 1
+    closing = asyncio.ensure_future(pool.close())
+    await until(copying.ended.done)
+    assert not owing.ended.done()
+    owing.kill(CRASH)
+    await closing
+
+
 async def test_scaling_down_retires_the_newest():
     pool = new_pool()
     pool.scale(3, 3)

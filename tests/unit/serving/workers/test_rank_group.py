@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flambeau.serving.crash_recovery import WorkerExit
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.workers.rank_group import Lockstep, RankGroup
 from flambeau.serving.workers.worker_process import WorkerProcess, WorkerSpec
@@ -38,6 +39,24 @@ def test_group_is_ready_when_its_last_rank_is(keeps_step, heard):
     assert told == []
     group._receive(1, [Ready()])
     assert told == [heard]
+
+
+async def test_ranks_that_fail_because_others_are_killed_end_no_job():
+    told, killed = [], []
+    group = new_group(told, keeps_step=True)
+    group.processes = [SimpleNamespace(kill=killed.append, note_ready=lambda: None) for _ in range(2)]
+    for rank in (0, 1):
+        group._new_channel(rank)
+        group._receive(rank, [Ready()])
+    told.clear()
+    group.send(batch(1))
+    group._receive(0, [Failed([1], 503, "no")])  # rank 1 waits for it
+    cause = WorkerExit(reason="out of step")
+    group.kill(cause)
+    group._receive(1, [Failed([1], 503, "connection closed by peer")])
+    assert told == []  # the jobs of a worker that is killed end with its exit
+    assert killed == [cause, cause]
+    group._cancel_timer()
 
 
 def batch(*job_ids):

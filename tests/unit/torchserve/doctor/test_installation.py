@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from flambeau.torchserve.doctor.handler_class import missing_method
 from flambeau.torchserve.doctor.installation import check_model, requirement_name
 
 HANDLER = "from ts.torch_handler.base_handler import BaseHandler\n\n\nclass Mine(BaseHandler):\n    pass\n"
@@ -160,3 +161,26 @@ def test_libraries_of_a_handler_that_comes_with_the_server_are_looked_for(pack, 
     assert said(pack(handler="image_classifier")) == [
         ("problem", "m.mar: handler: image_classifier needs torchvision: pip install torchvision")
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("class H:\n    def initialise(self, c): ...\n    def handle(self, d, c): ...\n", "rename initialise"),
+        ("class H:\n    def initialize(self, c): ...\n", "class H has no method handle, so it cannot be loaded"),
+        ("from x import B\nclass H(B):\n    def handle(self, d, c): ...\n", ""),
+        ("class H: ...\nclass I: ...\n", ""),
+        ("class H:\n    handle = print\n    def initialize(self, c): ...\n", ""),
+        ("class Net: ...\ndef handle(data, context): ...\n", ""),
+        ("class H(", ""),
+    ],
+)
+def test_class_without_the_methods_of_a_handler_is_found(source, reason):
+    found = missing_method(source.encode())
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_archive_whose_handler_cannot_be_loaded_does_not_pass(pack):
+    [(level, text)] = said(pack(files={"handler.py": b"class H:\n    def handle(self, d): ...\n"}))
+    assert (level, "no method initialize" in text) == ("problem", True)

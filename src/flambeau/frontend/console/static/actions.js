@@ -59,12 +59,16 @@ export function scale(model) {
 
 export function shareTraffic(model) {
   const percent = h("input", { type: "number", min: 0, max: 100, value: model.trafficPercent ?? 0, required: true });
+  const copies = h("input", { type: "number", min: 0, max: 100, value: model.mirror?.percent ?? 0, required: true });
   ask(`Share requests with ${model.name} ${model.version}`, [
     h("p", { class: "hint" }, "This version gets so many of 100 requests that name no version. The default version gets the others, and all while this one cannot answer. 0 ends it."),
     field("percent", "Percent", percent),
+    h("p", { class: "hint" }, "Copies of so many of 100 requests of the default version are sent to this one too. Their answers are compared and sent to nobody."),
+    field("mirror", "Copies, percent", copies),
   ], "Share", async () => {
-    await call("PUT", `${path(model)}/traffic?percent=${encodeURIComponent(percent.value)}`);
-    toast(`${model.version} of ${model.name} gets ${percent.value} % of the requests`);
+    const query = new URLSearchParams({ percent: percent.value, mirror: copies.value });
+    await call("PUT", `${path(model)}/traffic?${query}`);
+    toast(`${model.version} of ${model.name} gets ${percent.value} % of the requests${Number(copies.value) ? `, and copies of ${copies.value} %` : ""}`);
   });
 }
 

@@ -7,20 +7,22 @@ export class Chat {
     this.model = model;
     this.origin = origin;
     this.messages = [];
-    this.images = []; // data URLs of the next message
+    this.files = []; // parts of the next message
     this.welcome = h("p", { class: "empty" }, `Say something to ${model.name}.`);
     this.log = h("div", { class: "chat", role: "log", "aria-label": "Conversation", tabindex: "0" }, this.welcome);
     this.field = h("textarea", { id: "prompt", rows: 2, placeholder: "Enter sends, Shift+Enter begins a new line", onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); this.send(); } } });
     this.attached = h("p", { class: "attached", "aria-live": "polite" });
-    this.attach = h("input", { type: "file", id: "attach", accept: "image/png,image/jpeg,image/webp,image/gif", multiple: true, onchange: () => this.take(this.attach.files) });
-    const images = model.abilities.includes("vision") ? [h("label", { for: "attach" }, "Images"), this.attach, this.attached] : [];
+    const kinds = [["vision", "images", "image/png,image/jpeg,image/webp,image/gif"], ["audio", "sounds", "audio/*"]].filter(([ability]) => model.abilities.includes(ability));
+    this.attach = h("input", { type: "file", id: "attach", accept: kinds.map(([, , types]) => types).join(), multiple: true, onchange: () => this.take(this.attach.files) });
+    const names = kinds.map(([, name]) => name).join(" and ");
+    const files = kinds.length ? [h("label", { for: "attach" }, names[0].toUpperCase() + names.slice(1)), this.attach, this.attached] : [];
     this.button = h("button", { class: "primary" }, "Send");
     this.problem = h("p", { class: "problem", role: "alert" });
     this.code = h("div");
     const [temperature, topP, length] = [
       slider("temperature", "Temperature", 0.8, { max: 2, step: 0.05 }),
       slider("top-p", "Top-p", 1, { min: 0.01, max: 1, step: 0.01 }),
-      slider("length", "Most tokens", Math.min(128, (model.maxLength || 512) / 2), { min: 1, max: Math.min(4096, model.maxLength || 512), step: 1 }),
+      slider("length", "Maximum tokens", Math.min(128, (model.maxLength || 512) / 2), { min: 1, max: Math.min(4096, model.maxLength || 512), step: 1 }),
     ];
     this.sliders = { temperature: temperature.field, top_p: topP.field, max_tokens: length.field };
     this.numbers = { top_k: h("input", { type: "number", id: "top-k", min: 1, placeholder: "all" }), seed: h("input", { type: "number", id: "seed", placeholder: "random" }) };
@@ -30,7 +32,7 @@ export class Chat {
     this.scale = h("p", { class: "scale", hidden: true }, [["p0", "below 10 %"], ["p1", "40 %"], ["p2", "80 %"], ["p3", "above"]].map(([shade, text]) => h("span", { class: `token ${shade}` }, text)));
     this.probabilities.addEventListener("change", () => { this.scale.hidden = !this.probabilities.checked; });
     this.node = h("div", {}, h("div", { class: "split" },
-      h("section", { class: "card talk" }, this.log, h("form", { onsubmit: (event) => { event.preventDefault(); this.abort ? this.abort.abort() : this.send(); } }, h("label", { for: "prompt" }, "Message"), h("div", { class: "inline end" }, this.field, this.button), images), this.problem),
+      h("section", { class: "card talk" }, this.log, h("form", { onsubmit: (event) => { event.preventDefault(); this.abort ? this.abort.abort() : this.send(); } }, h("label", { for: "prompt" }, "Message"), h("div", { class: "inline end" }, this.field, this.button), files), this.problem),
       h("section", { class: "card" }, h("h2", {}, "Sampling"), temperature.nodes, topP.nodes, length.nodes,
         h("div", { class: "inline" }, h("div", {}, h("label", { for: "top-k" }, "Top-k"), this.numbers.top_k), h("div", {}, h("label", { for: "seed" }, "Seed"), this.numbers.seed)),
         h("label", { for: "stop" }, "Stop at"), this.stop,
@@ -48,18 +50,18 @@ export class Chat {
     put(this.problem, "");
   }
 
-  // Images go with the next message, as data URLs.
+  // Images and sounds go with the next message, as data URLs.
   async take(files) {
-    this.images = await Promise.all([...files].map((file) => new Promise((done) => {
+    this.files = await Promise.all([...files].map((file) => new Promise((done) => {
       const reader = new FileReader();
-      reader.onload = () => done(reader.result);
+      reader.onload = () => done(file.type.startsWith("audio/") ? { type: "audio_url", audio_url: { url: reader.result } } : { type: "image_url", image_url: { url: reader.result } });
       reader.readAsDataURL(file);
     })));
-    replace(this.attached, [...files].map((file) => h("img", { src: URL.createObjectURL(file), alt: file.name })));
+    replace(this.attached, [...files].map((file) => (file.type.startsWith("audio/") ? h("span", { class: "sound" }, file.name) : h("img", { src: URL.createObjectURL(file), alt: file.name }))));
   }
 
   detach() {
-    this.images = [];
+    this.files = [];
     this.attach.value = "";
     replace(this.attached);
   }
@@ -85,11 +87,11 @@ export class Chat {
 
   async send() {
     const text = this.field.value.trim();
-    if ((!text && !this.images.length) || this.abort) return;
+    if ((!text && !this.files.length) || this.abort) return;
     put(this.problem, "");
     this.field.value = "";
-    const parts = [...this.images.map((url) => ({ type: "image_url", image_url: { url } })), ...(text ? [{ type: "text", text }] : [])];
-    this.messages.push({ role: "user", content: this.images.length ? parts : text });
+    const parts = [...this.files, ...(text ? [{ type: "text", text }] : [])];
+    this.messages.push({ role: "user", content: this.files.length ? parts : text });
     this.turn("user", [...this.attached.childNodes, text]);
     this.detach();
     const request = this.request();
@@ -163,9 +165,9 @@ export class Chat {
   }
 }
 
-// The messages of an example: data of images are left out.
+// The messages of an example: data of images and sounds are left out.
 function shortened(messages) {
-  const short = (part) => (part.type === "image_url" ? { ...part, image_url: { url: part.image_url.url.replace(/,.*/s, ",…") } } : part);
+  const short = (part) => (part.type === "text" ? part : { type: part.type, [part.type]: { url: part[part.type].url.replace(/,.*/s, ",…") } });
   return messages.map((message) => (Array.isArray(message.content) ? { ...message, content: message.content.map(short) } : message));
 }
 

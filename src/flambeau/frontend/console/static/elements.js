@@ -155,7 +155,15 @@ export function failure(status, text) {
   const cause = Array.isArray(error.cause) ? error.cause.join("\n") : error.cause;
   const found = new Error([error.message || text || `status ${status}`, cause].filter(Boolean).join("\n"));
   found.status = status;
+  found.parts = cause ? [error.message, cause] : null;
   return found;
+}
+
+// The text of an error; a traceback keeps its columns.
+export function problem(error) {
+  const text = error.parts ? error.parts[0] : error.message;
+  const line = h("p", { class: "problem" }, error.status ? `${error.status}: ${text}` : text);
+  return error.parts ? h("div", {}, line, h("pre", { tabindex: "0" }, error.parts[1])) : line;
 }
 
 // Server-sent events over fetch, which can send a key.

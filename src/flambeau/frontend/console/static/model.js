@@ -1,5 +1,5 @@
 // ModelView: one model with its charts, workers, settings, output and actions.
-import { age, bytes, duration, h, meter, number, percent, put, renew, replace } from "/console/elements.js";
+import { age, bytes, count, duration, h, meter, number, percent, put, renew, replace } from "/console/elements.js";
 import { Chart, timeline } from "/console/charts.js";
 import { makeDefault, scale, shareTraffic, unregister } from "/console/actions.js";
 import { Stat, column, failureRows, href, loadingWorkers, pill, showLoading, traffic } from "/console/overview.js";
@@ -36,6 +36,7 @@ export class ModelView {
     this.workers = h("tbody");
     this.settings = h("tbody");
     this.facts = h("p", { class: "facts" });
+    this.copies = h("p", { class: "notice section", hidden: true });
     this.output = h("div");
     this.loading = h("div", { class: "section", hidden: true });
     this.failures = h("section", { class: "section", "aria-label": "Failures" });
@@ -46,7 +47,7 @@ export class ModelView {
     const table = (label, kind, names, body) => h("div", { class: "table", tabindex: "0", role: "group", "aria-label": label }, h("table", { class: `models ${kind}` }, h("thead", {}, h("tr", {}, names.map((text) => h("th", { scope: "col" }, text)))), body));
     this.content = h("div", { hidden: true },
       h("div", { class: "grid stats six" }, Object.values(this.stats).map((stat) => stat.node)),
-      this.loading, this.failures, this.charts,
+      this.copies, this.loading, this.failures, this.charts,
       h("section", { class: "card section flush" }, h("h2", {}, "Workers"), table("Table of workers", "workers", ["Worker", "State", "Device", "Memory", "Running", "Age", "Restarts", "Last failure"], this.workers)),
       h("div", { class: "grid two section" },
         h("section", { class: "card flush" }, h("h2", {}, "Configuration"), this.facts, table("Table of settings", "plain", ["Setting", "Value", "From"], this.settings)),
@@ -76,7 +77,7 @@ export class ModelView {
       return;
     }
     const others = this.server.state.models.filter((one) => one.name === this.name);
-    const kind = JSON.stringify([model.abilities, model.isDefault, model.trafficPercent, others.length]);
+    const kind = JSON.stringify([model.abilities, model.isDefault, model.trafficPercent, model.mirror?.percent, others.length]);
     if (this.made !== kind) this.make(model, others, kind);
     pill(this.state, model.state);
     this.updateStats(model);
@@ -111,7 +112,9 @@ export class ModelView {
     this.stats.queue.set(number(model.waiting), `of ${number(model.capacity)} places; ${number(model.inFlight)} in flight`, model.waiting > model.capacity / 2 ? "bad" : "");
     this.stats.queue.meter.set(model.waiting / model.capacity);
     const bounds = model.minWorkers === model.maxWorkers ? `${model.minWorkers}` : `${model.minWorkers} to ${model.maxWorkers}`;
-    this.stats.workers.set(`${model.ready} of ${model.wanted}`, `scaled to ${bounds}; ${number(model.restarts)} restarts`, model.ready < model.wanted ? "bad" : "");
+    this.copies.hidden = !model.mirror;
+    if (model.mirror) put(this.copies, copiesOf(model.mirror));
+    this.stats.workers.set(`${model.ready} of ${model.wanted}`, `scaled to ${bounds}; ${count(model.restarts, "restart")}`, model.ready < model.wanted ? "bad" : "");
   }
 
   updateLoading(model) {
@@ -150,6 +153,13 @@ export class ModelView {
   }
 }
 
+// What came of the copies of other versions' requests.
+function copiesOf(mirror) {
+  const counts = ["equal", "different", "failed", "dropped"].filter((name) => mirror[name]).map((name) => `${number(mirror[name])} ${name}`);
+  const share = mirror.percent ? `Gets copies of ${mirror.percent} % of the default version's requests; nobody gets its answers.` : "Has got copies of the default version's requests.";
+  const last = mirror.lastDifference ? ` Last difference: ${mirror.lastDifference}` : "";
+  return `${share} ${number(mirror.mirrored)} copied${counts.length ? `: ${counts.join(", ")}` : ""}.${last}`;
+}
 
 // Where the time of one request went, who shared its batch, and what else its worker did.
 function slowRow(one) {

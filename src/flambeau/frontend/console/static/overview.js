@@ -14,9 +14,12 @@ export function pill(node, state) {
   put(node, state);
 }
 
-// The share of the requests that name no version, if versions share them.
+// The share of the requests that name no version, and of those that it gets copies of, if versions share them.
 export function traffic(model) {
-  return model.trafficPercent === null ? null : h("span", { class: "tag" }, `${model.trafficPercent} % of requests`);
+  const texts = [];
+  if (model.trafficPercent !== null) texts.push(`${model.trafficPercent} % of requests`);
+  if (model.mirror?.percent) texts.push(`copies of ${model.mirror.percent} %`);
+  return texts.map((text) => [" ", h("span", { class: "tag" }, text)]);
 }
 
 export function column(server, model, name) {
@@ -50,7 +53,7 @@ class Row {
     const trend = (label, name, ...more) => h("td", { class: "wide", "data-label": label }, h("div", { class: "trend" }, h("span", { class: "figure" }, texts[name], more), sparks[name].node));
     this.detail = h("small");
     this.node = h("tr", {},
-      h("th", { scope: "row" }, h("a", { href: href("model", model) }, model.name), " ", h("span", { class: "tag" }, model.version), model.isDefault ? null : [" ", h("span", { class: "tag" }, "not default")], traffic(model) && [" ", traffic(model)], this.detail),
+      h("th", { scope: "row" }, h("a", { href: href("model", model) }, model.name), " ", h("span", { class: "tag" }, model.version), model.isDefault ? null : [" ", h("span", { class: "tag" }, "not default")], traffic(model), this.detail),
       h("td", { class: "state" }, this.state),
       cell("Workers", texts.workers), cell("Queued", texts.waiting),
       trend("Requests/s", "requests"), trend("Latency", "p50", h("small", {}, "p99 ", texts.p99)), trend("Errors/s", "errors"),
@@ -116,7 +119,7 @@ export class Overview {
   updateRows(models) {
     const names = new Set();
     for (const model of models) {
-      const name = `${model.name}/${model.version}/${model.isDefault}/${model.trafficPercent}`;
+      const name = `${model.name}/${model.version}/${model.isDefault}/${model.trafficPercent}/${model.mirror?.percent}`;
       names.add(name);
       if (!this.rows.has(name)) this.rows.set(name, new Row(model));
       this.rows.get(name).update(this.server, model);

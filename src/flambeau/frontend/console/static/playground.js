@@ -1,5 +1,5 @@
 // Playground: asks a model with the form that fits it, and shows the answer and how to ask for it in code.
-import { call, duration, failure, h, hasKey, headers, bytes as size, replace, tabs } from "/console/elements.js";
+import { call, duration, failure, h, hasKey, headers, bytes as size, problem, replace, tabs } from "/console/elements.js";
 import { authorization, client, python, quoted, snippets } from "/console/snippets.js";
 import { answerTo, heatMap } from "/console/answers.js";
 import { timeline } from "/console/charts.js";
@@ -48,14 +48,21 @@ export class Playground {
       replace(this.choice, model ? null : h("option", { value: "" }, this.name || "none"), models.map((one) => h("option", { value: value(one) }, versions(one) > 1 ? `${one.name} ${one.version}` : one.name)));
       this.choice.value = model ? value(model) : "";
     }
-    const shape = model ? JSON.stringify([model.name, model.version, model.abilities, model.inputs, model.example]) : "none";
+    const shape = model ? JSON.stringify([model.name, model.version, model.abilities, model.inputs, model.example, this.waits(model)]) : "none";
     if (shape === this.shape) return;
     this.shape = shape;
     if (!model) replace(this.body, h("div", { class: "empty" }, h("p", {}, h("b", {}, this.name ? `${this.name} is not registered.` : "No model is registered.")), h("p", {}, h("a", { href: "#/" }, "All models"))));
+    else if (this.waits(model)) replace(this.body, h("div", { class: "empty" }, h("p", {}, h("b", {}, `${model.name} is loading.`)), h("p", {}, "Its form appears when it is ready.")));
     else this.make(model);
   }
 
+  // Nobody knows the form of a model before its first load; a form that is shown stays, with what was typed.
+  waits({ name, version, state, abilities, example }) {
+    return state === "loading" && !abilities.length && !example && this.made !== `${name}/${version}`;
+  }
+
   make(model) {
+    this.made = `${model.name}/${model.version}`;
     const origin = () => this.server.state.inference || location.origin;
     const make = (form) => () => (form === "Chat" ? new Chat(model, origin) : form === "Similarity" ? new Similarity(model, origin) : new Ask(model, form, origin)).node;
     replace(this.body, tabs("Kind of request", Object.fromEntries(formsOf(model).map((form) => [form, make(form)]))).node);
@@ -121,13 +128,13 @@ class Ask {
       const response = await fetch(`/console/${path}`, { method: "POST", headers: headers({ "content-type": type }), body });
       const blob = await response.blob();
       const took = performance.now() - began;
+      replace(this.code, snippets(this.examples(path, type)));
       if (!response.ok) throw failure(response.status, await blob.text());
       const shown = await answerTo(blob, response.headers.get("content-type") || "", this.file, this.model);
       const parts = timesIn(response.headers.get("server-timing") || "");
       replace(this.answer, shown, h("p", { class: "took" }, `${response.status}, ${duration(took)}, ${size(blob.size)}`), parts.length ? timeline(parts, duration) : null);
-      replace(this.code, snippets(this.examples(path, type)));
     } catch (error) {
-      replace(this.answer, h("p", { class: "problem" }, error.status ? `${error.status}: ${error.message}` : error.message));
+      replace(this.answer, problem(error));
     }
     this.answer.classList.remove("waits");
     this.send.disabled = false;

@@ -109,7 +109,7 @@ class CpuBackend:
 
     @torch.inference_mode()
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
-        if self._network is not None and inputs.images is None:  # of which the kernels know nothing
+        if self._network is not None and inputs.media is None:  # of which the kernels know nothing
             return self._network.run(inputs, rows_N)
         return self._eager.prefill(inputs, rows_N)
 

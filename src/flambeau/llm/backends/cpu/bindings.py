@@ -89,6 +89,7 @@ class CExperts(ctypes.Structure):
         ("jitter", c_float),
         ("scales", c_void_p),
         *((name, CMatrix) for name in ("latent_in", "latent_out")),
+        ("late_limit", c_float),
     )
 
 
@@ -99,6 +100,9 @@ RECURRENT_KINDS = (
     "delta_net",
     "kimi_delta",
     "lightning",
+    "gated",
+    "rwkv",
+    "channel_mix",  # the feed-forward layers of RWKV, which have a state, too
 )  # in the order of csrc/recurrent.h
 
 
@@ -118,6 +122,12 @@ class CRecurrence(ctypes.Structure):
         *((name, c_float) for name in ("lowest_log_decay", "query_scale")),
         *((name, c_int64) for name in ("activates", "half")),
         *((name, c_void_p) for name in ("cos", "sin")),
+        *((name, POINTER(CMatrix)) for name in ("input_gates", "decay_gates")),
+        ("input_bias", c_void_p),
+        ("activation", c_int64),
+        ("begun", c_void_p),
+        *((name, c_void_p) for name in ("key_share", "value_share", "receptance_share")),
+        *((name, c_void_p) for name in ("denominators", "log_factors")),
     )
 
 
@@ -160,6 +170,17 @@ class CAltUp(ctypes.Structure):
     )
 
 
+class CSharedBlock(ctypes.Structure):
+    """A block that layers share, with what one of them changes: `SharedBlock`."""
+
+    _fields_ = (
+        *((name, CNorm) for name in ("input_norm", "mlp_norm")),
+        *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, CMatrix) for name in ("query_down", "query_up", "key_down", "key_up", "value_down", "value_up")),
+        *((name, CMatrix) for name in ("gate_down", "gate_widen", "projection")),
+    )
+
+
 class CLayer(ctypes.Structure):
     """The weights and the cache of one layer: `Layer`."""
 
@@ -190,6 +211,9 @@ class CLayer(ctypes.Structure):
         ("cuts_gates", c_int64),
         *((name, c_float) for name in ("gate_threshold", "cos_factor", "sin_factor")),
         ("inverse", c_void_p),
+        ("channel_mix", POINTER(CRecurrence)),
+        ("block", POINTER(CSharedBlock)),
+        ("mlp_limit", c_float),
     )
 
 
@@ -228,6 +252,9 @@ class CNetwork(ctypes.Structure):
         ("own_rows", CMatrix),
         *((name, c_int64) for name in ("num_streams", "active_stream")),
         *((name, POINTER(CMatrix)) for name in ("stream_projections", "stream_unembeddings")),
+        ("head_layer", CMatrix),
+        ("head_layer_norm", CNorm),
+        ("head_activation", c_int64),
     )
 
 

@@ -51,13 +51,16 @@ def variant(name: str, flags: str, features: str) -> Variant:
 
 AVX2 = "avx2 fma f16c bmi1 bmi2 movbe abm"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+BFLOAT16 = f"{AVX512} avx512_vnni avx512_bf16"
+BFLOAT16_FLAGS = "-march=x86-64-v4 -mavx512vnni -mavx512bf16"
 VARIANTS = {  # by machine, the fastest first
     "x86_64": (
         variant(
-            "x86-64-v4-vnni-bf16",
-            "-march=x86-64-v4 -mavx512vnni -mavx512bf16",
-            f"{AVX512} avx512_vnni avx512_bf16",
+            "x86-64-v4-amx",
+            f"{BFLOAT16_FLAGS} -mamx-tile -mamx-bf16 -mamx-int8",
+            f"{BFLOAT16} amx_tile amx_bf16 amx_int8",
         ),
+        variant("x86-64-v4-vnni-bf16", BFLOAT16_FLAGS, BFLOAT16),
         variant("x86-64-v4-vnni", "-march=x86-64-v4 -mavx512vnni", f"{AVX512} avx512_vnni"),
         variant("x86-64-v4", "-march=x86-64-v4", AVX512),
         variant("x86-64-v3", "-march=x86-64-v3", AVX2),

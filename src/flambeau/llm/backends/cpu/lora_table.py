@@ -133,6 +133,8 @@ def matrix_names(arch: Architecture, layer: int) -> tuple[str, str, str, str, st
         query = "self_attn.q_b_proj" if arch.query_latent_size else "self_attn.q_proj"
     names = query, "self_attn.o_proj"
     latent = "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"
+    if arch.recurrence is not None and arch.recurrence.kind == "rwkv":
+        return *names, "", "", *latent  # adapters of what mixes channels are not known
     if arch.has_experts(layer):
         return *names, "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj", *latent
     return *names, "mlp.gate_up_proj" if arch.has_gate else "mlp.up_proj", "mlp.down_proj", *latent

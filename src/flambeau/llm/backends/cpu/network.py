@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from flambeau.llm.adapters.adapter_store import AdapterStore
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS, choose_attention
 from flambeau.llm.backends.cpu.bindings import RECURRENT_KINDS, CTokens, index_pointers, kernels
+from flambeau.llm.backends.cpu.expert_pointers import ROUTER_KINDS
 from flambeau.llm.backends.cpu.lora_table import LoraTable
-from flambeau.llm.backends.cpu.network_pointers import ROUTER_KINDS, NetworkPointers
+from flambeau.llm.backends.cpu.network_pointers import NetworkPointers
 from flambeau.llm.backends.cpu.packed_experts import PackedStack, can_pack
 from flambeau.llm.backends.cpu.packed_linear import INT8_GROUP, LANES, PackedLinear, pack_floats, pack_quantized
 from flambeau.llm.backends.cpu.recurrence_pointers import other_parts
@@ -33,6 +34,7 @@ from flambeau.llm.models.latent_attention import LatentAttention, LatentUp
 from flambeau.llm.models.moe import Experts, SharedExpert, SparseMLP
 from flambeau.llm.models.recurrent import Mixer
 from flambeau.llm.models.rope import Rotation
+from flambeau.llm.models.shared_blocks import BlockAdapter, BlockAdapters, SharedBlock
 from flambeau.llm.models.transformer import Transformer, is_unmodified
 from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear, JoinedLinear
@@ -100,8 +102,7 @@ EXTRAS = frozenset(
         "embedding_norm",
         "scales_expert_inputs",
         "expert_bias",
-        "swiglu_limit",
-        "swiglu_alpha",
+        "gate_limits",
         "shared_expert_size",
         "expert_latent_size",
         "gates_shared_expert",
@@ -127,6 +128,14 @@ EXTRAS = frozenset(
         "mlp_scales",
         "gates_attention",
         "head_bias",
+        "has_first_norm",
+        "head_layer",
+        "head_layer_bias",
+        "tied_bias",
+        "block_layers",
+        "num_blocks",
+        "adapter_rank",
+        "adapts_attention",
     }
 )
 OF_HEADS = frozenset({"attention_gate", "has_sinks", "shapes", "shared_keys"})  # not known in attention over latents
@@ -269,10 +278,15 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm_places")
     if arch.indexer is not None and (arch.unrotated_layers or not is_known_indexer(arch)):
         unknown.add("indexer")
+    if arch.latent_size and any(arch.windows):
+        unknown.add("windows")
     if arch.num_streams and not arch.layer_input_size:
         unknown.add("num_streams")
     if arch.inner_norms and (arch.shared_keys or not arch.has_gate):
         unknown.add("inner_norms")
+    limits = arch.gate_limits
+    if limits is not None and limits.kind != "activated" and not limits.is_swiglu_of_experts:
+        unknown.add("gate_limits")
     if arch.value_size and not arch.latent_size:
         unknown.add("value_size")
     if arch.norm_places == "stream" and (arch.dense_layers or arch.shared_expert_size or not arch.num_experts):
@@ -318,7 +332,8 @@ def can_attend(arch: Architecture, rotation: Rotation, cache: KVCache) -> bool:
 def has_known_layers(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> bool:
     """Whether all modules are those that the kernels replace, or of other classes that the caller knows."""
     parts_of_layers = (LatentAttention, LatentUp, Indexer, HeadWeights, AltUp, Laurel, Streams)
-    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *parts_of_layers, *others)
+    of_blocks = (SharedBlock, BlockAdapters, BlockAdapter, nn.ModuleDict)
+    known = (PackedLinear, JoinedLinear, *QUANTIZED_LAYERS, *SPARSE, *parts_of_layers, *of_blocks, *others)
     sparse = [module for module in model.modules() if isinstance(module, SparseMLP)]
     if not all(type(each.gate) is nn.Linear and can_pack(each.experts) for each in sparse):
         return False

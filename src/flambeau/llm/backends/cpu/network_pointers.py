@@ -3,63 +3,56 @@
 Weights are expanded where that saves the kernels a case: norms of queries and keys have weights for every head, layer
 norms always have biases, and ALiBi is a table.
 
-Shapes: H heads · P places · E hidden · O outputs · I inputs · N experts
+Shapes: H heads · P places · E hidden
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flambeau.llm.backends.cpu.attention import CACHE_KINDS
+from flambeau.llm.backends.cpu.attention_pointers import fill_rotation, indexer_of, latent_of, qk_norm_of
 from flambeau.llm.backends.cpu.bindings import (
     ACTIVATIONS,
-    KINDS,
     CAltUp,
-    CExperts,
-    CIndexer,
-    CLatentAttention,
     CLayer,
     CMatrix,
     CNetwork,
     CNorm,
+    CSharedBlock,
 )
-from flambeau.llm.backends.cpu.packed_experts import LEAVES, packed_stack
-from flambeau.llm.backends.cpu.packed_linear import PANEL, pack_floats, packed
-from flambeau.llm.backends.cpu.recurrence_pointers import recurrence_of
+from flambeau.llm.backends.cpu.expert_pointers import experts_of, feed_forward_of
+from flambeau.llm.backends.cpu.recurrence_pointers import channel_mix_of, recurrence_of
+from flambeau.llm.backends.cpu.weight_pointers import WeightPointers, norm_weights
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.altup import AltUp, Laurel, Streams
-from flambeau.llm.models.architecture import Architecture, RouterKind
+from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
-from flambeau.llm.models.decoder_layers import AltUpLayer, ExpertNormLayer, FeedForwardLayer, RecurrentLayer
+from flambeau.llm.models.decoder_layers import (
+    AltUpLayer,
+    BlockLayer,
+    ExpertNormLayer,
+    FeedForwardLayer,
+    PostNormRecurrentLayer,
+    RecurrentLayer,
+)
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.models.families.layer_sizes import GateKind
-from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, PlainMLP, XieluMLP
-from flambeau.llm.models.indexer import Indexer
+from flambeau.llm.models.feed_forward import CutMLP, MixedMLP, XieluMLP
 from flambeau.llm.models.latent_attention import LatentAttention
 from flambeau.llm.models.layer_inputs import LayerInputs
-from flambeau.llm.models.moe import Experts, SparseMLP
-from flambeau.llm.models.norms import PlainRMSNorm, RMSNorm
+from flambeau.llm.models.moe import SparseMLP
+from flambeau.llm.models.receptance import ChannelMix
 from flambeau.llm.models.rope import Rotation, query_scale
+from flambeau.llm.models.shared_blocks import SharedBlock
 from flambeau.llm.models.transformer import Decoder
-from flambeau.llm.quantize.groups import JoinedLinear
 
-ROUTER_KINDS: dict[RouterKind, int] = {  # as in csrc/experts.h
-    "softmax": 0,
-    "grouped_softmax": 0,
-    "biased_softmax": 0,
-    "biased_sigmoid": 1,
-    "sigmoid": 2,
-    "wide_sigmoid": 2,
-    "late_sigmoid": 2,
-    "sparse_mixer": 3,
-}
 GATES: tuple[GateKind | None, ...] = (  # as in csrc/network.h
     None,
     "sigmoid",
@@ -67,15 +60,15 @@ GATES: tuple[GateKind | None, ...] = (  # as in csrc/network.h
     "sigmoid_per_head",
     "softplus_per_head",
 )
-GROUPED = ("grouped_softmax", "biased_sigmoid")  # the routers to which groups of experts make a difference
 
 
-class NetworkPointers:
+class NetworkPointers(WeightPointers):
     """Structures that point to weights and caches, which are kept alive with them."""
 
     def __init__(self, cache: KVCache, *, packs_float32: bool) -> None:
-        self._cache, self._packs_float32 = cache, packs_float32
-        self._references: list[Any] = [cache]
+        super().__init__(packs_float32=packs_float32)
+        self._cache = cache
+        self.keep(cache)
         self._query_scales: int | None = None
 
     def network(
@@ -89,138 +82,191 @@ class NetworkPointers:
         recorded: tuple[int, ...],
     ) -> CNetwork:
         """A network of these layers; without the other parts of a decoder, hidden states are its input."""
-        made = [self._layer(arch, layer, rotation, i) for i, layer in enumerate(layers)]
-        self._references.append(array := (CLayer * len(made))(*made))
-        embedding, rows, dtype = None, CMatrix(), torch.float32
-        if body is not None and isinstance(body.embed_tokens, RowEmbedding):
-            rows, dtype = self.matrix(body.embed_tokens.rows), body.embed_tokens.dtype
-        elif body is not None:
-            embedding = body.embed_tokens.weight
-            dtype = embedding.dtype
-        own = dtype if body is None else getattr(body.embed_tokens, "dtype", dtype)  # the network's
+        blocks: Any = getattr(body, "blocks", None) or ()
+        made = [self._layer(arch, layer, rotation, i, blocks) for i, layer in enumerate(layers)]
+        self.keep(array := (CLayer * len(made))(*made))
         biases_HP = place_biases(arch)
-        made_network = CNetwork(
-            arch.hidden_size,
-            arch.num_heads,
-            arch.num_kv_heads,
-            arch.head_size,
-            arch.rotary_size or arch.head_size,
-            self._cache.block_size,
-            len(made),
-            max(*map(arch.intermediate_size_of, range(arch.num_layers)), arch.expert_size, arch.shared_expert_size),
-            arch.num_experts,
-            ACTIVATIONS.index(arch.activation),
-            arch.has_gate,
-            CACHE_KINDS[self._cache.keys[0].dtype],
-            CACHE_KINDS[dtype],
-            arch.is_parallel,
-            arch.wide_qk_norm,
-            arch.late_qk_norm or arch.rotated_qk_norm,
-            array,
-            self.pointer(embedding),
-            self.pointer(None if body is None else learned_positions(body, arch)),
-            self._norm(getattr(body, "embed_norm", None)),
-            self._norm(getattr(body, "norm", None)),
-            head,
-            arch.norm_epsilon,
-            attention_scale(arch),
-            arch.attention_softcap or 0.0,
-            self.pointer(biases_HP),
-            0 if biases_HP is None else biases_HP.shape[1],
-            arch.clip_qkv or 0.0,
-            float(torch.tensor(arch.embedding_scale, dtype=own)),  # rounded as the network's numbers are
-            arch.residual_scale,
-            arch.logit_scale,
-            arch.logit_softcap or 0.0,
-            self.pointer(torch.tensor(recorded, dtype=torch.int64)),
-            len(recorded),
-            rows,
-            arch.gates_attention,
-            arch.attention_input_scale,
-            arch.stream_scales[0][1] if arch.stream_scales else arch.attention_output_scale,
-            *arch.mlp_scales,
-            *(self._projection(body, name) for name in ("project_in", "project_out")),
-            GATES.index(arch.attention_gate),
-            *self._own_embeddings(getattr(body, "layer_inputs", None), own),
+        network = CNetwork(
+            hidden=arch.hidden_size,
+            heads=arch.num_heads,
+            kv_heads=arch.num_kv_heads,
+            head_size=arch.head_size,
+            rotary_size=arch.rotary_size or arch.head_size,
+            block_size=self._cache.block_size,
+            num_layers=len(made),
+            intermediate=max(
+                *map(arch.intermediate_size_of, range(arch.num_layers)), arch.expert_size, arch.shared_expert_size
+            ),
+            max_experts=arch.num_experts,
+            activation=ACTIVATIONS.index(arch.activation),
+            has_gate=arch.has_gate,
+            cache_kind=CACHE_KINDS[self._cache.keys[0].dtype],
+            is_parallel=arch.is_parallel,
+            wide_qk_norm=arch.wide_qk_norm,
+            late_qk_norm=arch.late_qk_norm or arch.rotated_qk_norm,
+            layers=array,
+            head=head,
+            epsilon=arch.norm_epsilon,
+            scale=attention_scale(arch),
+            softcap=arch.attention_softcap or 0.0,
+            biases=self.pointer(biases_HP),
+            num_places=0 if biases_HP is None else biases_HP.shape[1],
+            clip=arch.clip_qkv or 0.0,
+            residual_scale=arch.residual_scale,
+            logit_scale=arch.logit_scale,
+            logit_softcap=arch.logit_softcap or 0.0,
+            recorded=self.pointer(torch.tensor(recorded, dtype=torch.int64)),
+            num_recorded=len(recorded),
+            gates_attention=arch.gates_attention,
+            attention_input_scale=arch.attention_input_scale,
+            attention_output_scale=arch.stream_scales[0][1] if arch.stream_scales else arch.attention_output_scale,
+            gate_scale=arch.mlp_scales[0],
+            mlp_output_scale=arch.mlp_scales[1],
+            attention_gate=GATES.index(arch.attention_gate),
         )
-        table = getattr(getattr(body, "layer_inputs", None), "embed_tokens", None)
+        if body is not None:
+            self._add_ends(network, arch, body)
+        return network
+
+    def _add_ends(self, made: CNetwork, arch: Architecture, body: Decoder) -> None:
+        """What is before the layers, and after them."""
+        table = body.embed_tokens
         if isinstance(table, RowEmbedding):
-            made_network.own_rows = self.matrix(table.rows)
-        if (streams := getattr(body, "streams", None)) is not None:
-            self._add_streams(made_network, arch, streams)
-        return made_network
+            made.embedding_rows, dtype = self.matrix(table.rows), table.dtype
+        else:
+            made.embedding, dtype = self.pointer(table.weight), table.weight.dtype
+        made.embedding_kind = CACHE_KINDS[dtype]
+        own = getattr(table, "dtype", dtype)  # the network's
+        made.embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=own))  # rounded as its numbers are
+        made.positions = self.pointer(learned_positions(body, arch))
+        made.embedding_norm, made.last_norm = self.norm(body.embed_norm), self.norm(getattr(body, "norm", None))
+        if body.project_in is not None and body.project_out is not None:
+            made.project_in, made.project_out = map(self.matrix, (body.project_in, body.project_out))
+        made.head = self._with_bias(made.head, body.head_bias)
+        if body.head_layer is not None:
+            made.head_layer, made.head_layer_norm = self.matrix(body.head_layer.dense), self.norm(body.head_layer.norm)
+            made.head_activation = ACTIVATIONS.index(arch.head_layer)
+        if body.layer_inputs is not None:
+            self._add_own_embeddings(made, body.layer_inputs, own)
+        if isinstance(body.streams, Streams):
+            self._add_streams(made, arch, body.streams)
+
+    def _with_bias(self, head: CMatrix, bias: Tensor | None) -> CMatrix:
+        """A last layer whose weights are those of embeddings, with its own biases."""
+        if bias is None:
+            return head
+        parts, at = [head], 0
+        while parts[-1].next:
+            parts.append(CMatrix.from_address(parts[-1].next))
+        made, biases = [CMatrix.from_buffer_copy(part) for part in parts], bias.detach().float().contiguous()
+        self.keep(parts, made, biases)
+        for part, following in zip(made, [*made[1:], None], strict=True):
+            part.bias, at = biases[at:].data_ptr(), at + part.width
+            part.next = None if following is None else ctypes.addressof(following)
+        return made[0]
+
+    def _add_own_embeddings(self, made: CNetwork, inputs: LayerInputs, dtype: torch.dtype) -> None:
+        """The embeddings that each layer has of its own."""
+        table = inputs.embed_tokens
+        if isinstance(table, RowEmbedding):
+            made.own_rows, made.own_kind = self.matrix(table.rows), CACHE_KINDS[torch.float32]
+        else:
+            made.own_embedding, made.own_kind = self.pointer(table.weight), CACHE_KINDS[table.weight.dtype]
+        made.own_size, made.own_vocab = inputs.size, inputs.num_own
+        made.own_projection, made.own_norm = self.matrix(inputs.projection), self.norm(inputs.norm)
+        made.own_scale = float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers
+        made.own_projection_scale = inputs.projection_scale
 
     def _add_streams(self, made: CNetwork, arch: Architecture, streams: Streams) -> None:
         made.num_streams, made.active_stream = arch.num_streams, arch.active_stream
         sides = [[*map(self.matrix, layers)] for layers in (streams.projections, streams.unembed_projections)]
         made.stream_projections, made.stream_unembeddings = arrays = [(CMatrix * len(side))(*side) for side in sides]
-        self._references += arrays
+        self.keep(*arrays)
 
-    def _own_embeddings(self, inputs: LayerInputs | None, dtype: torch.dtype) -> Iterator[Any]:
-        """The embeddings that each layer has of its own."""
-        if inputs is None:
-            return
-        table = inputs.embed_tokens
-        weight = None if isinstance(table, RowEmbedding) else table.weight
-        kind = torch.float32 if weight is None else weight.dtype
-        yield from (self.pointer(weight), CACHE_KINDS[kind], inputs.size, inputs.num_own)
-        yield from (self.matrix(inputs.projection), self._norm(inputs.norm))
-        yield float(torch.tensor(inputs.embedding_scale, dtype=dtype))  # rounded as the network's numbers are
-        yield inputs.projection_scale
-
-    def _projection(self, body: Decoder | None, name: str) -> CMatrix:
-        layer = getattr(body, name, None)
-        return CMatrix() if layer is None else self.matrix(layer)
-
-    def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int) -> CLayer:
+    def _layer(self, arch: Architecture, layer: Any, rotation: Rotation, number: int, blocks: Any) -> CLayer:
         attention, mlp, mixer = (getattr(layer, name, None) for name in ("self_attn", "mlp", "mixer"))
-        made = CLayer(*(self._norm(getattr(layer, name, None)) for name in norm_names(arch, layer)), output_scale=1.0)
+        made = CLayer(*(self.norm(getattr(layer, name, None)) for name in norm_names(arch, layer)), output_scale=1.0)
         own = arch.of_layer(number)
         made.heads, made.kv_heads, made.head_size = own.num_heads, own.num_kv_heads, own.head_size
         made.rotary_size = own.rotary_size or own.head_size
+        if (limit := arch.mlp_limit(number)) is not None:
+            made.mlp_limit = limit.size  # of activated gates: others are not known
         self._layer_parts(made, layer)
         if attention is not None and attention.is_tempered and arch.temperature_length:
             made.query_scales = self._scales_of_queries(arch)
+        if attention is not None:
+            fill_rotation(made, rotation, attention, self)
+            made.out = self.matrix(attention.o_proj)
         if isinstance(attention, LatentAttention):
-            self._rotate(made, rotation, attention)
-            made.out, made.keys = self.matrix(attention.o_proj), self.pointer(self._cache.keys[number])
-            made.latent = ctypes.pointer(latent := self._latent(attention))
-            latent.num_chosen = 0 if arch.indexer is None else arch.indexer.num_chosen
-            if attention.indexer is not None:
-                latent.indexer = ctypes.pointer(self._indexer(attention.indexer, self._cache.index_keys[number]))
+            self._add_latent(made, arch, attention, number)
         elif attention is not None:
-            cache = self._cache
-            made.qk_norm = self._qk_norm(attention)
-            self._rotate(made, rotation, attention)
-            made.qkv, made.out = map(self.matrix, (attention.qkv_proj, attention.o_proj))
-            source = arch.key_layer(number)
-            made.has_shared_keys, made.attention_scale = source != number, attention.scale
-            made.keys, made.values = map(self.pointer, (cache.keys[source], cache.values[source]))
-            if attention.normalizes_values:
-                made.value_norm = CNorm(self.pointer(torch.ones(own.head_size)))
-            if attention.gate is not None:
-                made.attention_gate = self.matrix(attention.gate_proj)
-            made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
-            made.attention_inner_norm = self._norm(attention.inner_norm)
-            made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
+            self._add_heads(made, arch, attention, number)
         if isinstance(mlp, SparseMLP):
-            made.experts = self._experts(mlp)
+            made.experts = experts_of(mlp, self)
+        elif isinstance(mlp, ChannelMix):
+            mixing = channel_mix_of(mlp, self._cache.states.layers[mlp.layer], self)
+            self.keep(mixing)
+            made.channel_mix = ctypes.pointer(mixing)
         elif mlp is not None:
-            made.gate_up, made.down = self._feed_forward(mlp)
-            made.mlp_inner_norm = self._norm(getattr(mlp, "inner_norm", None))
+            made.gate_up, made.down = feed_forward_of(mlp, self)
+            made.mlp_inner_norm = self.norm(getattr(mlp, "inner_norm", None))
         if isinstance(mlp, XieluMLP):
             made.positive, made.negative, made.beta, made.epsilon = map(float, (*mlp.factors(), mlp.beta, mlp.eps))
         if arch.norm_places == "sum":
-            made.attention_sum_norm = self._norm(layer.input_layernorm)
-            made.mlp_sum_norm = self._norm(layer.post_attention_layernorm)
+            made.attention_sum_norm = self.norm(layer.input_layernorm)
+            made.mlp_sum_norm = self.norm(layer.post_attention_layernorm)
         if arch.norm_places == "stream":
             made.stream_attention, made.stream_mlp = layer.scales[0][0], layer.scales[1][0]
             made.experts.contents.weight_scale *= layer.scales[1][1]
         if mixer is not None:
             recurrence = recurrence_of(mixer, self._cache.states.layers[number], rotation, self)
-            self._references.append(recurrence)
+            self.keep(recurrence)
             made.recurrence = ctypes.pointer(recurrence)
+        if isinstance(layer, BlockLayer):
+            block = blocks[arch.block_layers.index(number) % len(blocks)]
+            fill_rotation(made, rotation, block, self)
+            made.keys, made.values = (self.pointer(side[number]) for side in (self._cache.keys, self._cache.values))
+            made.attention_scale = block.options.scale
+            made.block = ctypes.pointer(self._block(layer, block))
         return made
+
+    def _block(self, layer: BlockLayer, block: SharedBlock) -> CSharedBlock:
+        """A block of attention that layers share, as this one uses it."""
+        made = CSharedBlock(
+            *(self.norm(norm) for norm in (block.input_layernorm, block.pre_feedforward_layernorm)),
+            *map(self.matrix, (block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj)),
+            projection=self.matrix(layer.linear),
+        )
+        made.gate_down, made.gate_widen = map(self.matrix, layer.adapters.gate_up)
+        adapters: Any = layer.adapters.qkv
+        if adapters:
+            made.query_down, made.query_up = map(self.matrix, adapters["q"])
+            made.key_down, made.key_up = map(self.matrix, adapters["k"])
+            made.value_down, made.value_up = map(self.matrix, adapters["v"])
+        self.keep(made)
+        return made
+
+    def _add_latent(self, made: CLayer, arch: Architecture, attention: LatentAttention, number: int) -> None:
+        """Attention to latents."""
+        made.keys = self.pointer(self._cache.keys[number])
+        made.latent = ctypes.pointer(latent := latent_of(attention, self))
+        latent.num_chosen = 0 if arch.indexer is None else arch.indexer.num_chosen
+        if attention.indexer is not None:
+            latent.indexer = ctypes.pointer(indexer_of(attention.indexer, self._cache.index_keys[number], self))
+
+    def _add_heads(self, made: CLayer, arch: Architecture, attention: Attention, number: int) -> None:
+        """Attention to keys and values, which may be those of another layer."""
+        source = arch.key_layer(number)
+        made.qkv, made.qk_norm = self.matrix(attention.qkv_proj), qk_norm_of(attention, self)
+        made.has_shared_keys, made.attention_scale = source != number, attention.scale
+        made.keys, made.values = map(self.pointer, (self._cache.keys[source], self._cache.values[source]))
+        if attention.normalizes_values:
+            made.value_norm = CNorm(self.pointer(torch.ones(attention.head_size)))
+        if attention.gate is not None:
+            made.attention_gate = self.matrix(attention.gate_proj)
+        made.window, made.chunk = arch.window(number) or 0, arch.chunk(number) or 0
+        made.attention_inner_norm = self.norm(attention.inner_norm)
+        made.sinks = self.pointer(None if attention.sinks is None else attention.sinks.detach().float())
 
     def _scales_of_queries(self, arch: Architecture) -> int | None:
         """A table for all layers: it has a number for each place."""
@@ -233,7 +279,7 @@ class NetworkPointers:
         """What layers of Gemma 3n and 4 have beside attention and the feed-forward layer."""
         if (inputs := getattr(layer, "layer_input", None)) is not None:
             made.input_gate, made.input_projection = self.matrix(inputs.gate), self.matrix(inputs.projection)
-            made.input_norm = self._norm(inputs.norm)
+            made.input_norm = self.norm(inputs.norm)
         if isinstance(layer, AltUpLayer):
             made.altup = ctypes.pointer(self._altup(layer.altup, layer.laurel))
         if isinstance(mlp := getattr(layer, "mlp", None), CutMLP):
@@ -242,9 +288,9 @@ class NetworkPointers:
         if (scale := getattr(layer, "layer_scale", None)) is not None:
             made.output_scale = float(scale)
         if isinstance(mlp, MixedMLP):
-            made.experts = self._experts(mlp.sparse)
-            made.dense_norm, made.sparse_norm = self._norm(mlp.dense_norm), self._norm(mlp.sparse_norm)
-            made.expert_norm = self._norm(mlp.expert_norm)
+            made.experts = experts_of(mlp.sparse, self)
+            made.dense_norm, made.sparse_norm = self.norm(mlp.dense_norm), self.norm(mlp.sparse_norm)
+            made.expert_norm = self.norm(mlp.expert_norm)
             weight, _ = norm_weights(mlp.router_norm)
             made.router_norm = CNorm(self.pointer(weight * mlp.router_scale))
 
@@ -252,175 +298,13 @@ class NetworkPointers:
         layers = altup.modality_router, altup.prediction_coefs, altup.correction_coefs
         made = CAltUp(
             *map(self.matrix, layers),
-            self._norm(altup.router_norm),
+            self.norm(altup.router_norm),
             self.pointer(altup.correct_output_scale.detach().float()) if altup.scales else None,
             *map(self.matrix, (laurel.linear_left, laurel.linear_right)),
-            self._norm(laurel.norm),
+            self.norm(laurel.norm),
         )
-        self._references.append(made)
+        self.keep(made)
         return made
-
-    def _latent(self, attention: LatentAttention) -> CLatentAttention:
-        has_latent = attention.has_query_latent
-        to_keys_HNR, to_values_HVR = attention.kv_b_proj.parts()
-        made = CLatentAttention(
-            query_down=self.matrix(attention.q_a_proj) if has_latent else CMatrix(),
-            query_up=self.matrix(attention.q_b_proj if has_latent else attention.q_proj),
-            latent=self.matrix(attention.kv_a_proj_with_mqa),
-            query_norm=self._norm(attention.q_a_layernorm) if has_latent else CNorm(),
-            latent_norm=self._norm(attention.kv_a_layernorm),
-            to_keys=self._head_matrices(to_keys_HNR.transpose(1, 2)),
-            to_values=self._head_matrices(to_values_HVR),
-            latent_size=attention.latent_size,
-            rotary_size=attention.rotary_size,
-            unrotated_size=attention.unrotated_size,
-            value_size=attention.kv_b_proj.value_size,
-            is_paired=attention.is_paired,
-            epsilon=attention.kv_a_layernorm.epsilon,
-            head_gate=CMatrix() if attention.gate_proj is None else self.matrix(attention.gate_proj),
-        )
-        self._references.append(made)
-        return made
-
-    def _indexer(self, indexer: Indexer, keys: Tensor) -> CIndexer:
-        shape = indexer.shape
-        made = CIndexer(
-            query_up=self.matrix(indexer.wq_b),
-            key=self.matrix(indexer.wk),
-            weights=self._plain(indexer.weights_proj.weight),  # their scale makes no difference to the choice
-            key_norm=self._norm(indexer.k_norm),
-            keys=self.pointer(keys),
-            heads=shape.num_heads,
-            size=shape.head_size,
-            num_chosen=shape.num_chosen,
-            is_paired=shape.paired_rope,
-            epsilon=shape.key_epsilon,
-        )
-        self._references.append(made)
-        return made
-
-    def _head_matrices(self, weights_HOI: Tensor) -> Any:
-        """A matrix for each head; the outputs of each begin with a panel."""
-        heads, count, _ = weights_HOI.shape
-        padded = F.pad(weights_HOI.detach(), (0, 0, 0, -count % PANEL)).contiguous()
-        rows = pack_floats(padded.flatten(0, 1), packs_float32=self._packs_float32)
-        self._references += [rows, padded]
-        if rows is None:
-            made = [self._plain(padded[head, :count]) for head in range(heads)]
-        else:
-            made = [rows.part(head * padded.shape[1], count) for head in range(heads)]
-        self._references.append(array := (CMatrix * heads)(*made))
-        return array
-
-    def _feed_forward(self, mlp: Any) -> tuple[CMatrix, CMatrix]:
-        up = mlp.up_proj if isinstance(mlp, PlainMLP) else mlp.gate_up_proj
-        return self.matrix(up), self.matrix(mlp.down_proj)
-
-    def _experts(self, mlp: SparseMLP) -> Any:
-        experts, shared, shared_gate = mlp.experts, mlp.shared_expert, mlp.shared_expert_gate
-        weight, bias = mlp.gate.weight.float(), mlp.gate.bias
-        arrays = [(CMatrix * len(weight))(*self._expert_matrices(experts, leaf)) for leaf in LEAVES]
-        made = CExperts(
-            self._plain(weight, None if bias is None else bias.float()),
-            self.pointer(None if mlp.score_bias is None else mlp.score_bias.detach().float()),
-            *arrays,
-            *((CMatrix(), CMatrix()) if shared is None else self._feed_forward(shared)),
-            CMatrix() if shared_gate is None else self.matrix(shared_gate),
-            len(weight),
-            mlp.settings.num_chosen,
-            ROUTER_KINDS[mlp.router],
-            mlp.normalizes_experts,
-            ACTIVATIONS.index(experts.kind),
-            mlp.routed_scale,
-            experts.limit or 0.0,
-            experts.alpha,
-            mlp.settings.num_groups if mlp.router in GROUPED else 1,
-            mlp.settings.num_chosen_groups,
-            experts.scales_inputs,
-            mlp.settings.jitter,
-            self.pointer(None if mlp.expert_scales is None else mlp.expert_scales.detach().float()),
-        )
-        if mlp.fc1_latent_proj is not None and mlp.fc2_latent_proj is not None:
-            made.latent_in, made.latent_out = map(self.matrix, (mlp.fc1_latent_proj, mlp.fc2_latent_proj))
-        self._references += [*arrays, made]
-        return ctypes.pointer(made)
-
-    def _expert_matrices(self, experts: Experts, leaf: str) -> Iterator[CMatrix]:
-        weights, biases_NO = getattr(experts, leaf), getattr(experts, f"{leaf}_bias")
-        stack = packed_stack(weights, packs_float32=self._packs_float32)
-        self._references.append(stack)
-        for number in range(len(weights)):
-            matrix = stack.matrix(number) if stack is not None else self._plain(weights[number])
-            matrix.bias = self.pointer(None if biases_NO is None else biases_NO[number].detach().float())
-            yield matrix
-
-    def _plain(self, weight_OI: Tensor, bias: Tensor | None = None) -> CMatrix:
-        """Float32 weights as they are."""
-        pointers = self.pointer(weight_OI.detach()), self.pointer(None if bias is None else bias.detach())
-        return CMatrix(KINDS.index("plain"), *pointers, weight_OI.shape[1], len(weight_OI), 1)
-
-    def _norm(self, norm: Any) -> CNorm:
-        if norm is None or isinstance(norm, nn.Identity):
-            return CNorm()
-        weight, bias = norm_weights(norm)
-        return CNorm(self.pointer(weight), self.pointer(bias))
-
-    def _qk_norm(self, attention: Attention) -> CNorm:
-        """The weights of all heads of queries and keys, one after the other."""
-        if attention.normalizes_rotated:
-            return CNorm(self.pointer(torch.ones((attention.num_heads + attention.num_kv_heads) * attention.head_size)))
-        if attention.q_norm is None:
-            return CNorm()
-        sides = [(attention.q_norm, attention.num_heads)]
-        if attention.k_norm is not None:  # else keys are those of another layer
-            sides.append((attention.k_norm, attention.num_kv_heads))
-        parts = [(norm_weights(norm), count * attention.head_size) for norm, count in sides]
-        weight = torch.cat([repeated(weight, size) for (weight, _), size in parts])
-        biases = [repeated(bias, size) for (_, bias), size in parts if bias is not None]
-        return CNorm(self.pointer(weight), self.pointer(torch.cat(biases) if biases else None))
-
-    def _rotate(self, made: CLayer, rotation: Rotation, attention: Attention | LatentAttention) -> None:
-        """How a layer's heads are rotated: by tables, or by what these are computed from."""
-        if not attention.is_rotated:
-            return
-        is_local = isinstance(attention, Attention) and attention.is_local
-        own = rotation.local if is_local and rotation.local is not None else rotation
-        if own.has_tables:
-            made.cos, made.sin = self.pointer(own.cos), self.pointer(own.sin)
-            return
-        made.inverse = self.pointer(own.inverse)
-        made.cos_factor, made.sin_factor = own.factor, -own.factor if own.arch.reversed_rope else own.factor
-
-    def matrix(self, layer: Any) -> CMatrix:
-        """The structure of a layer; of joined ones, that of the first, which points to the next."""
-        if not isinstance(layer, JoinedLinear):
-            return self._single(layer)
-        bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
-        self._references.append(bias)
-        made: list[CMatrix] = []
-        for part in layer.parts:
-            matrix = self._single(part)
-            if bias is not None:
-                matrix.bias = bias[sum(before.width for before in made) :].data_ptr()
-            if made:
-                made[-1].next = ctypes.addressof(matrix)
-            made.append(matrix)
-        self._references += made
-        return made[0]
-
-    def _single(self, layer: Any) -> CMatrix:
-        one = packed(layer, packs_float32=self._packs_float32)
-        if one is not None:
-            self._references.append(one)
-            return one.matrix
-        return self._plain(layer.weight, layer.bias)
-
-    def pointer(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        tensor = tensor.contiguous()
-        self._references.append(tensor)
-        return tensor.data_ptr()
 
 
 def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str]:
@@ -431,7 +315,8 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         return "", "input_layernorm", "", ""
     if isinstance(layer, ExpertNormLayer):
         return "input_layernorm", "post_attention_layernorm", "", "post_feedforward_layernorm"
-    if arch.norm_places in ("before", "stream") or isinstance(layer, RecurrentLayer):
+    has_both = isinstance(layer, PostNormRecurrentLayer)
+    if arch.norm_places in ("before", "stream") or (isinstance(layer, RecurrentLayer) and not has_both):
         return "input_layernorm", "post_attention_layernorm", "", ""
     return (
         "input_layernorm",
@@ -439,24 +324,6 @@ def norm_names(arch: Architecture, layer: nn.Module) -> tuple[str, str, str, str
         "post_attention_layernorm",
         "post_feedforward_layernorm",
     )
-
-
-def norm_weights(norm: Any) -> tuple[Tensor, Tensor | None]:
-    """The weights of a norm in float32; a layer norm always has both."""
-    offset = getattr(norm, "offset", 0.0)
-    if isinstance(norm, PlainRMSNorm):
-        return torch.ones(norm.size), None
-    if isinstance(norm, RMSNorm):
-        return norm.weight.detach().float() + offset, None
-    weight = norm.weight.detach().float() + offset if norm.weight is not None else torch.ones(norm.size)
-    bias = getattr(norm, "bias", None)
-    return weight, torch.zeros_like(weight) if bias is None else bias.detach().float()
-
-
-def repeated(weight: Tensor, size: int) -> Tensor:
-    """So many weights, of heads that may share theirs."""
-    flat = weight.flatten()
-    return flat.repeat(size // len(flat))
 
 
 def attention_scale(arch: Architecture) -> float:

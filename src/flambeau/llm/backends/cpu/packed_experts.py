@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flambeau.llm.backends.cpu.bindings import CMatrix
+from flambeau.llm.backends.cpu.bindings import KINDS, CMatrix
 from flambeau.llm.backends.cpu.packed_linear import (
     FLOATS,
     PANEL,
@@ -53,6 +53,14 @@ class PackedStack(ExpertLayers):
 
     def multiply(self, expert: int, x: Tensor) -> Tensor:
         return multiply(self.matrix(expert), x)
+
+    def multiply_chosen(self, x_TAI: Tensor, chosen_TA: Tensor) -> Tensor:
+        rows = self.rows
+        kind, width = KINDS.index(rows.kind), rows.out_features // self.num_experts
+        y_TAO: Tensor = torch.ops.flambeau.packed_experts(
+            x_TAI, chosen_TA, rows.panels, self.num_experts, kind, width, rows.group_size
+        )
+        return y_TAO
 
 
 def pack_experts(model: nn.Module, *, packs_float32: bool) -> None:

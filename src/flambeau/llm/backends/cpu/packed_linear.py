@@ -123,6 +123,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, I] to […, O]."""
+        if torch.compiler.is_compiling():
+            return packed_product(self, x)
         return multiply(self.matrix, x)
 
 
@@ -134,6 +136,45 @@ def multiply(matrix: CMatrix, x: Tensor) -> Tensor:
     y = torch.empty(len(flat), matrix.width)
     library.flambeau_multiply(matrix, flat.data_ptr(), y.data_ptr(), len(flat), torch.get_num_threads())
     return y.to(x.dtype).view(*x.shape[:-1], matrix.width)
+
+
+def packed_product(layer: PackedLinear, x: Tensor) -> Tensor:
+    """What a packed layer gives, as an operator of a traced step."""
+    y: Tensor = torch.ops.flambeau.packed_linear(
+        x, layer.panels, layer.bias, KINDS.index(layer.kind), layer.out_features, layer.group_size
+    )
+    return y
+
+
+def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, kind: int, width: int, group: int) -> Tensor:
+    matrix = CMatrix(kind, panels.data_ptr(), None if bias is None else bias.data_ptr(), x.shape[-1], width, group)
+    return multiply(matrix, x)
+
+
+def packed_experts(
+    x_TAI: Tensor, chosen_TA: Tensor, panels: Tensor, num_experts: int, kind: int, width: int, group: int
+) -> Tensor:
+    """[T, A, I] to [T, A, O], each row by the weights of its own expert; `width` is O."""
+    rows, chosen, size = x_TAI.flatten(0, 1), chosen_TA.flatten(), x_TAI.shape[-1]
+    y = x_TAI.new_empty(len(rows), width)
+    each = panels.numel() // num_experts * panels.itemsize
+    for expert in torch.unique(chosen).tolist():
+        own = (chosen == expert).nonzero().squeeze(1)
+        y[own] = multiply(CMatrix(kind, panels.data_ptr() + expert * each, None, size, width, group), rows[own])
+    return y.view(*chosen_TA.shape, width)
+
+
+operators: Any = torch.library.Library("flambeau", "FRAGMENT")  # type: ignore[no-untyped-call]
+operators.define("packed_linear(Tensor x, Tensor panels, Tensor? bias, int kind, int width, int group) -> Tensor")
+operators.impl("packed_linear", packed_linear, "CPU")
+operators._register_fake("packed_linear", lambda x, panels, bias, kind, width, group: x.new_empty(*x.shape[:-1], width))
+operators.define(
+    "packed_experts(Tensor x, Tensor chosen, Tensor panels, int count, int kind, int width, int group) -> Tensor"
+)
+operators.impl("packed_experts", packed_experts, "CPU")
+operators._register_fake(
+    "packed_experts", lambda x, chosen, panels, count, kind, width, group: x.new_empty(*x.shape[:-1], width)
+)
 
 
 def pack_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, packs_float32: bool = True) -> None:

@@ -152,9 +152,9 @@ class CudaBackend:
     def _placed(self, inputs: StepInputs) -> tuple[StepInputs | None, tuple[int, ...]]:
         """The inputs for the kernels, with places in slots as adapters, and the generation of these slots, if any.
 
-        None: plain PyTorch computes the step: it has images, or adapters that the kernels cannot add, or not yet.
+        None: plain PyTorch computes the step: it has files, or adapters that the kernels cannot add, or not yet.
         """
-        if inputs.images is not None:
+        if inputs.media is not None:
             return None, ()
         if inputs.state_ends_T is not None and inputs.query_len == 1:
             return None, ()  # a draft's, whose states go from slot to slot: not what is captured for one token
@@ -314,7 +314,7 @@ class CudaBackend:
                 number, place = next(iter(held)), 1
                 with torch.inference_mode(), self._on_side_stream():
                     own = slots.alone(held[number], number)  # steps may give its slot to another adapter meanwhile
-                    reason = find_error(slots) or find_difference(
+                    reason = find_error(slots, self.model) or find_difference(
                         self.model,
                         self.cache,
                         lambda cache: WithAdapter(LoraNetwork(self.model, cache, own), place),

@@ -32,6 +32,8 @@ from flambeau.llm.backends.cuda.rope import (
 )
 
 MANY_PROGRAMS = 512  # from which on programs of one warp fill the GPU
+NARROW_SIZE = 128  # of the largest heads that were measured
+WIDE_WARPS = 4  # for larger heads: with fewer, numbers do not fit into registers, up to 2 KB of each thread
 MAX_ADAPTER_RANK = 16  # more need too many registers
 MERGED_ROWS = 64  # heads times splits that are merged at a time: more need too many registers
 
@@ -57,6 +59,16 @@ def expanded(y, inner_ptr, b_ptr, adapter, place, is_known, N: tl.constexpr, RAN
         inner = tl.load(inner_ptr + rank, mask=adapter >= 0, other=0.0)
         y += inner * tl.load(b_ptr + (adapter * RANK + rank) * N + place, mask=mask, other=0.0).to(tl.float32)
     return y
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def repeated(x, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The rows of x over and over: a tile of queries has more rows than a group has heads, and they are not used.
+
+    A sum over a third axis that picks the row was wrong as Triton 3.6 compiled it, though not in its interpreter.
+    """
+    tiles = tl.broadcast_to(x[None, :, :], (ROWS // x.shape[0], x.shape[0], x.shape[1]))
+    return tl.reshape(tiles, (ROWS, x.shape[1]))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -171,10 +183,8 @@ def rotate_and_attend(  # type: ignore[no-untyped-def]
         k1 = expanded(k1, inner_at + RANK, b_ptr, adapter, k_place + first_d, is_half, width, RANK)
         k2 = expanded(k2, inner_at + RANK, b_ptr, adapter, k_place + second_d, is_half, width, RANK)
         v = expanded(v, inner_at + 2 * RANK, b_ptr, adapter, v_place, is_dimension, width, RANK)
-        # A tile of queries has more rows than a group has heads, whose registers would be lost above.
-        is_row_of = (row[:, None] == of_group[None, :]).to(tl.float32)[:, :, None]
-        q1 += tl.sum(is_row_of * first_more[None, :, :], 1)
-        q2 += tl.sum(is_row_of * second_more[None, :, :], 1)
+        q1 += repeated(first_more, ROWS)
+        q2 += repeated(second_more, ROWS)
     q1, q2 = q1.to(dtype).to(tl.float32), q2.to(dtype).to(tl.float32)
     k1, k2 = k1.to(dtype).to(tl.float32), k2.to(dtype).to(tl.float32)
     if NORMALIZES and not LATE:
@@ -310,7 +320,7 @@ def attend_new_tokens(
             return found
     splits = num_splits(num_tokens, kv_heads)
     group = num_heads // kv_heads
-    places, warps, stages = attention_shape(num_tokens * kv_heads * splits)
+    places, warps, stages = attention_shape(num_tokens * kv_heads * splits, size)
     out = torch.empty((num_tokens, num_heads, size), dtype=dtype, device=keys.device)
     sums = highs = totals = None
     if splits > 1:
@@ -333,6 +343,7 @@ def attend_new_tokens(
     return out
 
 
-def attention_shape(num_programs: int) -> tuple[int, int, int]:
+def attention_shape(num_programs: int, size: int) -> tuple[int, int, int]:
     """Places that a program reads at a time, warps and pipeline stages: the best of those measured."""
-    return (32, 1, 2) if num_programs >= MANY_PROGRAMS else (64, 2, 2)
+    places, warps = (32, 1) if num_programs >= MANY_PROGRAMS else (64, 2)
+    return places, WIDE_WARPS if size > NARROW_SIZE else warps, 2

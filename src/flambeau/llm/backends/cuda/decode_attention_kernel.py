@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flambeau.llm.backends.cuda.attention import ScoreParts
+from flambeau.llm.backends.cuda.cuda_compiler import compile_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import launch_early, runs_on
 from flambeau.llm.backends.cuda.rope import HeadParts
 
@@ -101,9 +102,7 @@ def compiled(
     }  # fmt: skip
     source = "".join(f"#define {name} {value}\n" for name, value in numbers.items()) + SOURCE.read_text()
     try:
-        compile_kernel = torch.cuda._compile_kernel
-        options = ["-std=c++17"]
-        return compile_kernel(source, "attend_new_tokens", compute_capability="90", nvcc_options=options).func
+        return compile_kernel(source, "attend_new_tokens")
     except Exception as error:
         log.warning("attention of decode steps is slower: its kernel cannot be compiled here (%s)", error)
         return None

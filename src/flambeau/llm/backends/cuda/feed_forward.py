@@ -115,7 +115,7 @@ def kernel_experts(experts: Experts) -> KernelExperts | GroupScaledExperts:
         replace(expert_weights(matrix) if isinstance(matrix, ExpertStack) else ExpertWeights(weight=matrix), bias=bias)
         for matrix, bias in zip(matrices, experts.biases(slice(None)), strict=True)
     )
-    limits = {} if experts.limit is None else {"limit": experts.limit, "alpha": experts.alpha}
+    limits = {} if experts.limit is None else {"limit": experts.limit.size, "alpha": experts.limit.alpha}
     return KernelExperts(gate_up=gate_up, down=down, scales_inputs=experts.scales_inputs, **limits)
 
 

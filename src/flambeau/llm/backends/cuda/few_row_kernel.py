@@ -11,14 +11,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from flambeau.llm.backends.cuda.cuda_compiler import compile_kernel
 from flambeau.llm.models.embeddings import RowEmbedding
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import RowScaledLinear
@@ -26,6 +28,7 @@ from flambeau.llm.quantize.row_scaled import RowScaledLinear
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "csrc" / "few_rows.cu"
+STREAM_SOURCE = Path(__file__).parent / "csrc" / "stream.cuh"
 BFLOAT16, INT8, FP8, INT4 = range(4)  # kinds of weights, as in the kernels
 INT4_PIECE = 64  # weights for which the kernels read one scale
 CAPABILITY = (9, 0)  # the only one that it was tested on
@@ -73,6 +76,34 @@ class Division:
     block: BlockShape
     parts: int = 1  # into which sums are split
 
+    def num_groups(self, width: int) -> int:
+        """Blocks that have different outputs."""
+        return -(-width // self.block.outputs)
+
+
+class RowFactors(NamedTuple):
+    """What the rows of x are to be multiplied with: the inverse of their lengths."""
+
+    squares_TG: Tensor  # parts of the sums of their squares
+    epsilon: float
+
+    @property
+    def arguments(self) -> list[Any]:
+        return [*addresses((self.squares_TG,)), *integers((self.squares_TG.shape[1],)), ctypes.c_float(self.epsilon)]
+
+
+class StreamSums(NamedTuple):
+    """The residual stream, to which outputs are added, and what the product after it needs."""
+
+    x_TN: Tensor
+    gains_N: Tensor
+    y_TN: Tensor  # x times the gains
+    squares_TG: Tensor  # parts of the sums of the squares of x
+
+    @property
+    def arguments(self) -> list[Any]:
+        return [(ctypes.c_void_p * len(self))(*(tensor.data_ptr() for tensor in self))]
+
 
 # (rows up to, kind) → blocks for gated layers, for wide ones and for others: the best of those measured on an H200.
 Blocks = tuple[BlockShape, BlockShape, BlockShape]
@@ -86,6 +117,13 @@ BLOCKS: dict[tuple[int, int], Blocks] = {
     (32, FP8): EIGHT_BITS,
     (32, INT4): (BlockShape(2, 6, 4, 2), BlockShape(2, 6, 2, 2, 2), BlockShape(2, 4, 2, 2, 2)),
 }
+
+
+# Kind → blocks for up to 8 rows that add to the residual stream, with two parts: the best of those measured with int8
+# and int4; fp8 is like int8.
+STREAM_ROWS, STREAM_PARTS = 8, 2
+STREAM_BLOCKS = {INT8: BlockShape(1, 4, 8, 4), FP8: BlockShape(1, 4, 8, 4), INT4: BlockShape(1, 4, 8, 3)}
+ENOUGH_WORK = 0.8  # of all multiprocessors
 
 
 def best_division(
@@ -110,6 +148,15 @@ def best_division(
     return Division(block, min((parts for parts in PARTS if parts <= size // CHUNK[kind]), key=cost))
 
 
+def stream_division(kind: int, width: int, size: int, num_rows: int, num_processors: int) -> Division | None:
+    """The same for outputs that are added to the residual stream; None: a norm of its own is better after it."""
+    if not 1 < num_rows <= STREAM_ROWS or size % CHUNK[kind] or size < STREAM_PARTS * CHUNK[kind] or width % 16:
+        return None
+    found = Division(STREAM_BLOCKS[kind], STREAM_PARTS)
+    num_blocks = found.num_groups(width) * found.parts
+    return found if num_blocks / (-(-num_blocks // num_processors) * num_processors) >= ENOUGH_WORK else None
+
+
 @functools.cache
 def runs_on(device: torch.device) -> bool:
     return (
@@ -117,55 +164,105 @@ def runs_on(device: torch.device) -> bool:
     )
 
 
-def division(x: Tensor, linear: nn.Module, width: int, num_rows: int, *, gates: bool) -> Division | None:
-    """`best_division` for a layer and the GPU of its inputs."""
+def division(
+    x: Tensor, linear: nn.Module, width: int, num_rows: int, *, gates: bool, streams: bool = False
+) -> Division | None:
+    """`best_division`, or `stream_division`, for a layer and the GPU of its inputs."""
     kind = kind_of(linear) if x.dtype == torch.bfloat16 and runs_on(x.device) else None
     if kind is None:
         return None
     num_processors: int = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if streams:
+        return stream_division(kind, width, x.shape[1], num_rows, num_processors) if kind in STREAM_BLOCKS else None
     return best_division(kind, width, x.shape[1], num_rows, num_processors, gates=gates)
 
 
 def multiply(
-    x: Tensor, linear: Any, scales: Tensor | None, width: int, division: Division, *, gates: bool
+    x: Tensor,
+    linear: Any,
+    scales: Tensor | None,
+    width: int,
+    division: Division,
+    *,
+    gates: bool,
+    factors: RowFactors | None = None,
+    stream: StreamSums | None = None,
 ) -> Tensor | None:
-    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; None if the kernel cannot be compiled here."""
+    """[T, K] to [T, N], or to parts [S, T, N] of the sum in float32; None if the kernel cannot be compiled here.
+
+    With a `stream`, outputs are added to it, and the result is it times the gains.
+    """
     num_rows, size = x.shape
     kind, block, parts = kind_of(linear), division.block, division.parts
     assert kind is not None
-    rows = -(-num_rows // ROWS_EACH) * ROWS_EACH
-    group = getattr(linear, "group_size", INT4_PIECE)
-    function = compiled(kind, block, rows, group, gates=gates, device=x.device)
+    function = compiled_for(x, linear, division, gates=gates, scaled=factors is not None, streams=stream is not None)
     if function is None:
         return None
-    if parts == 1:
-        y = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
-    else:
-        y = torch.empty(parts, num_rows, width, device=x.device)
+    y = sums_for(x, width, parts) if stream is None else None
     grid = -(-width * (2 if gates else 1) // block.outputs), parts
-    tensors = x, linear.weight, scales, linear.bias, y
-    pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
-    numbers = [ctypes.c_int(number) for number in (num_rows, width, size)]
-    launch_early(function, grid, block.threads, block.shared_bytes(kind, rows), [*pointers, *numbers])
-    return y
+    arguments = [
+        *addresses((x, linear.weight, scales, linear.bias, y)), *integers((num_rows, width, size)),
+        *(() if factors is None else factors.arguments), *(() if stream is None else stream.arguments),
+    ]  # fmt: skip
+    launch_early(function, grid, block.threads, block.shared_bytes(kind, padded(num_rows)), arguments)
+    return y if stream is None else stream.y_TN
+
+
+def compiled_for(
+    x: Tensor, linear: Any, division: Division, *, gates: bool, scaled: bool = False, streams: bool = False
+) -> Any:
+    """`compiled` for a layer and so many rows."""
+    kind = kind_of(linear)
+    assert kind is not None
+    return compiled(
+        kind, division.block, padded(len(x)), getattr(linear, "group_size", INT4_PIECE), gates=gates, device=x.device,
+        scaled=scaled, stream=division.parts if streams else 0,
+    )  # fmt: skip
+
+
+def padded(num_rows: int) -> int:
+    return -(-num_rows // ROWS_EACH) * ROWS_EACH
+
+
+def sums_for(x: Tensor, width: int, parts: int) -> Tensor:
+    """Outputs [T, N], or parts [S, T, N] of the sums in float32."""
+    if parts == 1:
+        return torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    return torch.empty(parts, len(x), width, device=x.device)
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> list[Any]:
+    return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+
+
+def integers(numbers: Sequence[int]) -> list[Any]:
+    return [ctypes.c_int(number) for number in numbers]
 
 
 @functools.cache
-def compiled(kind: int, block: BlockShape, rows: int, group: int, *, gates: bool, device: torch.device) -> Any:
+def compiled(
+    kind: int, block: BlockShape, rows: int, group: int, *, gates: bool, device: torch.device, scaled: bool = False,
+    stream: int = 0,
+) -> Any:  # fmt: skip
     """The kernel's function on a device; None if it cannot be compiled."""
-    numbers = {
-        "WT": kind, "WM": block.team, "MT": block.tiles, "NT": rows // ROWS_EACH, "WK": block.teams,
-        "STAGES": block.stages, "GROUP": group, "GATED": int(gates), "OVERLAPS": AFTER_SUMS,
-    }  # fmt: skip
-    source = "".join(f"#define {name} {value}\n" for name, value in numbers.items()) + SOURCE.read_text()
     try:
-        compile_kernel = torch.cuda._compile_kernel
-        kernel = compile_kernel(source, "few_rows", compute_capability="90", nvcc_options=["-std=c++17"])
-        kernel.set_shared_memory_config(block.shared_bytes(kind, rows))
+        source = source_of(kind, block, rows, group, gates=gates, scaled=scaled, stream=stream)
+        return compile_kernel(source, "few_rows", shared_bytes=block.shared_bytes(kind, rows))
     except Exception as error:
         log.warning("steps of several sequences are slower: their kernel cannot be compiled here (%s)", error)
         return None
-    return kernel.func
+
+
+def source_of(
+    kind: int, block: BlockShape, rows: int, group: int, *, gates: bool, scaled: bool = False, stream: int = 0
+) -> str:
+    numbers = {
+        "WT": kind, "WM": block.team, "MT": block.tiles, "NT": rows // ROWS_EACH, "WK": block.teams,
+        "STAGES": block.stages, "GROUP": group, "GATED": int(gates), "OVERLAPS": AFTER_SUMS, "SCALED": int(scaled),
+        "STREAM": stream,
+    }  # fmt: skip
+    lines = [f"#define {name} {value}\n" for name, value in numbers.items()]
+    return "".join([*lines, STREAM_SOURCE.read_text(), SOURCE.read_text()])
 
 
 # ---- layers as the kernels read them ----

@@ -332,7 +332,7 @@ def group_scaled_experts(experts: Experts) -> GroupScaledExperts:
     gate_up, down = (
         group_scaled_weights(matrix, bias) for matrix, bias in zip(matrices, experts.biases(slice(None)), strict=True)
     )
-    limits = {} if experts.limit is None else {"limit": experts.limit, "alpha": experts.alpha}
+    limits = {} if experts.limit is None else {"limit": experts.limit.size, "alpha": experts.limit.alpha}
     return GroupScaledExperts(gate_up=gate_up, down=down, scales_inputs=experts.scales_inputs, **limits)
 
 

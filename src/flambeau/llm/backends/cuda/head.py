@@ -19,6 +19,7 @@ from flambeau.llm.backends.cuda.network import embedded, embeddings_of
 from flambeau.llm.backends.cuda.network_layers import cuda_layers, norm_parameters
 from flambeau.llm.backends.cuda.norm import normalize
 from flambeau.llm.backends.cuda.parts import HEAD_PARTS
+from flambeau.llm.backends.cuda.stream_products import ScaledRows
 from flambeau.llm.backends.cuda.supported_networks import QUANTIZED, SPARSE, can_attend, have_type
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
@@ -67,12 +68,12 @@ class CudaHead(CudaLayers):
         Every sequence has `inputs.query_len` entries; `ids_T` are the tokens after them.
         """
         x_TE, given = self._begin(embedded(ids_T, self._embeddings, self._dtype), hidden_TE)
-        sums: Tensor | None = None
+        sums: Tensor | ScaledRows | None = None
         for layer, counters_CT in zip(self._layers, self._counters(len(x_TE), has_prompts=False), strict=True):
             projected = layer.project(x_TE, sums) if given is None else Projected(x_TE, given, layer.qkv(given))
             x_TE, sums = self._compute(layer, projected, inputs, None, counters_CT)
             given = None
-        assert sums is not None
+        assert isinstance(sums, Tensor)
         if self._last_norm is None:
             return x_TE + self._whole(sums)
         normal_TE = self._last_norm(x_TE, sums)  # which adds the sums to x

@@ -32,6 +32,7 @@ from flambeau.llm.backends.cuda.recurrent_layer import (
 )
 from flambeau.llm.backends.cuda.recurrent_sequences import Sequences
 from flambeau.llm.backends.cuda.rope import HeadParts, rope
+from flambeau.llm.backends.cuda.stream_products import JoinedNorm, ScaledRows
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.models.attention import Attention
@@ -135,6 +136,8 @@ class CudaLayer:
     is_parallel: bool = False  # attention and the feed-forward layer have the same input
     scales: tuple[float, float] = (1.0, 1.0)  # of the inputs of `qkv` and of what `out` gives
     beside: RecurrentBranch | None = None  # added to attention, with the same normalized inputs
+    to_mlp: JoinedNorm | None = None  # `out`, the norm of the feed-forward layer and its first product
+    to_next: JoinedNorm | None = None  # the last product, and the norm and first product of the next layer
 
     @property
     def second(self) -> KernelLinear | None:
@@ -149,8 +152,10 @@ class CudaLayer:
         more = isinstance(self.attention, RecurrentPart) and self.attention.needs_normal
         return self.is_parallel or more or self.beside is not None or self.scales[0] != 1.0
 
-    def project(self, x_TE: Tensor, sums: Tensor | None) -> Projected:
+    def project(self, x_TE: Tensor, sums: Tensor | ScaledRows | None) -> Projected:
         """What attention needs, after the sums were added to the residual stream, perhaps in place."""
+        if isinstance(sums, ScaledRows):
+            return Projected(x_TE, x_TE, sums.multiply())
         if len(x_TE) > 1 or self.needs_normal or not is_joinable(self.norm, self.qkv):
             normal_TE = self.norm(x_TE, sums)
             return Projected(x_TE, normal_TE, self.qkv(scaled(normal_TE, self.scales[0])))
@@ -163,6 +168,16 @@ class CudaLayer:
             return Projected(x_TE, normal_TE, self.qkv(normal_TE))
         x_TE, both = multiply_normalized(x_TE, sums, self.norm, self.qkv, second)
         return Projected(x_TE, x_TE, both[:, : self.qkv.width], both[:, self.qkv.width :])
+
+    def add_attended(self, attended: Tensor, x_TE: Tensor) -> tuple[Tensor, Tensor | ScaledRows] | None:
+        """As `out` and `mlp`, adding to the residual stream in place; None: they are computed apart."""
+        rows = None if self.to_mlp is None else self.to_mlp.add(attended, x_TE)
+        if rows is None:
+            return None
+        assert isinstance(self.mlp, DenseLayer)
+        active = rows.multiply()
+        sums = None if self.to_next is None else self.to_next.add(active, x_TE)
+        return x_TE, self.mlp.down(active) if sums is None else sums
 
 
 class CudaLayers:
@@ -203,13 +218,16 @@ class CudaLayers:
         tiles: Tensor | None,
         counters_CT: Tensor,
         sequences: Sequences | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream [T, E] and what is to be added to it, [T, E] or parts.
+    ) -> tuple[Tensor, Tensor | ScaledRows]:
+        """The residual stream [T, E] and what is to be added to it, [T, E] or parts; or what the next layer needs.
 
         `sequences` are those of the step, if the network has recurrent layers.
         """
         x_TE, normal_TE = projected[:2]
-        sums = scaled(layer.out(self._attend(layer, projected, inputs, tiles, counters_CT, sequences)), layer.scales[1])
+        attended = self._attend(layer, projected, inputs, tiles, counters_CT, sequences)
+        if (found := layer.add_attended(attended, x_TE)) is not None:
+            return found
+        sums = scaled(layer.out(attended), layer.scales[1])
         if layer.beside is not None:
             assert sequences is not None
             sums = joined(sums, layer.beside(normal_TE, sequences), x_TE)

@@ -1,37 +1,44 @@
 """Whether the kernels for adapters give what their twin gives, for the shapes of a network's layers.
 
-Shapes: T rows · E hidden · S parts of a sum · P parts of the inner sums · X ranks of all segments
+Shapes: T rows · E hidden · S parts of a sum · P parts of the inner sums · L slots · X ranks of all segments, R of one
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flambeau.llm.backends.cuda import lora_activation, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda import lora_activation, lora_kernel, lora_norm, lora_products
+from flambeau.llm.backends.cuda.linear import KernelLinear
+from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.lora_activation import GATED_SEGMENTS
 from flambeau.llm.backends.cuda.lora_norm import Unexpanded
 from flambeau.llm.backends.cuda.lora_slots import LayerSlots, LoraSlots, plain_lora
 from flambeau.llm.backends.cuda.norm import NormParameters
+from flambeau.llm.models.transformer import Transformer
 
 MAX_ERROR = 0.02  # of what adapters add, of the kernels' twin; an error gives about 1
-CHECKED_ROWS = (1, 5, 40)
+CHECKED_ROWS = (1, 5, 12, 20, 28, 40)  # for each number of rows that kernels are compiled for
 EPSILON = 1e-5
 BEFORE = {"qkv_proj": "down_proj", "gate_up_proj": "o_proj", "up_proj": "o_proj"}  # the norm that they follow
 
 
 @torch.inference_mode()
-def find_error(slots: LoraSlots) -> str | None:
+def find_error(slots: LoraSlots, model: Transformer) -> str | None:
     """What the kernels compute differently from their twin, for the shapes of all layers; None: nothing."""
-    layers = random_layers(slots)
+    layers, linears = random_layers(slots), linears_of(slots, model)
     for num_rows in CHECKED_ROWS:
         places_T = torch.arange(num_rows, device=next(iter(layers.values())).a_LXI.device) % (slots.num_slots + 1)
         places_T = places_T + (num_rows == 1)
         for name, layer in layers.items():
-            if (found := next(layer_errors(layers, name, layer, places_T), None)) is not None:
+            errors = chain(
+                layer_errors(layers, name, layer, places_T), product_errors(name, layer, linears[name], places_T)
+            )
+            if (found := next(errors, None)) is not None:
                 return f"{found}, of {num_rows} rows"
     return None
 
@@ -43,8 +50,23 @@ def random_layers(slots: LoraSlots) -> dict[str, LayerSlots]:
     for name, like in slots.layers.items():
         leaf = name.rpartition(".")[2]
         if leaf not in found:
-            matrices = [torch.randn(each.shape, generator=generator).to(each) for each in (like.a_LXI, like.b_LRO)]
-            found[leaf] = LayerSlots(like.shape, *matrices)
+            a_LXI, b_LRO = (torch.randn(each.shape, generator=generator).to(each) for each in (like.a_LXI, like.b_LRO))
+            together = None if like.b_OY is None else torch.empty_like(like.b_OY)
+            found[leaf] = LayerSlots(like.shape, a_LXI, b_LRO, like.is_together, together)
+            for slot in range(like.num_slots):
+                found[leaf].arrange(slot)
+    return found
+
+
+def linears_of(slots: LoraSlots, model: Transformer) -> dict[str, KernelLinear]:
+    """One layer of each name, as random_layers."""
+    found: dict[str, KernelLinear] = {}
+    for name in slots.layers:
+        leaf = name.rpartition(".")[2]
+        if leaf not in found:
+            gates = leaf == "gate_up_proj"
+            activation = model.arch.activation if gates else None
+            found[leaf] = kernel_linear(model.get_submodule(name), gates=gates, activation=activation)
     return found
 
 
@@ -104,9 +126,12 @@ def norm_errors(layers: dict[str, LayerSlots], name: str, layer: LayerSlots, pla
     norm = NormParameters(gain=random_rows(places_T[:1], hidden, like, 5)[0], epsilon=EPSILON)
     plain = x.float() + y.float()
     expected = plain_lora(plain, given, places_T, before)
-    for inner_PTX in (None, lora_kernel.shrink(given, places_T, before)):
-        sums = Unexpanded(y=parts.clone(), x_TI=given, inner_PTX=inner_PTX, slots=before, places_T=places_T)
-        kept, normal, inner = lora_norm.normalize(norm, x.clone(), sums, layer, places_T)
+    own_PTX = lora_kernel.shrink(given, places_T, before)
+    spreads = layer.b_OY is not None and lora_norm.can_shrink(layer, len(places_T))
+    for all_slots in (False, True) if spreads else (False,):
+        given_inner = spread(own_PTX.sum(0), places_T, before)[None].float() if all_slots else own_PTX
+        sums = Unexpanded(y=parts.clone(), inner=given_inner, slots=before, places_T=places_T)
+        kept, normal, inner = lora_norm.normalize(norm, x.clone(), sums, layer, places_T, spreads=all_slots)
         if not (error := error_of_added(kept, expected, plain)) <= MAX_ERROR:
             yield f"the residual stream before {name} is off by {error:.0%}"
         if not difference(kept[places_T == 0], plain[places_T == 0]) <= MAX_ERROR:
@@ -115,8 +140,50 @@ def norm_errors(layers: dict[str, LayerSlots], name: str, layer: LayerSlots, pla
         if not (error := difference(normal, F.rms_norm(expected, (hidden,), norm.gain.float(), EPSILON))) <= MAX_ERROR:
             yield f"the norm before {name} is off by {error:.0%}"
         assert inner is not None
-        if not (error := shrink_error(inner, normal, places_T, layer)) <= MAX_ERROR:
+        if all_slots:
+            error = difference(inner, spread(lora_kernel.shrink(normal, places_T, layer).sum(0), places_T, layer))
+        else:
+            error = shrink_error(inner, normal, places_T, layer)
+        if not error <= MAX_ERROR:
             yield f"what the norm before {name} gives to adapters is off by {error:.0%}"
+
+
+def product_errors(name: str, layer: LayerSlots, linear: KernelLinear, places_T: Tensor) -> Iterator[str]:
+    """What is wrong with a layer's products in whose launch are those of adapters."""
+    num_rows = len(places_T)
+    x_TI = random_rows(places_T, layer.shape.inputs, layer.a_LXI, 6)
+    expanding = lora_products.expanding_division(linear, layer, num_rows)
+    shrinking = lora_products.shrinking_division(linear, layer, num_rows)
+    plain = linear.layer(x_TI)
+    if expanding is not None:
+        inner_TX = spread(lora_kernel.shrink(x_TI, places_T, layer).sum(0), places_T, layer).to(x_TI.dtype)
+        found = whole(lora_products.multiply_and_expand(x_TI, linear, layer, expanding, inner_TX))
+        expected = plain_lora(plain, x_TI, places_T, layer)
+        if linear.gates:
+            gate, up = expected.chunk(2, dim=-1)
+            expected = F.silu(gate) * up
+        for rows in (places_T > 0, places_T == 0):
+            if not (error := difference(found[rows], expected[rows])) <= MAX_ERROR:
+                yield f"the product of {name} with its adapters is off by {error:.0%}"
+    if shrinking is not None:
+        y, inner = lora_products.multiply_and_shrink(x_TI, linear, layer, shrinking)
+        if not (error := difference(whole(y), plain)) <= MAX_ERROR:
+            yield f"the product of {name} beside its adapters is off by {error:.0%}"
+        own_PTX = Unexpanded(y=y, inner=inner, slots=layer, places_T=places_T).own_inner()
+        if not (error := shrink_error(own_PTX, x_TI, places_T, layer)) <= MAX_ERROR:
+            yield f"what the product of {name} gives to adapters is off by {error:.0%}"
+
+
+def spread(inner_TX: Tensor, places_T: Tensor, layer: LayerSlots) -> Tensor:
+    """Inner sums at the places of each row's slot, and zeros: [T, X·L], for each segment the ranks of all slots."""
+    rows = places_T.nonzero().flatten()
+    found = inner_TX.new_zeros(len(inner_TX), len(layer.shape.starts), layer.num_slots, layer.rank)
+    found[rows, :, places_T[rows] - 1] = inner_TX[rows].view(len(rows), -1, layer.rank)
+    return found.flatten(1)
+
+
+def whole(y: Tensor) -> Tensor:
+    return y.sum(0) if y.dim() == 3 else y
 
 
 def random_rows(places_T: Tensor, size: int, like: Tensor, seed: int) -> Tensor:

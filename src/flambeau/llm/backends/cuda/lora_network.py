@@ -15,12 +15,13 @@ from flambeau.llm.backends.cuda.layers import CudaLayer, HeadAttention
 from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.lora_layers import (
     Fusions,
+    LoraAfterNorm,
+    LoraAlone,
     LoraAttention,
+    LoraBeforeNorm,
     LoraDense,
     LoraLayer,
-    LoraLinear,
     LoraNorm,
-    LoraOut,
     LoraStep,
 )
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots
@@ -55,30 +56,30 @@ class LoraNetwork(CudaNetwork):
         assert isinstance(layer.attention, HeadAttention)
         step, mlp = self._step, layer.mlp
         has_norm = isinstance(mlp, DenseLayer) and not layer.is_parallel
+        qkv, out = f"{name}.self_attn.qkv_proj", f"{name}.self_attn.o_proj"
         parts: dict[str, Any] = {
+            "to_mlp": None,
+            "to_next": None,
             "attention": LoraAttention(attention=layer.attention, step=step),
-            "qkv": self._linear(module.self_attn.qkv_proj, f"{name}.self_attn.qkv_proj"),
-            "out": LoraOut(
-                linear=kernel_linear(module.self_attn.o_proj),
-                slots=self._slots.layers[f"{name}.self_attn.o_proj"],
-                step=step,
-                has_norm=has_norm,
-            ),
+            "qkv": LoraAfterNorm(**self._linear(module.self_attn.qkv_proj, qkv), active=layer.qkv),
+            "out": (LoraBeforeNorm if has_norm else LoraAlone)(**self._linear(module.self_attn.o_proj, out)),
         }
         if isinstance(mlp, DenseLayer):
             up = "gate_up_proj" if self._arch.has_gate else "up_proj"
             parts["mlp"] = LoraDense(
                 norm=mlp.norm,
-                gate_up=self._linear(getattr(module.mlp, up), f"{name}.mlp.{up}"),
-                down=self._linear(module.mlp.down_proj, f"{name}.mlp.down_proj"),
+                gate_up=LoraAfterNorm(**self._linear(getattr(module.mlp, up), f"{name}.mlp.{up}"), active=mlp.gate_up),
+                down=LoraBeforeNorm(
+                    **self._linear(module.mlp.down_proj, f"{name}.mlp.down_proj"), has_norm=not layer.is_parallel
+                ),
                 activation=self._arch.activation,
                 step=step,
             )
         fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
         return LoraLayer(**{**fields, **parts}, step=step)
 
-    def _linear(self, module: Any, name: str) -> LoraLinear:
-        return LoraLinear(linear=kernel_linear(module), slots=self._slots.layers[name], step=self._step)
+    def _linear(self, module: Any, name: str) -> dict[str, Any]:
+        return {"linear": kernel_linear(module), "slots": self._slots.layers[name], "step": self._step}
 
     def prefill(self, inputs: StepInputs, rows_N: Tensor) -> Tensor:
         tiles = self.tiles(inputs)

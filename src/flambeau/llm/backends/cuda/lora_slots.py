@@ -3,25 +3,29 @@
 Every adapter has a slot. Its matrices have the largest rank of all, padded with zeros. A fused layer has segments, such
 as queries, keys and values: each has its own A, and the rows of B belong to the segment of their output.
 
-Shapes: T rows · L slots · P segments · X ranks of all segments, R each · I inputs · O outputs
+Shapes: T rows · L slots · P segments · X ranks of all segments, R each · Y ranks of all slots, R each · I inputs · O
+outputs
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flambeau.llm.adapters.layer_changes import AdapterChanges, LayerChange
+from flambeau.llm.backends.cuda.few_row_kernel import runs_on
 from flambeau.llm.backends.cuda.parts import unknown_parts
+from flambeau.llm.backends.cuda.warpgroup_kernel import PLANE
 from flambeau.llm.models.architecture import Architecture
 
 MIN_SLOTS, MIN_RANK = 8, 16
 MAX_SLOTS, MAX_RANK = 64, 128  # other adapters run as plain PyTorch
 COLUMNS = 64  # outputs that a program computes, fewer where segments begin in between
 MIN_COLUMNS = 16
+MAX_TOGETHER = 512  # ranks of all slots that one product multiplies with all rows
 # Parts of a network whose layers the kernels do not compute with adapters.
 WITHOUT_SLOTS = {
     *("attention_input_scale", "attention_output_scale", "feed_forward_layers", "has_mlp"),
@@ -57,10 +61,21 @@ class LayerSlots:
     shape: LayerShape
     a_LXI: Tensor
     b_LRO: Tensor
+    is_together: bool = False  # one product multiplies all rows with the matrices of all slots
+    b_OY: Tensor | None = None  # B of all slots side by side, if such a product adds it
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.b_LRO)
 
     @property
     def rank(self) -> int:
         return self.b_LRO.shape[1]
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all segments."""
+        return self.a_LXI.shape[1]
 
     def set(self, slot: int, change: LayerChange | None) -> None:
         """Copy an adapter's matrices to a slot; None: it does not change this layer."""
@@ -74,30 +89,50 @@ class LayerSlots:
                     first, rank = segment * self.rank, len(part.a_RI)
                     self.a_LXI[slot, first : first + rank].copy_(part.a_RI)
                     self.b_LRO[slot, :rank, low:high].copy_(part.b_OR[low - part.start : high - part.start].T)
+        self.arrange(slot)
+
+    def arrange(self, slot: int) -> None:
+        """Copy a slot's B to those that lie side by side."""
+        if self.b_OY is not None:
+            self.b_OY[:, slot * self.rank : (slot + 1) * self.rank].copy_(self.b_LRO[slot].T)
+
+
+def can_be_together(shape: LayerShape, num_slots: int, rank: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether one product may multiply all rows with the matrices of all slots: bfloat16 ones that are not large."""
+    together = num_slots * rank
+    fits = num_slots > 1 and together % PLANE == 0 and together <= min(MAX_TOGETHER, shape.inputs // 4)
+    return fits and dtype == torch.bfloat16 and runs_on(device)
 
 
 class LoraSlots:
     """All layers' slots, and which adapter is in which."""
 
     def __init__(
-        self, shapes: Mapping[str, LayerShape], num_slots: int, rank: int, device: torch.device, dtype: torch.dtype
+        self,
+        shapes: Mapping[str, LayerShape],
+        num_slots: int,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        together: Collection[str] | None = None,
     ) -> None:
+        """`together` are the layers whose products multiply all rows with all slots; None: all that can."""
+        sizes = num_slots, rank, device, dtype
         self.num_slots, self.rank = num_slots, rank
-        self.layers = {
-            name: LayerSlots(
-                shape,
-                torch.zeros(num_slots, len(shape.starts) * rank, shape.inputs, device=device, dtype=dtype),
-                torch.zeros(num_slots, rank, shape.outputs, device=device, dtype=dtype),
-            )
+        self.together = {
+            name
             for name, shape in shapes.items()
+            if (can_be_together(shape, *sizes) if together is None else name in together)
         }
+        self.layers = {name: empty_slots(shape, *sizes, name in self.together) for name, shape in shapes.items()}
         self._slots: dict[int, int] = {}  # of each adapter's number
 
     def alone(self, adapter: AdapterChanges, number: int) -> LoraSlots:
-        """One adapter in slots of the same rank. A comparison needs them: these here change while steps run."""
+        """One adapter in slots for the same kernels. A comparison needs them: these here change while steps run."""
         like = next(iter(self.layers.values())).a_LXI
         shapes = {name: layer.shape for name, layer in self.layers.items()}
-        found = LoraSlots(shapes, 1, self.rank, like.device, like.dtype)
+        num_slots = min(self.num_slots, max(2, PLANE // self.rank)) if self.together else 1
+        found = LoraSlots(shapes, num_slots, self.rank, like.device, like.dtype, self.together)
         found.update({number: adapter})
         return found
 
@@ -114,6 +149,18 @@ class LoraSlots:
     def places(self, adapters_T: Tensor) -> Tensor:
         """The slot of each row's adapter plus one; 0: it has none."""
         return torch.tensor([self._slots[number] + 1 if number else 0 for number in adapters_T.tolist()])
+
+
+def empty_slots(
+    shape: LayerShape, num_slots: int, rank: int, device: torch.device, dtype: torch.dtype, is_together: bool
+) -> LayerSlots:
+    a_LXI = torch.zeros(num_slots, len(shape.starts) * rank, shape.inputs, device=device, dtype=dtype)
+    b_LRO = torch.zeros(num_slots, rank, shape.outputs, device=device, dtype=dtype)
+    is_fused = len(shape.starts) > 1
+    b_OY = (
+        torch.zeros(shape.outputs, num_slots * rank, device=device, dtype=dtype) if is_fused and is_together else None
+    )
+    return LayerSlots(shape, a_LXI, b_LRO, is_together, b_OY)
 
 
 def plain_lora(y_TO: Tensor, x_TI: Tensor, places_T: Tensor, layer: LayerSlots) -> Tensor:

@@ -81,15 +81,22 @@ class LoraSteps:
             return True
         num_slots = max(MIN_SLOTS, 1 << (len(held) - 1).bit_length())
         sizes = (num_slots, rank) if old is None else (max(num_slots, old.num_slots), max(rank, old.rank))
-        try:
-            self.slots = LoraSlots(self._shapes, *sizes, self._device, self._dtype)
-        except torch.OutOfMemoryError as error:
+        error = self._allocate(*sizes, None)
+        if error is not None and self._allocate(*sizes, ()) is not None:
             self._has_failed = True
             self._tell(f"there is no memory for {sizes[0]} of rank {sizes[1]} ({error})")
             return False
         self._held = ()
         self.generation += 1
         return True
+
+    def _allocate(self, num_slots: int, rank: int, together: tuple[str, ...] | None) -> str | None:
+        """Have slots, `together` for some layers, which takes more memory; if there is too little, what says so."""
+        try:
+            self.slots = LoraSlots(self._shapes, num_slots, rank, self._device, self._dtype, together)
+        except torch.OutOfMemoryError as error:
+            return str(error)
+        return None
 
     def _tell(self, reason: str) -> None:
         if reason not in self._told:

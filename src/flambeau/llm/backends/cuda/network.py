@@ -21,6 +21,7 @@ from flambeau.llm.backends.cuda.layers import CudaLayers
 from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.network_layers import cuda_layers, last_norm, norm_parameters
 from flambeau.llm.backends.cuda.recurrent_sequences import sequences_of
+from flambeau.llm.backends.cuda.stream_products import ScaledRows
 from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.embeddings import RowEmbedding, like_embeddings
@@ -56,7 +57,7 @@ class CudaNetwork(CudaLayers):
     def run(self, inputs: StepInputs, rows_N: Tensor | None = None, tiles: Tensor | None = None) -> Tensor:
         """The logits [N, V] of these tokens, or [T, V] of all of them, in float32."""
         x_TE = self._embed(inputs)
-        sums: Tensor | None = None
+        sums: Tensor | ScaledRows | None = None
         layers = () if self._states is None else self._states.layers
         inputs_of: dict[int, Tensor] = {}
         sequences = sequences_of(inputs) if self._has_states else None
@@ -66,6 +67,7 @@ class CudaNetwork(CudaLayers):
             if number in layers:
                 inputs_of[number] = projected.x_TE.clone()  # the next norm adds to it in place
             x_TE, sums = self._compute(layer, projected, inputs, tiles, counters_CT, sequences)
+        assert not isinstance(sums, ScaledRows)  # nothing is joined with the last norm
         hidden_TE = self._last_norm(x_TE, sums)
         if self._states is not None:
             inputs_of[len(self._layers)] = x_TE

@@ -6,6 +6,7 @@ Shapes: H heads · P places of the cache
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from flambeau.llm.backends.cuda.recurrent_layer import (
     recurrent_part,
 )
 from flambeau.llm.backends.cuda.rope import HeadParts
+from flambeau.llm.backends.cuda.stream_products import joined_norm
 from flambeau.llm.backends.eager import alibi_biases
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.architecture import Activation, Architecture
@@ -60,6 +62,20 @@ def cuda_layers(
             products |= {"scales": layer.scales, "beside": recurrent_branch(layer.mixer, cache)}
         mlp = feed_forward(norms[1], layer.mlp, arch.activation) if len(norms) > 1 else None
         found.append(CudaLayer(**products, norm=norms[0], mlp=mlp, is_parallel=arch.is_parallel))
+    return with_joined_norms(found)
+
+
+def with_joined_norms(layers: list[CudaLayer]) -> list[CudaLayer]:
+    """Layers whose norms are parts of the products around them, where the kernels know both."""
+    found = []
+    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+        to_mlp = to_next = None
+        is_plain = not layer.is_parallel and layer.beside is None and layer.scales == (1.0, 1.0)
+        if is_plain and type(layer.mlp) is DenseLayer:
+            to_mlp = joined_norm(layer.out, layer.mlp.norm, layer.mlp.gate_up)
+            if after is not None and not after.needs_normal and after.second is None:
+                to_next = joined_norm(layer.mlp.down, after.norm, after.qkv)
+        found.append(replace(layer, to_mlp=to_mlp, to_next=to_next))
     return found
 
 

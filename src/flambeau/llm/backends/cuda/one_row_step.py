@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda.cuda_compiler import compile_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import (
     BFLOAT16,
     CAPABILITY,
@@ -189,11 +190,7 @@ def compiled(name: str, numbers: tuple[tuple[str, Any], ...], shared_bytes: int,
     """The function of a kernel on a device."""
     text = (SOURCES / ("one_row.cu" if name == "one_row" else "one_token_attention.cu")).read_text()
     source = "".join(f"#define {key} {value}\n" for key, value in numbers) + text
-    compile_kernel = torch.cuda._compile_kernel
-    kernel = compile_kernel(source, name, compute_capability="90", nvcc_options=["-std=c++17"])
-    if shared_bytes:
-        kernel.set_shared_memory_config(shared_bytes)
-    return kernel.func
+    return compile_kernel(source, name, shared_bytes=shared_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

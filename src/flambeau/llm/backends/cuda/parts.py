@@ -39,6 +39,7 @@ COMPARED = frozenset(
         "embedding_size",
         "expert_bias",
         "feed_forward_layers",
+        "gate_limits",
         "gates_attention",
         "has_gate",
         "has_last_norm",
@@ -68,8 +69,6 @@ COMPARED = frozenset(
         "rotated_qk_norm",
         "scales_expert_inputs",
         "separate_qk_norm",
-        "swiglu_alpha",
-        "swiglu_limit",
         "temperature_length",
         "temperature_scale",
         "tempers_rotated",
@@ -93,7 +92,7 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("norm")
     if arch.norm == "rms" and not arch.has_norm_weight:
         unknown.add("has_norm_weight")
-    if arch.norm_places == "stream":
+    if arch.norm_places == "stream" or (arch.norm_places == "both" and arch.recurrence is not None):
         unknown.add("norm_places")
     if arch.latent_size and arch.unrotated_layers & arch.attending_layers:
         unknown.add("unrotated_layers")
@@ -105,10 +104,14 @@ def unknown_parts(arch: Architecture) -> list[str]:
         unknown.add("rotated_qk_norm")
     if any(arch.windows) and any(arch.chunks):
         unknown.add("chunks")
+    if arch.gate_limits is not None and not arch.gate_limits.is_swiglu_of_experts:
+        unknown.add("gate_limits")
     if arch.num_experts and not arch.has_gate:
         unknown.add("has_gate")
     if arch.activation == "xielu" or (arch.num_experts and arch.has_gate and arch.activation != "silu"):
         unknown.add("activation")
+    if arch.latent_size and any(arch.windows):
+        unknown.add("windows")
     if arch.latent_size and arch.has_sinks:
         unknown.add("has_sinks")
     if arch.latent_size and arch.temperature_length:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flambeau.llm.backends.cuda.cuda_compiler import compile_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import (
     BFLOAT16,
     CAPABILITY,
@@ -58,9 +59,7 @@ class PersistentStep:
             "KVBLOCK": cache.block_size, "EPS": f"{arch.norm_epsilon}f", "XBYTES": x_bytes,
         }  # fmt: skip
         source = "".join(f"#define {name} {value}\n" for name, value in shapes.items()) + SOURCE.read_text()
-        compile_kernel = torch.cuda._compile_kernel
-        self._kernel = compile_kernel(source, "step", compute_capability="90", nvcc_options=["-std=c++17"])
-        self._kernel.set_shared_memory_config(self._shared_bytes)
+        self._kernel = compile_kernel(source, "step", shared_bytes=self._shared_bytes)
         self._kept: list[Tensor] = []
         self._embedding = model.model.embed_tokens.weight
 
@@ -106,7 +105,7 @@ class PersistentStep:
         self._counters.zero_()
         self._hidden_E.copy_(F.embedding(inputs.ids_T, self._embedding)[0])
         given = [self._parameters, inputs.slots_T, inputs.context_lens_S, inputs.block_tables_SB]
-        launch_together(self._kernel.func, self._num_blocks, 32 * NUM_WARPS, self._shared_bytes, given)
+        launch_together(self._kernel, self._num_blocks, 32 * NUM_WARPS, self._shared_bytes, given)
         return self._logits_V.unsqueeze(0)
 
 

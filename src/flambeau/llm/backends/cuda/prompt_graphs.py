@@ -8,7 +8,7 @@ V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,17 @@ def size_for(inputs: StepInputs, rows_N: Tensor) -> int | None:
     if max(len(inputs.context_lens_S), len(rows_N)) > MAX_SEQUENCES:
         return None
     return next((size for size in SIZES if size >= len(inputs.ids_T)), None)
+
+
+def room_for(size: int) -> int:
+    """How many numbers of 8 bytes so many take, so that the address behind them can be divided by 16."""
+    return size + size % 2
+
+
+def parts_of(numbers: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Parts of these sizes. Triton compiles other kernels for other alignments, and those for tensors are compiled."""
+    parts = torch.split(numbers, [room_for(size) for size in sizes.values()])
+    return {name: part[: sizes[name]] for name, part in zip(sizes, parts, strict=True)}
 
 
 class CapturedPrompts:
@@ -55,17 +66,16 @@ class CapturedPrompts:
         sizes |= {"rows": MAX_SEQUENCES, "tiles": 3 * num_tiles}
         sizes |= {"adapters": num_tokens} if has_adapters else {}
         sizes |= {"starts": MAX_SEQUENCES + 1, "state_slots": MAX_SEQUENCES} if has_states else {}
-        total = sum(sizes.values())
+        total = sum(map(room_for, sizes.values()))
         self._numbers = torch.zeros(total, dtype=torch.int64, device=device)
         # Pinned memory, from which the GPU copies asynchronously.
         is_on_gpu = device.type == "cuda"
         self._host_numbers = torch.zeros(total, dtype=torch.int64, pin_memory=is_on_gpu)
-        host_views = torch.split(self._host_numbers, [*sizes.values()])
-        self._host_views = {name: view.numpy() for name, view in zip(sizes, host_views, strict=True)}
+        self._host_views = {name: view.numpy() for name, view in parts_of(self._host_numbers, sizes).items()}
         self._tables = torch.zeros((MAX_SEQUENCES, max_blocks), dtype=torch.int64, device=device)
         self._host_tables = torch.zeros(self._tables.shape, dtype=torch.int64, pin_memory=is_on_gpu)
         self._copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        views = dict(zip(sizes, torch.split(self._numbers, [*sizes.values()]), strict=True))
+        views = parts_of(self._numbers, sizes)
         unused = torch.zeros(0, dtype=torch.int64, device=device)  # tiles say which tokens belong to a sequence
         places = views["ids"], views["positions"], views["slots"], views.get("starts", unused)
         inputs = StepInputs(*places, unused, self._tables)

@@ -33,7 +33,7 @@ from flambeau.llm.backends.hugging_face.sequence_backend import SequenceBackend
 from flambeau.llm.backends.hugging_face.state_backend import StateBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError, LLMError, NoRoom
-from flambeau.llm.executor.kv_cache import available_bytes, num_blocks_of
+from flambeau.llm.executor.cache_sizes import available_bytes, num_blocks_of
 from flambeau.llm.models.architecture import Architecture
 from flambeau.llm.transformers_package import first_lines, quiet
 

@@ -13,7 +13,8 @@ import torch
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.json_files import read_object
 from flambeau.llm.models.architecture import Architecture
-from flambeau.llm.models.hugging_face import read_config, token_ids
+from flambeau.llm.models.config_values import token_ids
+from flambeau.llm.models.hugging_face import read_config
 from flambeau.llm.transformers_package import check_weights, first_lines, import_transformers, quiet
 
 LENGTH_KEYS = (

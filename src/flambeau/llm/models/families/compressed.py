@@ -6,7 +6,8 @@ from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.compression_shape import CompressionShape
 from flambeau.llm.models.families.config_parts import DEEPSEEK_EXPERT_NAMES
 from flambeau.llm.models.families.family import Config, Family
-from flambeau.llm.models.families.hyper_latent import STREAM_NAMES, gate_limit
+from flambeau.llm.models.families.gate_limits import limits_before_activation
+from flambeau.llm.models.families.hyper_latent import STREAM_NAMES
 from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.layer_types import SILU
 from flambeau.llm.models.families.recurrence import Recurrence
@@ -118,7 +119,7 @@ def deepseek_4(config: Config) -> Config:
         "rope_theta": wide,
         "local_rope_theta": local,
         "windows": (int(config["sliding_window"]),) * len(types),
-        "gate_limit": gate_limit(config),
+        "gate_limits": limits_before_activation(config, everywhere=True),
         "shared_expert_size": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
         "routed_scale": float(config["routed_scaling_factor"]),
         "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
@@ -153,7 +154,7 @@ COMPRESSED: dict[str, Family] = {
     "DeepseekV4ForCausalLM": Family(
         model_type="deepseek_v4",
         experts=True,
-        parts={"router": "biased_sqrt_softplus", "limits_all_gates": True},
+        parts={"router": "biased_sqrt_softplus"},
         derive=deepseek_4,
         understands=OWN_KEYS,
         has_local_rope=True,

@@ -40,13 +40,17 @@ HUNYUAN_SUPPORTED = {
     "use_mixed_mlp_moe": (None, False, True),
 }
 VISION = (  # tensors of pictures and sounds
-    r"^(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
+    r"^(thinker\.)?(model\.)?(vision_model|vision_tower|visual|multi_modal_projector|mm_projector|connector|image_newline|"
     r"vision_embedder|embed_vision|vision_encoder|vision_projection|vision_projector|visual_embeddings_table|projector|"
     r"layerwise_projectors|spatial_projectors|mlp1|mlp_AR|merger|vit_merger|view_seperator|view_separator|sam_model|"
     r"qwen2_model|vit_large_projector|patch_merge_mlp|pre_mm_projector_norm|patch_merger|vision_language_adapter|"
-    r"audio_tower|embed_audio)\b"
+    r"audio_tower|embed_audio|audio_encoder|audio_adapter|aligner|high_res_vision_\w+|vision_resampler|density_router|"
+    r"vision_final_layernorm|sound_encoder|sound_projection)\b"
 )
-TEXT_NAMES = ((r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."))
+OUTPUTS = (  # tensors of what speaks or paints
+    r"^(talker|token2wav|code2wav)\.|^(model\.)?(vqmodel|generation_embeddings|generation_aligner|generation_head)\b"
+)
+TEXT_NAMES = ((r"^thinker\.", ""), (r"^language_model\.", ""), (r"^model\.(language|text)_model\.", "model."))
 CLIP_KEYS = frozenset({"clip_qkv"})
 
 
@@ -92,7 +96,7 @@ def stretched_theta(config: Config) -> Config:
 
 def text_only(family: Family) -> Family:
     """The same family in checkpoints that also hold a vision model, which is no part of its network."""
-    unused = "|".join(filter(None, (VISION, family.parts.get("unused"))))
+    unused = "|".join(filter(None, (VISION, OUTPUTS, family.parts.get("unused"))))
     return replace(
         family,
         text_section="text_config",

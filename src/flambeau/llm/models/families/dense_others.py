@@ -24,6 +24,16 @@ def hyperclova_x(config: Config) -> Config:
     }
 
 
+def diff_llama(config: Config) -> Config:
+    """Attention whose heads are subtracted from each other, in pairs."""
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if kv_heads % 2:
+        raise CheckpointError(f"num_key_value_heads {kv_heads} is not supported; it must be even")
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    return {"is_differential": True, "value_size": 2 * int(size)}
+
+
 def nanochat(config: Config) -> Config:
     return {"logit_softcap": config.get("final_logit_softcapping")}
 
@@ -101,6 +111,12 @@ GRANITE_SWA_DEFAULTS = {
 }
 
 DENSE_OTHERS = {
+    "DiffLlamaForCausalLM": Family(
+        model_type="diffllama",
+        derive=diff_llama,
+        understands=frozenset({"lambda_std_dev"}),
+        defaults={"rms_norm_eps": 1e-5, **LLAMA_TOKENS},
+    ),
     "ApertusForCausalLM": Family(
         model_type="apertus",
         qk_norm=True,
@@ -216,7 +232,6 @@ DENSE_OTHERS = {
             "layer_norm_eps": 1e-5,
             "hidden_act": "relu2",
             "max_position_embeddings": 16384,
-            "rope_theta": 25000.0,
             "partial_rotary_factor": 0.5,
             "qk_layernorm": True,
             **LLAMA_TOKENS,

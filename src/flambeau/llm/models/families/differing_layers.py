@@ -15,6 +15,7 @@ from flambeau.llm.models.families.config_parts import (
     text_only,
 )
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.gate_limits import limits_of_layers
 from flambeau.llm.models.families.layer_sizes import LayerSizes
 
 WIDE, LOCAL = "full_attention", "sliding_attention"
@@ -231,19 +232,9 @@ def step(config: Config) -> Config:
         "shared_expert_size": int(config["share_expert_dim"]),
         "routed_scale": float(config["moe_router_scaling_factor"]),
         "dense_layers": dense_layers(config, STEP_FIRST_SPARSE),
-        "expert_limits": limits(config, "swiglu_limits"),
-        "mlp_limits": limits(config, "swiglu_limits_shared"),
+        "gate_limits": limits_of_layers(config, "swiglu_limits", "swiglu_limits_shared"),
         "num_unused_layers": int(config.get("num_nextn_predict_layers") or 0),
     }
-
-
-def limits(config: Config, key: str) -> tuple[float | None, ...]:
-    """The limit of each layer; 0 means that there is none."""
-    given = config.get(key) or []
-    if given and len(given) != config["num_hidden_layers"]:
-        raise CheckpointError(f"{key} must have a number for each layer")
-    found = tuple(float(one) if one else None for one in given)
-    return found if any(found) else ()
 
 
 STEP_EXPERT_NAMES = (

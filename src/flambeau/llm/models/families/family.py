@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flambeau.llm.models.families.image_readers import ImageReader
 from flambeau.llm.models.families.renames import Renames
+from flambeau.llm.models.families.sound_readers import SoundReader
 
 Config = Mapping[str, Any]
 # The layers with a window, unless `layer_types` names them: `named` has no others, `pattern` leaves out every nth.
@@ -55,4 +56,5 @@ class Family:
     dequantizes: tuple[str, ...] = ()  # quantization methods whose weights are dequantized
     vision: VisionKind | None = None  # the encoder of images, whose settings are under `vision_config`
     images: ImageReader | None = None  # what transformers encodes images with
+    sounds: SoundReader | None = None  # what transformers encodes sounds with
     scales_images: bool = False  # the scale of embeddings of tokens is also that of images

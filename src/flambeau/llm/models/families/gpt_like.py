@@ -20,6 +20,15 @@ def gpt_j(config: Config) -> Config:
     return {"rotary_size": int(config["rotary_dim"])}
 
 
+def neox_theta(config: Config) -> Config:
+    """Positions have `rotary_emb_base`; an older file has `rope_theta`, too, which has no effect of its own."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    base = config.get("rotary_emb_base", 10000)
+    if "rope_theta" not in parameters and config.get("rope_theta") not in (None, base):
+        raise CheckpointError(f"rope_theta {config['rope_theta']} has no effect here; rotary_emb_base, {base}, has")
+    return config
+
+
 def gpt_neox(config: Config) -> Config:
     is_parallel = bool(config["use_parallel_residual"])
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -252,6 +261,7 @@ GPT_LIKE = {
     ),
     "GPTNeoXForCausalLM": Family(
         model_type="gpt_neox",
+        arrange=neox_theta,
         has_kv_heads=False,
         parts={**PLAIN_PARTS, "mlp_bias": True, "grouped_qkv": True},
         derive=gpt_neox,
@@ -324,7 +334,7 @@ GPT_LIKE = {
         parts={**PLAIN_PARTS, "learned_positions": True, "position_offset": 2},
         derive=opt,
         supported={"learned_embeddings": (None, True), "scale_embeddings": (None, False)},  # Galactica
-        epsilon_key="layer_norm_eps",
+        epsilon_key="layer_norm_epsilon",  # which no file has
         activation_key="activation_function",
         aliases={"ffn_dim": "intermediate_size"},
         renames=(
@@ -338,7 +348,7 @@ GPT_LIKE = {
         ),
         defaults={
             "activation_function": "relu",
-            "layer_norm_eps": 1e-5,
+            "layer_norm_epsilon": 1e-5,
             "enable_bias": True,
             "do_layer_norm_before": True,
             "layer_norm_elementwise_affine": True,

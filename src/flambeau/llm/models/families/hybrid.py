@@ -7,6 +7,7 @@ from flambeau.llm.models.families.gated_recurrences import GATED_RECURRENCES
 from flambeau.llm.models.families.kimi_delta import KIMI_DELTA
 from flambeau.llm.models.families.lightning_layers import LIGHTNING
 from flambeau.llm.models.families.mamba_hybrids import MAMBA_HYBRIDS
+from flambeau.llm.models.families.qwen_4 import QWEN_4_ROWS
 from flambeau.llm.models.families.rwkv import RWKV
 from flambeau.llm.models.families.short_convolutions import SHORT_CONVOLUTIONS
 from flambeau.llm.models.families.state_space import STATE_SPACE
@@ -16,6 +17,7 @@ HYBRID = {
     **STATE_SPACE,
     **SHORT_CONVOLUTIONS,
     **DELTA_NETS,
+    **QWEN_4_ROWS,
     **KIMI_DELTA,
     **LIGHTNING,
     **MAMBA_HYBRIDS,

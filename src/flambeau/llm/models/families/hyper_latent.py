@@ -7,6 +7,7 @@ from dataclasses import replace
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import TEXT_NAMES, dense_layers, text_only
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.gate_limits import limits_before_activation
 from flambeau.llm.models.families.hyper_shape import HyperShape
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 from flambeau.llm.models.families.kimi_delta import LINEAR_KEYS, MIXER_NAMES, delta_attention, mixer_names
@@ -32,16 +33,8 @@ HY_NAMES = (
 )
 
 
-def gate_limit(config: Config) -> float:
-    """The limit of gates, which has to be positive."""
-    limit = config["swiglu_limit"]
-    if not isinstance(limit, int | float) or limit <= 0:
-        raise CheckpointError(f"swiglu_limit {limit!r} is not supported; it must be a number above 0")
-    return float(limit)
-
-
 def hy_4(config: Config) -> Config:
-    """Coordinates of a rotation lie side by side, as in the original code; transformers 5.22 rotates halves."""
+    """Coordinates of a rotation lie side by side, as in the original code; transformers rotates halves."""
     indexer = IndexerShape(
         **read_indexer(config),
         rotates_last=True,
@@ -61,7 +54,7 @@ def hy_4(config: Config) -> Config:
         "dense_layers": dense_layers(config, int(config["first_k_dense_replace"])),
         "indexer": indexer,
         "hyper": streams,
-        "gate_limit": gate_limit(config),
+        "gate_limits": limits_before_activation(config),
     }
 
 
@@ -118,7 +111,7 @@ def glm_5_3(config: Config) -> Config:
         "latent_epsilon": float(config["rms_norm_eps"]),
         "indexer": indexer,
         "hyper": streams,
-        "gate_limit": gate_limit(config),
+        "gate_limits": limits_before_activation(config, everywhere=True),
         "renames": (*TEXT_NAMES, *GLM_NAMES, *DEEPSEEK_NAMES, *mixer_names(recurrent), *MIXER_NAMES),
     }
 
@@ -133,7 +126,7 @@ GLM_5_3 = Family(
     has_kv_heads=False,
     is_rotated=False,
     experts=True,
-    parts={"router": "biased_sigmoid", "limits_all_gates": True},
+    parts={"router": "biased_sigmoid"},
     derive=glm_5_3,
     understands=DERIVED_KEYS
     | {"layer_types", "mlp_layer_types", "rope_theta", "rope_parameters", "written_head_dim", "first_k_dense_replace"}

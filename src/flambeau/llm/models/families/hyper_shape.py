@@ -15,4 +15,5 @@ class HyperShape:
     num_rounds: int = 0
     largest: float = 2.0  # what a layer gives is multiplied by up to this for a stream …
     offset: float = 0.0  # … and this is added to the factor
+    rank: int = 0  # of the products that weigh each number of each stream (Qwen 4); 0: streams are weighed as a whole
     has_head: bool = True  # weights of the streams' sum after the last layer; False: it is their mean (GLM-5.3)

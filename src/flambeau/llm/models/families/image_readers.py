@@ -9,6 +9,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoReader:
+    """How it is used for videos."""
+
+    processor: str  # the class of its processor of videos
+    token_key: str = ""  # of config.json: the token in the places of a video; empty: that of an image
+    token_id: int = 0  # … if config.json names none
+    pixels: str = "pixel_values_videos"  # what its processor calls the pixels
+    inputs: tuple[str, ...] = ()  # what it takes beside them
+    num_frames: int = 32  # that are read at most, where the files name neither a number nor a rate …
+    rate: float | None = None  # … and how many a second; None: as many from every video
+    counts_in_arrays: bool = False  # its processor needs the content of frames where it writes the text of a video
+    steps_key: str = ""  # of config.json: positions of a second; empty: times are no positions, or are in texts …
+    steps_default: int = 25  # … and what they are if it does not say it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReader:
     """How an encoder of transformers is used."""
 
@@ -21,15 +37,26 @@ class ImageReader:
     more_ids: str = ""  # the key of further tokens in the text of an image that the encoder embeds, and what they are …
     more_default: tuple[int, ...] = ()  # … if config.json does not say it
     names_layers: bool = False  # config.json names the layers before which some of its features are added
+    adds_features: bool = False  # the first layers of its decoder add some of its features, too
     has_grid: bool = False  # the rows and columns of an image are positions of its tokens
     reads_one: bool = False  # it encodes several images of a chat otherwise than one
     projects: bool = False  # features are projected to embeddings outside of `get_image_features`
     needs_torchvision: bool = False  # there is no processor of images that uses Pillow alone
     counts_in_tensors: bool = False  # its processor asks for tensors where it writes the text of an image
     needs_timm: bool = False  # its encoder is a network of that package
+    since: tuple[int, int] = (5, 22)  # the version of transformers whose processor was compared first
+    videos: VideoReader | None = None  # None: it reads none
 
 
 PIXTRAL = "PixtralProcessor"
+OMNI_VIDEOS = VideoReader(
+    processor="Qwen2VLVideoProcessor",
+    token_key="video_token_id",
+    token_id=151656,
+    inputs=("video_grid_thw",),
+    rate=2.0,
+    steps_key="position_id_per_seconds",
+)
 # What files may leave out of `text_config`, because it is transformers' default.
 _SEVEN_BILLION = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 TEXT_SIZES = {
@@ -45,6 +72,13 @@ TEXT_SIZES = {
         "intermediate_size": 22528,
         "num_hidden_layers": 40,
         "num_attention_heads": 64,
+    },
+    "lfm3": {
+        "vocab_size": 128000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
     },
     "lfm2": {
         "vocab_size": 65536,
@@ -85,6 +119,7 @@ IMAGE_READERS = {
         processors=("InternVLProcessor",),
         image_id=151667,
         text_type="qwen2",
+        videos=VideoReader(processor="InternVLVideoProcessor", pixels="pixel_values"),
     ),
     "Idefics3ForConditionalGeneration": ImageReader(
         model_type="idefics3",
@@ -101,6 +136,13 @@ IMAGE_READERS = {
         image_id=128257,
         text_type="llama",
         inputs=("pixel_attention_mask",),
+        videos=VideoReader(
+            processor="SmolVLMVideoProcessor",
+            pixels="pixel_values",
+            inputs=("pixel_attention_mask",),
+            num_frames=64,
+            rate=1.0,
+        ),
     ),
     "Llama4ForConditionalGeneration": ImageReader(
         model_type="llama4",
@@ -127,6 +169,7 @@ IMAGE_READERS = {
         text_type="qwen2",
         inputs=("image_sizes",),
         reads_one=True,
+        videos=VideoReader(processor="LlavaOnevisionVideoProcessor", token_key="video_token_index", token_id=151647),
     ),
     "Lfm2VlForConditionalGeneration": ImageReader(
         model_type="lfm2_vl",
@@ -160,6 +203,7 @@ IMAGE_READERS = {
         text_type="glm4v_text",
         inputs=("image_grid_thw",),
         has_grid=True,
+        videos=VideoReader(processor="Glm4vVideoProcessor", inputs=("video_grid_thw",)),
     ),
     "Glm4vMoeForConditionalGeneration": ImageReader(
         model_type="glm4v_moe",
@@ -169,6 +213,7 @@ IMAGE_READERS = {
         text_type="glm4v_moe_text",
         inputs=("image_grid_thw",),
         has_grid=True,
+        videos=VideoReader(processor="Glm4vVideoProcessor", inputs=("video_grid_thw",)),
     ),
     "Glm46VForConditionalGeneration": ImageReader(
         model_type="glm46v",
@@ -178,6 +223,7 @@ IMAGE_READERS = {
         text_type="glm4v_text",
         inputs=("image_grid_thw",),
         has_grid=True,
+        videos=VideoReader(processor="Glm46VVideoProcessor", inputs=("video_grid_thw",)),
     ),
     "Gemma4ForConditionalGeneration": ImageReader(
         model_type="gemma4",
@@ -186,6 +232,12 @@ IMAGE_READERS = {
         image_id=258880,
         text_type="gemma4_text",
         inputs=("image_position_ids",),
+        videos=VideoReader(
+            processor="Gemma4VideoProcessor",
+            token_key="video_token_id",
+            token_id=258884,
+            inputs=("video_position_ids", "num_frames_per_video"),
+        ),
     ),
     "Gemma4UnifiedForConditionalGeneration": ImageReader(
         model_type="gemma4_unified",
@@ -195,6 +247,12 @@ IMAGE_READERS = {
         text_type="gemma4_unified_text",
         inputs=("image_position_ids",),
         needs_torchvision=True,
+        videos=VideoReader(
+            processor="Gemma4UnifiedVideoProcessor",
+            token_key="video_token_id",
+            token_id=258884,
+            inputs=("video_position_ids", "num_frames_per_video"),
+        ),
     ),
     "LightOnOcrForConditionalGeneration": ImageReader(
         model_type="lighton_ocr",
@@ -331,11 +389,122 @@ IMAGE_READERS = {
         needs_torchvision=True,
         needs_timm=True,
     ),
+    "Qwen2_5OmniThinkerForConditionalGeneration": ImageReader(
+        model_type="qwen2_5_omni_thinker",
+        class_name="Qwen2_5OmniThinkerForConditionalGeneration",
+        processors=("Qwen2_5OmniProcessor",),
+        image_id=151655,
+        text_type="qwen2_5_omni_text",
+        inputs=("image_grid_thw",),
+        has_grid=True,
+        videos=OMNI_VIDEOS,
+        since=(5, 23),
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": ImageReader(
+        model_type="qwen3_omni_moe_thinker",
+        class_name="Qwen3OmniMoeThinkerForConditionalGeneration",
+        processors=("Qwen3OmniMoeProcessor",),
+        image_id=151655,
+        text_type="qwen3_omni_moe_text",
+        inputs=("image_grid_thw",),
+        adds_features=True,
+        has_grid=True,
+        videos=OMNI_VIDEOS,
+        since=(5, 23),
+    ),
+    "DeepseekVLForConditionalGeneration": ImageReader(
+        model_type="deepseek_vl",
+        class_name="DeepseekVLModel",
+        processors=("DeepseekVLProcessor",),
+        image_id=100015,
+        text_type="llama",
+    ),
+    "DeepseekVLHybridForConditionalGeneration": ImageReader(
+        model_type="deepseek_vl_hybrid",
+        class_name="DeepseekVLHybridModel",
+        processors=("DeepseekVLHybridProcessor",),
+        image_id=100015,
+        text_type="llama",
+        inputs=("high_res_pixel_values",),
+    ),
+    "JanusForConditionalGeneration": ImageReader(
+        model_type="janus",
+        class_name="JanusModel",
+        processors=("JanusProcessor",),
+        image_id=100581,
+        text_type="llama",
+    ),
+    "LlavaNextVideoForConditionalGeneration": ImageReader(
+        model_type="llava_next_video",
+        class_name="LlavaNextVideoModel",
+        processors=("LlavaNextVideoProcessor",),
+        image_id=32001,
+        text_type="llama",
+        inputs=("image_sizes",),
+        videos=VideoReader(
+            processor="LlavaNextVideoVideoProcessor",
+            token_key="video_token_index",
+            token_id=32000,
+            num_frames=8,
+            counts_in_arrays=True,
+        ),
+    ),
+    "VideoLlama3ForConditionalGeneration": ImageReader(
+        model_type="video_llama_3",
+        class_name="VideoLlama3Model",
+        processors=("VideoLlama3Processor",),
+        image_id=151655,
+        text_type="qwen2",
+        inputs=("image_grid_thw", "image_merge_sizes"),
+    ),
+    "GraniteDoclingForConditionalGeneration": ImageReader(
+        model_type="granite_docling",
+        class_name="GraniteDoclingModel",
+        processors=("GraniteDoclingProcessor",),
+        image_id=100337,
+        text_type="granite_docling_text",
+        inputs=("pixel_attention_mask", "tile_fine_mask"),
+        adds_features=True,
+        since=(5, 23),
+    ),
+    "Lfm3VlForConditionalGeneration": ImageReader(
+        model_type="lfm3_vl",
+        class_name="Lfm3VlModel",
+        processors=("Lfm3VlProcessor",),
+        image_id=125030,
+        text_type="lfm3",
+        inputs=("image_grid_thw",),
+        videos=VideoReader(
+            processor="Qwen3VLVideoProcessor",
+            token_key="video_token_id",
+            token_id=125029,
+            inputs=("video_grid_thw",),
+            rate=2.0,
+        ),
+        since=(5, 23),
+    ),
+    "NemotronH_Omni_Reasoning_V3": ImageReader(
+        model_type="nemotron_h_omni",
+        class_name="NemotronH_Omni_Reasoning_V3",
+        processors=("NemotronH_Omni_Reasoning_V3Processor",),
+        image_id=18,
+        text_type="nemotron_h",
+        inputs=("image_grid_hw",),
+        needs_torchvision=True,
+    ),
+}
+WHOLE_MODELS = {  # of which one part is read: their names, and those of that part
+    "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",  # an older name
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
 REFUSED = {  # why models that read images are not read
     "MllamaForConditionalGeneration": "layers of its own attend to images",
     "PaliGemmaForConditionalGeneration": "its prompts attend to themselves in both directions",
     "Molmo2ForConditionalGeneration": "its decoder is not known",
     "Idefics2ForConditionalGeneration": "what stands for an image depends on the text beside it",
+    "MiniCPMV4_7ForConditionalGeneration": "tokens around its tiles have positions on one canvas with them",
+    "UnlimitedOcrForConditionalGeneration": "its windows contain the whole prompt besides",
+    "T5Gemma2ForConditionalGeneration": "an encoder reads its prompts",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "its encoder cannot be read apart from its decoder",
 }

@@ -18,6 +18,7 @@ class IndexerShape:
     key_epsilon: float = 1e-6  # of the norm of keys
     paired_rope: bool = False  # the two coordinates of a rotation lie side by side
     pool_size: int = 0  # tokens are chosen in groups of so many, by a mean of their keys (GLM-5.3); 0: one by one
+    has_mean_keys: bool = False  # of groups: a mean without weights, which is normalized and rotated (Qwen 4)
     block_size: int = 0  # tokens of a block; each head chooses for a key-value head. 0: tokens are chosen
     num_local_blocks: int = 0  # the last ones, which are always chosen
     plain_layers: frozenset[int] = frozenset()  # that attend to all tokens
@@ -36,7 +37,7 @@ class IndexerShape:
     @property
     def cached_size(self) -> int:
         """The numbers of a token in the cache: its key, and the weights of its group's mean, if there are any."""
-        return 2 * self.head_size if self.pool_size else self.head_size
+        return 2 * self.head_size if self.pool_size and not self.has_mean_keys else self.head_size
 
     def chooses_in(self, layer: int) -> bool:
         return layer not in self.reusing_layers and layer not in self.plain_layers

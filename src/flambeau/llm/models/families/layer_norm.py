@@ -101,6 +101,7 @@ LAYER_NORM = {
     "Starcoder2ForCausalLM": Family(
         model_type="starcoder2",
         windowed="all",
+        names_layers=False,
         switches_window=False,
         parts={"norm": "layer", "norm_bias": True, "has_gate": False},
         derive=uniform_bias,
@@ -167,7 +168,8 @@ LAYER_NORM = {
         parts={"norm": "layer", "has_norm_weight": False},
         derive=clipped,
         understands=CLIP_KEYS,
-        epsilon_key="norm_eps",  # which no file has
+        epsilon_key="norm_eps",  # which no file has: norms of transformers' OLMo have one epsilon
+        supported={"norm_eps": (None, 1e-5)},
         defaults={"norm_eps": 1e-5, "eos_token_id": 50279},
     ),
     "NemotronForCausalLM": Family(

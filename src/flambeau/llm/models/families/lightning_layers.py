@@ -111,6 +111,7 @@ MINIMAX = Family(
         "shared_intermediate_size": (None, 0),
         "sliding_window": (None,),
         "router_jitter_noise": (None, 0.0, 0),
+        "norm_topk_prob": (None, True),
     },
     aliases={
         f"layernorm_{given}_{factor}": f"{own}_{factor}_factor"

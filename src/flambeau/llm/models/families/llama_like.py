@@ -23,6 +23,9 @@ from flambeau.llm.models.families.family import Config, Family
 
 def olmo_3(config: Config) -> Config:
     """Layers with a window are not scaled."""
+    scaling = config.get("rope_scaling") or {}
+    if "rope_type" not in scaling and scaling.get("type", "default") != "default":
+        raise CheckpointError("rope_scaling of OLMo 3 must name its kind as rope_type: transformers does not read type")
     nested = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     return {"local_rope_theta": float(nested.get("rope_theta") or OLMO_3_THETA)}
 
@@ -93,6 +96,7 @@ PHI_3 = Family(
     output_bias=False,
     windowed="all",
     switches_window=False,
+    names_layers=False,
     derive=partial_rotation,
     understands=ROTARY_KEYS,
     defaults={
@@ -152,6 +156,18 @@ LLAMA_LIKE = {
         supported={"activation": (None, "swiglu")},  # beside hidden_act (Falcon 3)
         defaults=LLAMA_TOKENS,
     ),
+    "IQuestCoderForCausalLM": Family(
+        model_type="iquestcoder",
+        understands=frozenset({"sliding_window", "max_window_layers"}),  # without use_sliding_window
+        supported={"use_sliding_window": (None, False)},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            **LLAMA_TOKENS,
+        },
+    ),
     "MistralForCausalLM": MISTRAL,
     "MinistralForCausalLM": replace(MISTRAL, model_type="ministral"),
     "Ministral3ForCausalLM": MINISTRAL_3,
@@ -167,7 +183,7 @@ LLAMA_LIKE = {
         qkv_bias=True,
         output_bias=False,
         windowed="late",
-        understands=frozenset({"num_nextn_predict_layers"}),  # loaded apart from the network (head_weights.py)
+        understands=frozenset({"num_nextn_predict_layers"}),  # loaded apart from the network (mtp_weights.py)
         defaults={"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
     ),
     "Qwen3ForCausalLM": Family(
@@ -315,10 +331,14 @@ LLAMA_LIKE = {
     "InternLM3ForCausalLM": Family(
         model_type="internlm3",
         derive=internlm_3,
+        aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},  # as transformers writes them
         defaults={
             "qkv_bias": False,
             "bias": False,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
             "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
             **LLAMA_TOKENS,
         },
     ),

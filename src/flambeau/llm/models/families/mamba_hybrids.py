@@ -8,8 +8,8 @@ from typing import Any
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import LLAMA_TOKENS, ROTARY_KEYS, expert_groups, granite
-from flambeau.llm.models.families.experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.granite_experts import GRANITE_MOE_DEFAULTS, GRANITE_MOE_NAMES
 from flambeau.llm.models.families.layer_types import ATTENTION_TYPES, RECURRENT_TYPES, SILU, named_layers
 from flambeau.llm.models.families.recurrence import MixerNorm
 from flambeau.llm.models.families.state_space import (
@@ -54,11 +54,10 @@ def nemotron_h(config: Config) -> Config:
     if unknown:
         raise CheckpointError(f"layers of the types {', '.join(unknown)} are not supported")
     layers = frozenset(range(len(types)))
-    heads, groups = int(config["mamba_n_heads"]), int(config["mamba_n_groups"])
     recurrence = mamba_2_layers(
         {
             **config,
-            "mamba_d_ssm": heads * int(config["mamba_d_head"]),
+            "mamba_d_ssm": int(config["mamba_n_heads"]) * int(config["mamba_d_head"]),
             "time_step_limit": (float(config["time_step_min"]), math.inf),
         },
         frozenset(i for i in layers if types[i] in RECURRENT_TYPES),
@@ -66,7 +65,7 @@ def nemotron_h(config: Config) -> Config:
     parts: dict[str, Any] = {
         "num_layers": len(types),
         "unrotated_layers": layers,
-        "recurrence": replace(recurrence, norm_groups=groups),
+        "recurrence": recurrence,
         "feed_forward_layers": frozenset(i for i in layers if types[i] in ("mlp", "moe")),
     }
     if "moe" not in types:
@@ -110,7 +109,6 @@ def falcon_h1(config: Config) -> Config:
         mamba_2_layers(config, frozenset(range(config["num_hidden_layers"]))),
         is_beside_attention=True,
         norm=norm,
-        norm_groups=int(config["mamba_n_groups"]),
         input_scale=float(config["ssm_in_multiplier"]),
         part_scales=part_scales,
         output_scale=float(config["ssm_out_multiplier"]),

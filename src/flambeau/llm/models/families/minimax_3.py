@@ -14,6 +14,7 @@ from flambeau.llm.models.families.config_parts import (
     text_only,
 )
 from flambeau.llm.models.families.family import Config, Family
+from flambeau.llm.models.families.gate_limits import swiglu_limits
 from flambeau.llm.models.families.indexer_shape import IndexerShape
 
 FULL, SPARSE = "full_attention", "minimax_m3_sparse"
@@ -81,8 +82,7 @@ def minimax_3(config: Config) -> Config:
     return {
         "rotary_size": None if size == config["head_dim"] else size,
         "indexer": indexer if SPARSE in kinds else None,
-        "swiglu_limit": float(config["swiglu_limit"]),
-        "swiglu_alpha": float(config["swiglu_alpha"]),
+        "gate_limits": swiglu_limits(config, everywhere=True),
         "shared_expert_size": int(config["shared_intermediate_size"]),
         "routed_scale": float(config["routed_scaling_factor"]),
         "dense_layers": dense_layers(config, 0),
@@ -128,7 +128,6 @@ MINIMAX_3_TEXT = Family(
         "norm_offset": 1.0,
         "router": "biased_sigmoid",
         "normalizes_experts": True,
-        "swiglu_everywhere": True,
         "unused": r"(^|\.)mtp\.",
     },
     derive=minimax_3,

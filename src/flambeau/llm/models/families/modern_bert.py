@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.llm.errors import CheckpointError
+from flambeau.llm.errors import CheckpointError, InvalidConfig
 from flambeau.llm.models.families.family import Config, Family
 
 ACTIVATIONS = {"gelu": "gelu", "silu": "silu", "relu": "relu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -25,7 +25,13 @@ def modern_bert_keys(config: Config) -> Config:
         number = found["num_hidden_layers"]
         found["layer_types"] = ["sliding_attention" if i % every else "full_attention" for i in range(number)]
     reach = found.pop("local_attention", 128)
-    found["sliding_window"] = reach // 2 if reach else None
+    window = reach // 2 if reach else None
+    if found.get("sliding_window") not in (None, -1, window):
+        raise InvalidConfig(
+            f"sliding_window is {found['sliding_window']}, and local_attention, {reach}, makes it {window}; "
+            "remove the wrong one of the two keys"
+        )
+    found["sliding_window"] = window
     return found
 
 

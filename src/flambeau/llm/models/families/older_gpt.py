@@ -7,7 +7,14 @@ from dataclasses import replace
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import GPT_TOKENS, ROTARY_KEYS, partial_rotation
 from flambeau.llm.models.families.family import Config, Family
-from flambeau.llm.models.families.gpt_like import DENSE_NAMES, GPT_2_NAMES, GPT_ALIASES, GPT_LIKE, PLAIN_PARTS
+from flambeau.llm.models.families.gpt_like import (
+    DENSE_NAMES,
+    GPT_2_NAMES,
+    GPT_ALIASES,
+    GPT_LIKE,
+    PLAIN_PARTS,
+    neox_theta,
+)
 
 
 def gpt_neo(config: Config) -> Config:
@@ -111,7 +118,8 @@ OLDER_GPT = {
         is_rotated=False,
         parts={**PLAIN_PARTS, "mlp_bias": True, "learned_positions": True, "position_offset": 2},
         derive=biogpt,
-        epsilon_key="layer_norm_eps",
+        epsilon_key="layer_norm_epsilon",  # which no file has; layer_norm_eps of files has no effect
+        understands=frozenset({"layer_norm_eps"}),
         renames=(
             (r"^biogpt\.embed_", "model.embed_"),
             (r"^biogpt\.layers\.", "model.layers."),
@@ -125,7 +133,7 @@ OLDER_GPT = {
         ),
         defaults={
             "hidden_act": "gelu",
-            "layer_norm_eps": 1e-12,
+            "layer_norm_epsilon": 1e-5,
             "max_position_embeddings": 1024,
             "scale_embedding": True,
             "tie_word_embeddings": True,
@@ -177,6 +185,7 @@ OLDER_GPT = {
     ),
     "GPTNeoXJapaneseForCausalLM": Family(
         model_type="gpt_neox_japanese",
+        arrange=neox_theta,
         has_kv_heads=False,
         qkv_bias=False,
         output_bias=True,

@@ -34,9 +34,11 @@ class Recurrence:
     inner_epsilon: float | None = None  # of norms inside of a layer; None: as everywhere
     time_step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba 2
     is_grouped: bool = True  # delta net: the rows of its projections are grouped by key head (Qwen3-Next)
+    has_sigmoid_gates: bool = False  # delta net: of its outputs, instead of SiLU (Qwen 4)
     max_beta: float = 1.0  # delta net: 2 allows states to change their sign (OLMo hybrid)
     gate_rank: int = 0  # Kimi: of the projections to decays and to gates; 0: these are one matrix each
     lowest_log_decay: float | None = None  # Kimi: of a token; None: there is no limit
+    others: tuple[tuple[int, StateShapes], ...] = ()  # states of other parts, numbered after the layers
     # Lightning attention only:
     slope_factors: tuple[float, ...] = ()  # of each layer of the network; heads have the slopes of ALiBi
     activates_inputs: bool = False  # queries, keys and values
@@ -80,4 +82,9 @@ class Recurrence:
     @property
     def num_state_numbers(self) -> int:
         """How many numbers the state of one sequence has, in all layers."""
-        return len(self.layers) * sum(math.prod(shape) for shape in self.state_shapes)
+        return sum(math.prod(shape) for shapes in self.all_shapes.values() for shape in shapes)
+
+    @property
+    def all_shapes(self) -> dict[int, StateShapes]:
+        """The states of one sequence in each layer, and those of other parts."""
+        return {**dict.fromkeys(sorted(self.layers), self.state_shapes), **dict(self.others)}

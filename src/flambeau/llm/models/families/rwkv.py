@@ -21,6 +21,7 @@ def rwkv_4(config: Config) -> Config:
 RWKV = {
     "RwkvForCausalLM": Family(
         model_type="rwkv",
+        supported={"layer_norm_epsilon": (None, 1e-5)},
         mlp_ratio=4,
         parts={"norm": "layer", "norm_bias": True, "embedding_norm": True, "has_gate": False},
         derive=rwkv_4,

@@ -84,7 +84,47 @@ DEEPSEEK_3_2 = replace(
         "indexer_rope_interleave": False,
     },
 )
+
+
+def ax_k2(config: Config) -> Config:
+    return {**deepseek_3_2(config), "norm_gate_rank": int(config["gated_norm_rank"])}
+
+
+AX_K2 = replace(
+    DEEPSEEK_3_2,
+    model_type="axk2",
+    parts={"router": "zeroed_sigmoid", "joins_query_latents": True},
+    derive=ax_k2,
+    supported={**DEEPSEEK_3_2.supported, "rope_interleave": (None, True), "indexer_rope_interleave": (None, False)},
+    renames=(
+        *DEEPSEEK_3_2.renames,
+        (r"\.self_attn\.q_gate_proj\.", ".self_attn.q_b_proj."),
+        (r"_layernorm\.norm\.", "_layernorm."),
+        (r"_layernorm\.(W_down|mlp\.fc1)\.", "_layernorm.gate_in."),
+        (r"_layernorm\.(W_up|mlp\.fc2)\.", "_layernorm.gate_out."),
+    ),
+    defaults={
+        **DEEPSEEK_3_2.defaults,
+        "kv_lora_rank": 128,
+        "q_lora_rank": 384,
+        "head_dim": 32,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+        "max_position_embeddings": 131072,
+        "num_experts": 128,
+        "moe_intermediate_size": 512,
+        "n_group": None,
+        "topk_group": None,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+        "index_n_heads": 16,
+        "gated_norm_rank": 16,
+        "eos_token_id": 163691,
+        "bos_token_id": 163691,
+    },
+)
 SPARSE_LATENT: dict[str, Family] = {
+    "AXK2ForCausalLM": AX_K2,
     "DeepseekV32ForCausalLM": DEEPSEEK_3_2,
     "GlmMoeDsaForCausalLM": replace(
         DEEPSEEK_3_2,

@@ -12,7 +12,10 @@ from flambeau.llm.models.families.recurrence import Recurrence
 
 
 def mamba_2_layers(config: Config, layers: frozenset[int]) -> Recurrence:
-    """Mamba 2 by the keys that hybrid models have for it."""
+    """Mamba 2 by the keys that hybrid models have for it.
+
+    Each group has a norm of its own, as in the original code; transformers up to 5.22 has one norm for all of them.
+    """
     inner = int(config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"])
     heads, groups = int(config["mamba_n_heads"]), int(config["mamba_n_groups"])
     named = config["mamba_d_head"]
@@ -33,6 +36,7 @@ def mamba_2_layers(config: Config, layers: frozenset[int]) -> Recurrence:
         head_size=size,
         state_size=int(config["mamba_d_state"]),
         num_groups=groups,
+        norm_groups=groups,
         time_step_limits=time_step_limits(config),
     )
 
@@ -45,10 +49,8 @@ def time_step_limits(config: Config) -> tuple[float, float]:
 
 
 def mamba_2(config: Config) -> Config:
-    """Each group has a norm of its own, as in the original code; transformers has one norm for all of them."""
     recurrence = mamba_2_layers(config, frozenset(range(config["num_hidden_layers"])))
-    grouped = replace(recurrence, norm_groups=recurrence.num_groups)
-    return {"recurrence": grouped, "wide_residual": bool(config["residual_in_fp32"])}
+    return {"recurrence": recurrence, "wide_residual": bool(config["residual_in_fp32"])}
 
 
 def mamba_1_layers(config: Config, layers: frozenset[int]) -> Recurrence:

@@ -7,14 +7,13 @@ from typing import Any
 
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families.config_parts import VISION, dense_layers, text_only
-from flambeau.llm.models.families.experts import EXPERTS
 from flambeau.llm.models.families.family import Config, Family
 from flambeau.llm.models.families.layer_norm import LAYER_NORM, cohere
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE, PHI_3
-from flambeau.llm.models.families.newer_experts import NEWER_EXPERTS
+from flambeau.llm.models.families.softmax_experts import SOFTMAX_EXPERTS
 
 HUNYUAN = LLAMA_LIKE["HunYuanDenseV1ForCausalLM"]
-ERNIE = EXPERTS["Ernie4_5_MoeForCausalLM"]
+ERNIE = SOFTMAX_EXPERTS["Ernie4_5_MoeForCausalLM"]
 COMMAND = LAYER_NORM["Cohere2ForCausalLM"]
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})  # positions of a text are equal on all axes
 
@@ -127,7 +126,7 @@ TEXT_DECODERS: dict[str, Family] = {
         defaults={**PHI_3.defaults, "max_position_embeddings": 131072, "eos_token_id": [199999, 200020]},
     ),
     "AriaForConditionalGeneration": replace(
-        text_only(NEWER_EXPERTS["AriaTextForCausalLM"]),
+        text_only(SOFTMAX_EXPERTS["AriaTextForCausalLM"]),
         model_type="aria",
         text_types=frozenset({"aria_text"}),
     ),

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flambeau.llm.models.families.config_parts import dense_layers, partial_rotation, uniform_bias
-from flambeau.llm.models.families.experts import EXPERTS, deepseek_1, glm_4_moe
 from flambeau.llm.models.families.family import Config
 from flambeau.llm.models.families.llama_like import LLAMA_LIKE
-from flambeau.llm.models.families.qwen_vl import SECTION_KEYS, divided, one_after_another, pairs_of, sections
+from flambeau.llm.models.families.qwen_vl import (
+    QWEN_2,
+    QWEN_3,
+    SECTION_KEYS,
+    divided,
+    one_after_another,
+    pairs_of,
+    sections,
+)
+from flambeau.llm.models.families.sigmoid_experts import SIGMOID_EXPERTS, glm_4_moe
+from flambeau.llm.models.families.softmax_experts import SOFTMAX_EXPERTS, deepseek_1
 
 SECTIONS = (8, 12, 12)
 
@@ -43,10 +52,49 @@ def deepseek_ocr_2(config: Config) -> Config:
     }
 
 
-_ERNIE, _DEEPSEEK = LLAMA_LIKE["Ernie4_5ForCausalLM"], EXPERTS["DeepseekForCausalLM"]
+_ERNIE, _DEEPSEEK = LLAMA_LIKE["Ernie4_5ForCausalLM"], SOFTMAX_EXPERTS["DeepseekForCausalLM"]
 _GRANITE = LLAMA_LIKE["GraniteForCausalLM"]
-_GLM_4, _GLM_4_MOE = LLAMA_LIKE["Glm4ForCausalLM"], EXPERTS["Glm4MoeForCausalLM"]
+_GLM_4, _GLM_4_MOE = LLAMA_LIKE["Glm4ForCausalLM"], SIGMOID_EXPERTS["Glm4MoeForCausalLM"]
 VISION_DECODERS = {  # by the model_type of their section
+    "qwen2_5_omni_text": replace(
+        QWEN_2,
+        model_type="qwen2_5_omni_text",
+        vision=None,
+        renames=(),
+        defaults={
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rope_theta": 1e6,
+            "sliding_window": 32768,
+            "max_window_layers": 28,
+        },
+    ),
+    "qwen3_omni_moe_text": replace(
+        QWEN_3,
+        model_type="qwen3_omni_moe_text",
+        vision=None,
+        experts=True,
+        understands=SECTION_KEYS | {"interleaved"},  # another word for mrope_interleaved
+        renames=(),
+        defaults={
+            "vocab_size": 3584,
+            "hidden_size": 2048,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rope_theta": 1e6,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+        },
+    ),
     "glm4v_text": replace(
         _GLM_4,
         model_type="glm4v_text",
@@ -110,6 +158,26 @@ VISION_DECODERS = {  # by the model_type of their section
             "intermediate_size": 3072,
             "num_hidden_layers": 18,
             "num_attention_heads": 16,
+        },
+    ),
+    "granite_docling_text": replace(
+        _GRANITE,
+        model_type="granite_docling_text",
+        defaults={
+            "vocab_size": 133800,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.263,
+            "attention_multiplier": 0.015625,
+            "bos_token_id": 100257,
+            "eos_token_id": 100257,
         },
     ),
     "granite4_vision_text": replace(

@@ -9,21 +9,12 @@ import torch
 
 from flambeau.llm.backends.cpu import attention, bindings
 from flambeau.llm.backends.eager import EagerBackend, PagedAttention
+from flambeau.llm.executor.inputs import StepInputs
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.models.attention import AttentionOptions
-from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import greedy, prompts, random_model, room, step_inputs
 
-
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    """The kernels, built if need be."""
-    need_cpu_kernels()
-
-
 needs_kernels = pytest.mark.usefixtures("loaded")
-
-
 pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
 
 
@@ -133,6 +124,30 @@ def test_a_bfloat16_cache_is_summed_in_float32():
     q, k, v = qkv.split([arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
     expected = PagedAttention(rounded, inputs)(1, q, k, v, AttentionOptions(32**-0.5, 6))
     torch.testing.assert_close(found, expected.bfloat16(), atol=1e-6, rtol=2**-7)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("head_size", "window"), [(32, None), (64, 6), (64, None), (96, 40), (128, None), (256, 9)])
+def test_long_prompts_are_as_exact_as_single_tokens(head_size, window, dtype):
+    """With AMX, queries and weights are two numbers of 8 bits each: nearly what float32 gives."""
+    model = random_model(head_size=head_size, num_heads=6, num_kv_heads=2)
+    cache = KVCache(model.arch, 21, 16, dtype=dtype)
+    qkv = torch.randn((300, 10, head_size), generator=torch.Generator().manual_seed(2))
+    options = AttentionOptions(head_size**-0.5, window)
+
+    def outputs(sizes):
+        found = []
+        for places in torch.arange(300).split(sizes):
+            starts, length = torch.tensor([0, len(places)]), places[-1:] + 1
+            inputs = StepInputs(places, places, 16 + places, starts, length, torch.arange(1, 21).view(1, -1))
+            parts = qkv[places].split([6, 2, 2], dim=1)
+            found.append(attention.CpuAttention(cache, inputs)(1, *parts, options))
+        return torch.cat(found)
+
+    whole = outputs([300])
+    torch.testing.assert_close(whole, outputs([1] * 300), atol=5e-5, rtol=5e-5)
+    assert torch.equal(outputs([17, 16, 27, 240]), whole)
 
 
 @needs_kernels

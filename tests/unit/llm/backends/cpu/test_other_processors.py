@@ -28,8 +28,11 @@ def run_program(folder: Path, compiler: str, flags: str, emulator: tuple[str, ..
     """The instructions that were used, and what the network gives."""
     program = folder / "tiny_network"
     little = [flag.replace("-O3", "-O0") for flag in kernel_builds.COMMON_FLAGS]  # compiles in a third of the time
+    # One unit, so that what all include is read once.
     sources = [PROGRAM, *sorted(kernel_builds.SOURCES.glob("attention_*.cpp"))]
-    command = [compiler, *little, *flags.split(), f"-I{kernel_builds.SOURCES}", *map(str, sources), "-o", str(program)]
+    unit = folder / "all.cpp"
+    unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+    command = [compiler, *little, *flags.split(), f"-I{kernel_builds.SOURCES}", str(unit), "-o", str(program)]
     subprocess.run(["nice", "-n", "15", *command], check=True)
     done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=True)
     first, *lines = done.stdout.splitlines()

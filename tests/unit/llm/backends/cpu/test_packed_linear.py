@@ -25,15 +25,11 @@ from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout
 from flambeau.llm.quantize.groups import GroupedLinear, GroupLayout
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
-from support.cpu_kernels import need_cpu_kernels
 
-pytestmark = pytest.mark.timeout(300)  # the kernels may have to be built, on a busy machine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded() -> None:
-    """The kernels, built if need be."""
-    need_cpu_kernels()
+pytestmark = [
+    pytest.mark.timeout(300),  # the kernels may have to be built, on a busy machine
+    pytest.mark.usefixtures("loaded"),
+]
 
 
 def linear(in_features: int, out_features: int, *, bias: bool = False) -> nn.Linear:
@@ -235,7 +231,9 @@ def test_rounding_inputs_costs_about_a_hundredth_of_the_output(kind, outlier, al
     assert error.norm() / layer(x).norm() < allowed
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4", "int6"])
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", "bfloat16 network", "int8", "int4", "int6", *(str(layout) for layout in GROUPS)]
+)
 def test_a_row_gets_the_same_bits_in_any_batch(kind):
     layer = linear(192, 70)
     if kind == "bfloat16":
@@ -243,22 +241,25 @@ def test_a_row_gets_the_same_bits_in_any_batch(kind):
     layers = {"int8": Int8Linear.from_linear(layer), "int4": Int4Linear.from_linear(layer, 64)}
     layers["int6"] = grouped(GroupLayout(6, 16), 192, 70)
     layers["bfloat16 network"] = linear(192, 70).bfloat16()
-    fast, x = packed(layers.get(kind, layer)), torch.randn(27, 192)
+    layers.update((str(layout), grouped(layout, 192, 70)) for layout in GROUPS)
+    fast, x = packed(layers.get(kind, layer)), torch.randn(57, 192)  # two tiles of rows and some more
     together = fast(x)
     assert torch.equal(torch.cat([fast(row.unsqueeze(0)) for row in x]), together)
-    assert torch.equal(fast(x.view(3, 9, 192)), together.view(3, 9, 70))
+    assert torch.equal(fast(x.view(3, 19, 192)), together.view(3, 19, 70))
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_do_not_become_finite(kind, value):
     layer = linear(128, 40)
-    layer = Int8Linear.from_linear(layer) if kind == "int8" else Int4Linear.from_linear(layer, 64)
-    x = torch.randn(2, 128)
-    x[1, 70] = value
-    y = packed(layer)(x)
-    assert y[0].isfinite().all()
-    assert not y[1].isfinite().any()
+    quantized = {"int8": Int8Linear.from_linear(layer), "int4": Int4Linear.from_linear(layer, 64)}
+    fast, x = packed(quantized[kind] if kind in quantized else layer.bfloat16()), torch.randn(43, 128)
+    spoiled = torch.zeros(43, dtype=torch.bool)
+    spoiled[[1, 40]] = True  # in a tile of rows, and behind the last whole one
+    x[spoiled, 70] = value
+    for y, rows in ((fast(x), spoiled), (fast(x[:2]), spoiled[:2])):
+        assert y[~rows].isfinite().all()
+        assert not y[rows].isfinite().any()
 
 
 def test_the_largest_inputs_and_weights_do_not_overflow():
@@ -375,7 +376,7 @@ def test_processors_without_the_newest_instructions_give_the_same(processor, tmp
     little = [flag.replace("-O3", "-O1") for flag in kernel_builds.COMMON_FLAGS]  # compiles in half the time
     flags = [*little, f"-march={processor}", "-shared"]
     subprocess.run([kernel_builds.find_compiler(), *flags, str(source), "-o", str(library)], check=True)
-    layer, x = linear(256, 70, bias=True), torch.randn(11, 256)
+    layer, x = linear(256, 70, bias=True), torch.randn(43, 256)
     layers = [packed(each) for each in (layer, Int8Linear.from_linear(layer), Int4Linear.from_linear(layer, 64))]
     layers += [packed(grouped(layout, 256, 70)) for layout in GROUPS]
     layers += [packed(linear(256, 70).to(dtype)) for dtype in (torch.bfloat16, torch.float16)]

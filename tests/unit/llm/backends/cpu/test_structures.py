@@ -11,7 +11,7 @@ from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.kernel_builds import SOURCES
 
 STRUCTURES: dict[str, tuple[type[ctypes.Structure], str]] = {
-    "PagedStep": (bindings.CPagedStep, "paged_attention.h"),
+    "PagedStep": (bindings.CPagedStep, "paged_step.h"),
     "Matrix": (bindings.CMatrix, "matrix.h"),
     "Norm": (bindings.CNorm, "norms.h"),
     "Experts": (bindings.CExperts, "experts.h"),
@@ -19,6 +19,7 @@ STRUCTURES: dict[str, tuple[type[ctypes.Structure], str]] = {
     "Indexer": (bindings.CIndexer, "sparse_attention.h"),
     "LatentAttention": (bindings.CLatentAttention, "latent_attention.h"),
     "AltUp": (bindings.CAltUp, "altup.h"),
+    "SharedBlock": (bindings.CSharedBlock, "shared_block.h"),
     "Layer": (bindings.CLayer, "network.h"),
     "Network": (bindings.CNetwork, "network.h"),
     "Tokens": (bindings.CTokens, "network.h"),

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "network.h"
+#include "logits.h"
 #include "pack.h"
 #include "quantize.h"
 #include "self_test.h"

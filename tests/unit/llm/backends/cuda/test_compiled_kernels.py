@@ -17,6 +17,7 @@ import torch
 from flambeau.llm.executor.kv_cache import KVCache
 from flambeau.llm.gpu_weights import order_codes
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.gate_limits import GateLimits
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.coded import FP4, CodedLinear, CodeLayout, CudaCodedLinear
@@ -34,7 +35,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flambeau.llm.backends.cuda import launch
-from flambeau.llm.backends.cuda.attention import attend_uniform
+from flambeau.llm.backends.cuda.attention import ScoreParts, attend_uniform
+from flambeau.llm.backends.cuda.decode_attention import attend_new_tokens
 from flambeau.llm.backends.cuda.feed_forward import kernel_experts
 from flambeau.llm.backends.cuda.group_scaled import GroupScaledLinear, widened
 from flambeau.llm.backends.cuda.group_scaled_experts import GroupScaledExperts
@@ -42,9 +44,12 @@ from flambeau.llm.backends.cuda.linear import KernelLinear
 from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
+from flambeau.llm.backends.cuda.lora_norm import Unexpanded, normalize
 from flambeau.llm.backends.cuda.lora_slots import LoraSlots, layer_shapes
 from flambeau.llm.backends.cuda.network import CudaNetwork
+from flambeau.llm.backends.cuda.norm import NormParameters
 from flambeau.llm.backends.cuda.parts import unknown_parts
+from flambeau.llm.backends.cuda.rope import HeadParts
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -86,8 +91,9 @@ NETWORKS = {
                 "normalizes_experts": False},
     "Ministral 3": {"temperature_length": 16384, "temperature_scale": 0.1, "tempers_rotated": True},
     "gpt-oss": {"has_sinks": True, "num_experts": 32, "num_experts_per_token": 4, "expert_size": 2880,
-                "expert_bias": True, "swiglu_limit": 7.0, "hidden_size": 2880, "head_size": 64, "num_heads": 64,
-                "num_kv_heads": 8, "windows": (128,), "qkv_bias": True, "output_bias": True},
+                "expert_bias": True, "gate_limits": GateLimits(kind="swiglu", experts=(7.0,)), "hidden_size": 2880,
+                "head_size": 64, "num_heads": 64, "num_kv_heads": 8, "windows": (128,), "qkv_bias": True,
+                "output_bias": True},
 }  # fmt: skip
 GATED = {"num_kv_heads": 2, "head_size": 256, "rotary_size": 64, "qk_norm": True, "gates_attention": True}
 MAMBA_2 = {"kind": "mamba2", "inner_size": 8192, "num_heads": 128, "head_size": 64, "state_size": 128}
@@ -465,7 +471,7 @@ SHAPES = {
         "intermediate_size": 11008,
     },
 }
-OF_ADAPTERS = {"shrink_rows", "expand_rows", "activate_row", "activate_rows", "normalize_with_adapters"}
+OF_ADAPTERS = {"shrink_rows", "expand_rows", "activate_rows", "normalize_with_adapters"}
 
 
 @pytest.mark.parametrize(
@@ -475,11 +481,30 @@ def test_kernels_of_adapters_compile(network, rank, launches):
     for sequences in STEPS.values():
         step_with_adapters(network, 1, rank, sequences, launches)
     names = {kernel.__name__ for kernel, _, _ in launches}
-    assert {"activate_row" if rank == 16 else "activate_rows", "normalize_with_adapters"} <= names
+    assert {"activate_rows", "normalize_with_adapters"} <= names
     own = [one for one in launches if one[0].__name__ in OF_ADAPTERS or one[1].get("RANK")]
     assert rank > 16 or any("RANK" in arguments for _, arguments, _ in own)
     for name, kernel in compile_all(own):
         assert network not in SHAPES or not spills(kernel), name
+
+
+@pytest.mark.parametrize("network", SHAPES)
+@pytest.mark.parametrize("rows", [2, 8, 32])
+def test_norms_for_products_of_all_slots_have_registers(network, rows, launches):
+    model, meta = random_network(**{**NETWORKS, **SHAPES}[network], num_layers=1), torch.device("meta")
+    layers = LoraSlots(layer_shapes(model.arch), 8, 16, meta, torch.bfloat16).layers
+    before, after = layers["model.layers.0.mlp.down_proj"], layers["model.layers.0.self_attn.qkv_proj"]
+    hidden = model.arch.hidden_size
+    with meta:
+        x_TE, gain = torch.empty(rows, hidden, dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+        places_T = torch.empty(rows, dtype=torch.int64)
+        y, inner = torch.empty(4, rows, hidden), torch.empty(4, rows, 8 * 16)
+    sums = Unexpanded(y=y, inner=inner, slots=before, places_T=places_T)
+    normalize(NormParameters(gain=gain, epsilon=1e-5), x_TE, sums, after, places_T, spreads=True)
+    ((_, arguments, _),) = launches
+    assert (arguments["BEFORE_SLOTS"], arguments["SLOTS"]) == (8, 8)
+    for name, kernel in compile_all(launches):
+        assert not spills(kernel), name
 
 
 def spills(kernel):
@@ -493,9 +518,9 @@ def spills(kernel):
 
 
 LAUNCHES = {  # of a layer in a step of eight sequences: without adapters, with launches of their own, and as it is
-    ("Llama-3.2-1B", 16): (7, 15, 8),
-    ("Llama-3.2-1B", 32): (7, 15, 9),
-    ("Llama-2-7B", 16): (7, 15, 8),
+    ("Llama-3.2-1B", 16): (7, 15, 9),
+    ("Llama-3.2-1B", 32): (7, 15, 10),
+    ("Llama-2-7B", 16): (7, 15, 9),
     ("GPT-NeoX", 16): (7, 15, 12),
 }
 
@@ -519,5 +544,21 @@ def test_attention_of_wide_heads_fits(num_heads, num_kv_heads, dtype, launches):
     attend_uniform(q[:2], keys, keys, positions[:2], tables, 1, 1.0, 0)
     if dtype == torch.bfloat16:
         attend_uniform(q, keys, keys, positions, tables, 5, 1.0, 0)
+    for name, kernel in compile_all(launches):
+        assert not spills(kernel), name
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "rotary_size"), [(16, 2, 64), (8, 4, 0)])
+def test_attention_of_new_tokens_has_registers_for_heads_of_256(num_heads, num_kv_heads, rotary_size, launches):
+    with torch.device("meta"):
+        gains = (torch.empty(256, dtype=torch.bfloat16),) * 2
+        tables = (torch.empty(4096, (rotary_size or 256) // 2),) * 2
+        heads = HeadParts(tables=tables, rotary_size=rotary_size, gains=gains, epsilon=1e-6)
+        keys = torch.empty(64, 16, num_kv_heads, 256, dtype=torch.bfloat16)
+        for rows in (1, 256):  # split sequences, and programs enough to fill a GPU
+            places, blocks = torch.empty(rows, dtype=torch.int64), torch.empty(rows, 64, dtype=torch.int64)
+            qkv = torch.empty(rows, (num_heads + 2 * num_kv_heads) * 256, dtype=torch.bfloat16)
+            given = qkv, keys, keys, places, places, blocks, num_heads, heads, ScoreParts(), 1.0, 0, torch.bfloat16
+            attend_new_tokens(*given, torch.zeros(num_kv_heads, rows, dtype=torch.int32))
     for name, kernel in compile_all(launches):
         assert not spills(kernel), name

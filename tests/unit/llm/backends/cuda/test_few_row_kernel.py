@@ -7,7 +7,18 @@ import torch
 from torch import nn
 
 from flambeau.llm.backends.cuda import few_row_kernel
-from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, BLOCKS, CAPABILITY, FP8, INT4, INT8, best_division
+from flambeau.llm.backends.cuda.few_row_kernel import (
+    BFLOAT16,
+    BLOCKS,
+    CAPABILITY,
+    FP8,
+    INT4,
+    INT8,
+    STREAM_BLOCKS,
+    STREAM_ROWS,
+    best_division,
+    stream_division,
+)
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -60,6 +71,33 @@ def test_scales_of_4_bit_layers_are_kept_once_for_each_order():
     torch.testing.assert_close(plain[1, 0, 3, 0], layer.scales[19, 0])
     torch.testing.assert_close(gated[1, 1, 0, 3], torch.stack((layer.scales[11, 1], layer.minimums[11, 1])))
     torch.testing.assert_close(gated[1, 1, 1, 3, 0], layer.scales[27, 1])
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "rows", "is_divided"),
+    [
+        (4096, 11008, 8, True),
+        (4096, 4096, 2, True),
+        (3584, 18944, 8, True),
+        (8192, 28672, 8, True),
+        (4096, 4096, 1, False),
+        (4096, 4096, 9, False),
+        (2048, 8192, 8, False),  # half of the multiprocessors would have no work
+        (5120, 13824, 8, False),  # some would have twice as much
+        (4096, 4000, 8, False),
+    ],
+)
+def test_products_that_have_work_for_all_multiprocessors_add_to_the_stream(width, size, rows, is_divided):
+    for kind in (INT8, FP8, INT4):
+        found = stream_division(kind, width, size, rows, H200)
+        assert (found is not None) == is_divided
+
+
+@pytest.mark.parametrize("kind", STREAM_BLOCKS)
+def test_blocks_that_add_to_the_stream_fit(kind):
+    block = STREAM_BLOCKS[kind]
+    assert block.shared_bytes(kind, STREAM_ROWS) <= MAX_SHARED_BYTES
+    assert block.threads >= block.outputs // 2
 
 
 @pytest.mark.gpu

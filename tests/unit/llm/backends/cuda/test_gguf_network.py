@@ -11,13 +11,14 @@ import torch
 from flambeau.llm.backends.cuda.backend import CudaBackend
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.gpu_weights import join_equal_parts, order_codes
 from flambeau.llm.quantize.groups import JoinedLinear
 from support.checkpoints import reference
-from support.gguf_files import values_of, written_twice
 from support.llm_steps import room, step_inputs
 
 pytest.importorskip("triton", reason="there is no Triton here")
+pytest.importorskip("gguf", reason="there is nothing that writes GGUF files here")
 
 from flambeau.llm.backends.cuda import few_row_kernel, one_row_step, persistent_step
 from flambeau.llm.backends.cuda.joined_linear import JoinedKernelLinear
@@ -26,6 +27,7 @@ from flambeau.llm.backends.cuda.linear_choice import kernel_linear
 from flambeau.llm.backends.cuda.network import CudaNetwork
 from flambeau.llm.backends.cuda.parts import SCALES_OF_GROUPS, compared_weights, unknown_parts
 from flambeau.llm.backends.cuda.supported_networks import group_sizes, have_type
+from support.gguf_files import values_of, written_twice
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -75,7 +77,7 @@ def networks(tmp_path_factory):
             folder = tmp_path_factory.mktemp(architecture)
             paths = written_twice(folder, model, architecture, values_of(model.config, **values), kind)
             options = {"dtype": DTYPE, "device": DEVICE}
-            packed = load_model(paths[0], narrow_groups=True, arrived=order_codes(DTYPE), **options)
+            packed = load_model(paths[0], forms=KeptForms(groups="gpu"), arrived=order_codes(DTYPE), **options)
             join_equal_parts(packed)
             found[name] = packed, load_model(paths[1], **options)
         return found[name]

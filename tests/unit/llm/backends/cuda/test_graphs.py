@@ -112,6 +112,24 @@ def test_sequences_that_fill_up_a_graph_of_prompts_have_no_tokens(monkeypatch):
         assert seen[0].state_slots_S.tolist() == [1 + each for each in tokens] + [0] * more
 
 
+@pytest.mark.parametrize("num_tiles", [33, 36])
+def test_inputs_of_prompts_have_the_alignment_that_kernels_are_compiled_for(num_tiles, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    monkeypatch.setattr(prompt_graphs, "capture_graph", lambda run, pool: plain_graph(run))
+    seen = []
+    device = torch.device("cpu")
+    prompt_graphs.CapturedPrompts(
+        lambda *given: seen.extend(given) or torch.zeros(1, 97),
+        *(8, num_tiles, 8, device, None),
+        has_adapters=True,
+        has_states=True,
+    )
+    inputs, rows, tiles = seen
+    assert tiles.shape == (num_tiles, 3)
+    read = (*inputs.tensors, inputs.adapters_T, rows, tiles)
+    assert [each.data_ptr() % 16 for each in read if len(each)] == [0] * 9
+
+
 class PlainChoice:
     """As `sampling_kernel.TokenChoice`, by the sampler."""
 

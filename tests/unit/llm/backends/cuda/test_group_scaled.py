@@ -12,6 +12,7 @@ from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.gpu_weights import can_keep_on_gpu, order_codes
 from flambeau.llm.models.architecture import Architecture
+from flambeau.llm.models.families.gate_limits import GateLimits
 from flambeau.llm.models.moe import SparseMLP
 from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout, CudaCodedLinear
 from flambeau.llm.quantize.cuda_groups import CudaGroupedLinear, CudaGroupedStack
@@ -182,7 +183,11 @@ def experts_of(kind, *, hidden, size, **changes):
     return mlp.to(DEVICE)
 
 
-CHANGES = [{}, {"expert_bias": True, "swiglu_limit": 1.0}, {"scales_expert_inputs": True}]
+CHANGES = [
+    {},
+    {"expert_bias": True, "gate_limits": GateLimits(kind="swiglu", experts=(1.0,))},
+    {"scales_expert_inputs": True},
+]
 FEW_CASES = [(1, CHANGES[1]), (20, CHANGES[2])]
 EXPERT_CASES = [
     (kind, *case)
@@ -229,7 +234,7 @@ NETWORKS = {
         "num_experts": 4,
         "expert_size": 64,
         "expert_bias": True,
-        "swiglu_limit": 1.0,
+        "gate_limits": GateLimits(kind="swiglu", experts=(1.0,)),
     },
 }
 

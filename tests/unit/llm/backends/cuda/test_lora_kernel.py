@@ -24,7 +24,7 @@ from support.llm_steps import random_model, room, step_inputs
 pytest.importorskip("triton", reason="there is no Triton here")
 
 from flambeau.llm.backends.cuda import backend as backend_module
-from flambeau.llm.backends.cuda import lora_activation, lora_check, lora_kernel, lora_norm
+from flambeau.llm.backends.cuda import lora_activation, lora_check, lora_kernel, lora_norm, lora_products, lora_slots
 from flambeau.llm.backends.cuda.lora_check import find_error
 from flambeau.llm.backends.cuda.lora_layers import NO_FUSIONS, Fusions
 from flambeau.llm.backends.cuda.lora_network import LoraNetwork
@@ -109,7 +109,7 @@ STEPS = {
 FUSIONS = {
     "all": Fusions(),
     "none": NO_FUSIONS,
-    "norms": Fusions(attention=False, activations=False, attended="launch"),
+    "norms": Fusions(attention=False, activations=False),
 }
 CHECKED = [
     *(("Llama", case, "all") for case in STEPS),
@@ -150,6 +150,86 @@ def test_steps_give_the_twins_logits(network, case, fusions):
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
     if states[0] is not None:  # before the last norm, too, which adds adapters to them in place
         torch.testing.assert_close(states[1].take(), states[0].take(), atol=2e-4, rtol=1e-4)
+
+
+def multiply_and_expand(x, linear, slots, division, inner_TX):
+    """The twin of the product that adds its adapters."""
+    y, inner = linear.layer(x), inner_TX.view(len(x), len(slots.shape.starts), -1)
+    for number, (start, stop) in enumerate(slots.shape.segments):
+        y[:, start:stop] += inner[:, number] @ slots.b_OY[start:stop].T
+    if not linear.gates:
+        return y
+    gate, up = y.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def multiply_and_shrink(x, linear, slots, division):
+    """The twin of the product that multiplies with A, too."""
+    return linear.layer(x), (x @ slots.a_LXI.flatten(0, 1).T)[None]
+
+
+class TestProducts:
+    """The layers give the CUDA products what they need; their twins stand for them."""
+
+    @pytest.fixture(autouse=True)
+    def calls(self, monkeypatch):
+        found = []
+
+        def counted(compute):
+            def call(*arguments):
+                found.append(compute.__name__)
+                return compute(*arguments)
+
+            return call
+
+        def has_kernel(linear, num_rows, adapters):
+            return "as it is" if num_rows > 1 and linear.has_kernel else None
+
+        monkeypatch.setattr(lora_slots, "can_be_together", lambda *_: True)
+        monkeypatch.setattr(lora_products, "division_of", has_kernel)
+        for twin in (multiply_and_expand, multiply_and_shrink):
+            monkeypatch.setattr(lora_products, twin.__name__, counted(twin))
+        return found
+
+    @pytest.mark.parametrize(
+        ("network", "expands", "shrinks"), [("Llama", 2, 2), ("Qwen 2", 2, 2), ("Gemma 2", 1, 2), ("GPT-NeoX", 1, 0)]
+    )
+    def test_steps_give_the_twins_logits(self, network, expands, shrinks, calls):
+        model = random_model(head_size=16, **NETWORKS[network]).to(DEVICE)
+        store = make_store(model)
+        slots = slots_of(model, store, num_slots=4)
+        sequences, numbers = STEPS["several"]
+        inputs = step_inputs(sequences, query_len=1)
+        inputs.adapters_T = torch.tensor(numbers)
+        expected = EagerBackend(model, filled_room(model, 3), adapters=store).decode(inputs)
+        placed = replace(inputs.to(DEVICE), adapters_T=slots.places(inputs.adapters_T).to(DEVICE))
+        with torch.inference_mode():
+            found = LoraNetwork(model, filled_room(model, 3), slots).run(placed)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        num_layers = model.arch.num_layers
+        assert calls.count("multiply_and_expand") == expands * num_layers
+        assert calls.count("multiply_and_shrink") == shrinks * num_layers
+
+    def test_products_that_are_wrong_are_found(self, monkeypatch):
+        monkeypatch.setattr(lora_check, "CHECKED_ROWS", (5,))
+        model = random_model(head_size=16, num_layers=1).to(DEVICE)
+        slots = slots_of(model, make_store(model), num_slots=4)
+        assert find_error(slots, model) is None
+        wrong = {
+            "with its adapters": ("multiply_and_expand", lambda *args: 2 * multiply_and_expand(*args)),
+            "beside its adapters": (
+                "multiply_and_shrink",
+                lambda *args: (2 * multiply_and_shrink(*args)[0], multiply_and_shrink(*args)[1]),
+            ),
+            "gives to adapters": (
+                "multiply_and_shrink",
+                lambda *args: (multiply_and_shrink(*args)[0], 2 * multiply_and_shrink(*args)[1]),
+            ),
+        }
+        for expected, (name, instead) in wrong.items():
+            with monkeypatch.context() as patched:
+                patched.setattr(lora_products, name, instead)
+                assert expected in find_error(slots, model)
 
 
 def in_several_forms(model):
@@ -211,14 +291,14 @@ def test_another_adapter_in_a_slot_is_used_without_another_network():
 
 
 def with_other_sums(found):
-    return found if found.inner_PTX is None else found._replace(inner_PTX=found.inner_PTX + 9)
+    return found if found.inner is None else found._replace(inner=found.inner + 9)
 
 
 def test_kernels_that_are_wrong_are_found(monkeypatch):
     monkeypatch.setattr(lora_check, "CHECKED_ROWS", (5,))
     model = random_model(head_size=16, num_layers=1).to(DEVICE)
     slots = slots_of(model, make_store(model))
-    assert find_error(slots) is None
+    assert find_error(slots, model) is None
     activate, launch_norm = lora_activation.expand_active, lora_norm.launch_norm
     wrong = {
         "outputs of qkv_proj": (lora_kernel, "expand", lambda *_: None),
@@ -242,7 +322,7 @@ def test_kernels_that_are_wrong_are_found(monkeypatch):
     for expected, (module, name, instead) in wrong.items():
         with monkeypatch.context() as patched:
             patched.setattr(module, name, instead)
-            assert expected in find_error(slots)
+            assert expected in find_error(slots, model)
 
 
 def test_comparisons_have_rows_with_an_adapter_and_without():

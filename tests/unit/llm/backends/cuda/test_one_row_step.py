@@ -106,28 +106,52 @@ def caches(model):
     return ours, twin
 
 
+def off_by(found, expected):
+    """How far each row is off, as a share of its norm."""
+    wide = expected.float().flatten(1)
+    return ((found.float().flatten(1) - wide).norm(dim=1) / wide.norm(dim=1)).tolist()
+
+
 def check(model):
     from flambeau.llm.backends.cuda.network import CudaNetwork
 
     cache, twin = caches(model)
     assert can_compute(model, cache)
-    off = []
+    off, slots = [], set()
     with torch.inference_mode():
         step, other = OneRowStep(model, cache), CudaNetwork(model, twin)
         for length in (1, 2, 16, 17, 33, 200, 401):
             inputs = inputs_of(length)
             expected = other.run(inputs)
             found = step.run(inputs).clone()
-            off.append(float((found - expected).norm() / expected.norm()))
+            off += off_by(found, expected)
+            slots.add(int(inputs.slots_T))
     # A router may choose another expert where two scores are almost equal: in 1 of 20 rows, by plain PyTorch beside
     # float32, with which logits are off by up to 6 %. Without experts bfloat16 alone gives up to 3.01 %, seen in one
     # of some hundred rows of unlike random networks.
-    num_others, most, share = (2, 0.1, 0.002) if model.arch.num_experts else (1, 0.04, 0.0)
+    num_others, most = (2, 0.1) if model.arch.num_experts else (1, 0.04)
     assert max(off) <= most
     assert sum(each > 0.03 for each in off) <= num_others
-    for ours, theirs in zip((*cache.keys, *cache.values), (*twin.keys, *twin.values), strict=True):
-        is_close = torch.isclose(ours, theirs, atol=0.1, rtol=0.1)
-        assert float((~is_close).float().mean()) <= share
+    for kept, kept_by_other in ((cache.keys, twin.keys), (cache.values, twin.values)):
+        check_cached(kept, kept_by_other, sorted(slots), num_others, most)
+
+
+def check_cached(ours, theirs, slots, num_others, most):
+    """Keys, or values, of each layer: those of new tokens are as near as logits are, and no others have changed.
+
+    Rounding is bounded for rows; of some thousand numbers, hardly one is off by six times its share.
+    """
+    for layer, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
+        found, expected = found.flatten(0, 1).flatten(1).float(), expected.flatten(0, 1).flatten(1).float()
+        limit = most if layer else 0.02  # the first layer reads equal embeddings
+        off = off_by(found[slots], expected[slots])
+        assert max(off) <= limit
+        assert sum(each > 0.03 for each in off) <= num_others
+        sizes = expected[slots].square().mean(dim=1, keepdim=True).sqrt()
+        assert float(((found - expected)[slots].abs() / sizes).max()) <= 6 * limit
+        is_old = torch.ones(len(found), dtype=torch.bool, device=found.device)
+        is_old[slots] = False
+        assert torch.equal(found[is_old], expected[is_old])
 
 
 gpu_marks = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.filterwarnings("default"), needs_gpu]

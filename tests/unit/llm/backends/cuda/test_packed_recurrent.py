@@ -15,6 +15,7 @@ from torch import nn
 
 from flambeau.llm.backends.eager import EagerBackend
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.layer_formats import KeptForms
 from flambeau.llm.gpu_weights import join_equal_parts, order_codes
 from flambeau.llm.models.families.recurrence import Recurrence
 from flambeau.llm.quantize.coded import CODE_GROUPS, FP4, CodedLinear, CodeLayout
@@ -23,6 +24,7 @@ from flambeau.llm.quantize.quantizer import replace_layers
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import QuantizationSettings
 from support.llm_steps import random_model, room
+from support.steady_steps import use_steady_steps
 from unit.llm.checkpoints.test_hybrid_on_gpu_files import written
 
 pytest.importorskip("triton", reason="there is no Triton here")
@@ -156,6 +158,7 @@ def test_steps(network, kind, monkeypatch):
         monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
     monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
     plain = packed_network(network, kind)
+    use_steady_steps(monkeypatch, plain)
     model = for_kernels(plain)
     assert not unknown_parts(model.arch)
     assert "recurrence" in compared_parts(model.arch)
@@ -181,9 +184,10 @@ def test_steps_of_gguf_files(kind, tmp_path, monkeypatch):
         monkeypatch.setattr(comparison, "LENGTHS", (21, 3))
     monkeypatch.setattr(comparison, "MAX_WIDE_DIFFERENCE", 1e-4)
     paths, options = written(tmp_path, kind), {"dtype": DTYPE, "device": DEVICE}
-    model = load_model(paths[0], narrow_groups=True, arrived=order_codes(DTYPE), **options)
+    model = load_model(paths[0], forms=KeptForms(groups="gpu"), arrived=order_codes(DTYPE), **options)
     join_equal_parts(model)
     plain = load_model(paths[1], **options)
+    use_steady_steps(monkeypatch, plain)
     assert any(isinstance(module, JoinedLinear) for module in model.modules())
     cache = room(model, 1, device=DEVICE, dtype=DTYPE)
     reason = comparison.find_difference(

@@ -32,7 +32,7 @@ PLAIN = {
 OF_FILES = {
     *("renames", "interleaved_rope", "interleaved_gates", "grouped_qkv", "qvk_blocks", "values_from_keys", "unused"),
     *("num_unused_layers", "normalized_head", "transposed", "either_order", "eos_ids", "bos_id", "dtype"),
-    *("unknown_keys", "source", "vision", "zeros", "flat_experts", "sinusoids"),
+    *("unknown_keys", "source", "vision", "sounds", "zeros", "flat_experts", "sinusoids"),
 }
 CLASSES = {  # of networks that the kernels compute
     "Attention", "CenteredNorm", "Conv1d", "Decoder", "DeltaNet", "Embedding", "Experts", "FeedForwardLayer", "Gate",
@@ -84,7 +84,7 @@ def test_every_value_of_a_kind_is_decided_on():
         "router": dict.fromkeys(  # those that the kernel does not know are computed by their own functions
             (
                 *("softmax", "grouped_softmax", "biased_softmax", "biased_sigmoid", "biased_sqrt_softplus"),
-                *("sigmoid", "wide_sigmoid", "late_sigmoid", "sparse_mixer"),
+                *("zeroed_sigmoid", "sigmoid", "wide_sigmoid", "late_sigmoid", "sparse_mixer"),
             ),
             (),
         ),
@@ -100,6 +100,11 @@ def test_every_value_of_a_kind_is_decided_on():
     }
     # Their tables have all that distinguishes them.
     assert {*get_args(architecture.RopeKind)} == {"linear", "llama3", "yarn", "longrope", "proportional"}
+
+
+def test_norms_after_recurrent_layers_are_left_to_inductor():
+    recurrence = Recurrence(kind="short_conv", layers=LAYERS, inner_size=32)
+    assert decide(recurrence=recurrence, norm_places="both") == ("norm_places",)
 
 
 def decide(**changes):

@@ -10,7 +10,14 @@ from torch import nn
 
 from flambeau.llm.backends.cuda import backend, few_row_kernel, prompt_graphs, warpgroup_kernel
 from flambeau.llm.backends.cuda.few_row_kernel import BFLOAT16, CAPABILITY, FP8, INT4, INT8
-from flambeau.llm.backends.cuda.warpgroup_kernel import BEST_ROWS, WarpgroupDivision, best_division, block_shape
+from flambeau.llm.backends.cuda.warpgroup_kernel import (
+    BEST_ROWS,
+    NO_ADAPTERS,
+    ProductAdapters,
+    WarpgroupDivision,
+    best_division,
+    block_shape,
+)
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import CudaFp8Linear, CudaInt4Linear
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
@@ -161,6 +168,89 @@ def test_it_gives_what_the_layer_gives(kind, gates, rows):
         y = y.sum(0) if division.parts > 1 else y
         assert y.shape == (rows, width)
         assert (y - expected).norm() <= 0.005 * expected.norm()
+
+
+def random_bfloat16(*shape):
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+ADAPTED = [  # outputs without gates, inputs, where segments begin, whether they are gates and what they gate, a bias
+    (3072, 2048, (0, 2048, 2560), False, False),
+    (1264, 512, (0, 624, 1040), False, True),
+    (1264, 512, (0, 1264), True, True),
+    (8192, 2048, (0, 8192), True, False),
+    (11008, 4096, (0, 11008), True, False),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@needs_gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("case", ADAPTED)
+@pytest.mark.parametrize("rows", [2, 8, 13, 32])
+@pytest.mark.parametrize("inner", [64, 128, 512])
+def test_it_adds_products_with_a_second_matrix(case, rows, inner):
+    torch.manual_seed(0)
+    width, size, starts, gates, has_bias = case
+    outputs = 2 * width if gates else width
+    layer = nn.Linear(size, outputs, bias=has_bias, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
+    x, inner_TX = random_bfloat16(rows, size), random_bfloat16(rows, len(starts) * inner)
+    b_OX = random_bfloat16(outputs, inner) * 0.1
+    adapters = ProductAdapters(inner=inner, segments=len(starts))
+    division = warpgroup_kernel.division(x, layer, width, rows, gates=gates, adapters=adapters)
+    with torch.inference_mode():
+        expected = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float() if has_bias else None)
+        for number, (start, stop) in enumerate(zip(starts, (*starts[1:], outputs), strict=True)):
+            expected[:, start:stop] += inner_TX.view(rows, -1, inner)[:, number].float() @ b_OX[start:stop].float().T
+        if gates:
+            gate, up = expected.chunk(2, dim=-1)
+            expected = nn.functional.silu(gate) * up
+        y = warpgroup_kernel.multiply_with_adapters(x, layer, width, division, inner_TX, b_OX, starts, gates=gates)
+    y = y.sum(0) if division.parts > 1 else y.float()
+    assert (y - expected).norm() <= 0.005 * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@needs_gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("width", "size", "has_bias"), [(2048, 2048, False), (2048, 8192, False), (1264, 512, True)])
+@pytest.mark.parametrize("rows", [2, 8, 13, 32])
+@pytest.mark.parametrize("ranks", [64, 128, 512])
+def test_it_multiplies_with_a_second_matrix(width, size, has_bias, rows, ranks):
+    torch.manual_seed(0)
+    layer = nn.Linear(size, width, bias=has_bias, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
+    x, a_XK = random_bfloat16(rows, size), random_bfloat16(ranks, size)
+    division = warpgroup_kernel.division(x, layer, width, rows, gates=False, adapters=ProductAdapters(shrunk=ranks))
+    with torch.inference_mode():
+        expected = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float() if has_bias else None)
+        y, shrunk = warpgroup_kernel.multiply_and_shrink(x, layer, width, division, a_XK)
+    y = y.sum(0) if division.parts > 1 else y.float()
+    assert (y - expected).norm() <= 0.005 * expected.norm()
+    assert shrunk.shape == (division.parts, rows, ranks)
+    torch.testing.assert_close(shrunk.sum(0), x.float() @ a_XK.float().T, atol=0.05, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [2, 8, 32])
+@pytest.mark.parametrize("added", [64, 128, 512])
+def test_blocks_of_adapters_take_no_second_round(shape, rows, added):
+    """What is added to a layer has a place beside its own work."""
+    width, size, gates = shape
+    fused, other = ProductAdapters(inner=added, segments=2 if gates else 3), ProductAdapters(shrunk=added)
+    adapters = fused if width > size else other
+    division, alone = (
+        best_division(BFLOAT16, width, size, rows, H200, gates=gates, adapters=each) for each in (adapters, NO_ADAPTERS)
+    )
+    assert division.block.shared_bytes(BFLOAT16, warpgroup_kernel.padded(rows)) <= MAX_SHARED_BYTES
+    num_tiles = width * (2 if gates else 1) // 16
+
+    def rounds(division, added_tiles):
+        num_blocks = sum(-(-tiles // division.block.tiles) for tiles in (num_tiles, added_tiles))
+        return -(-num_blocks * division.parts // H200)
+
+    assert rounds(division, adapters.shrunk // 16) <= rounds(alone, 0)
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from flambeau.llm.backends.hugging_face.pretrained import UNLIMITED, model_class
 from flambeau.llm.config import EngineConfig
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.loader import load_engine, load_transformers, named_reason
+from flambeau.llm.transformers_package import import_transformers
 from support.checkpoints import reference
 from support.other_networks import VOCAB_SIZE, load_other, write_other
 from support.tokenizer_files import byte_level_json, write_json_tokenizer
@@ -169,11 +171,24 @@ def test_a_folder_without_weights_is_refused_before_transformers_is_imported(tmp
     monkeypatch.setattr(
         "flambeau.llm.backends.hugging_face.pretrained.import_transformers", lambda: pytest.fail("slow")
     )
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5OmniForConditionalGeneration"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GraniteSpeechForConditionalGeneration"]}))
     tokenizer = write_json_tokenizer(tmp_path, byte_level_json())
-    with caplog.at_level("INFO"), pytest.raises(CheckpointError, match=r"Qwen2_5Omni.* has no weights that are known"):
+    with (
+        caplog.at_level("INFO"),
+        pytest.raises(CheckpointError, match=r"GraniteSpeech.* has no weights"),
+    ):
         load_engine(tmp_path, tokenizer=str(tokenizer))
-    assert "Qwen2_5OmniForConditionalGeneration is not supported; transformers, which may have it, is" in caplog.text
+    assert "GraniteSpeechForConditionalGeneration is not supported, because sounds switch on an adapter" in caplog.text
+    assert "transformers, which may have it, is imported" in caplog.text
+
+
+def test_a_torchvision_that_does_not_fit_is_named_with_the_remedy(monkeypatch):
+    def import_module(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("flambeau.llm.transformers_package.importlib", SimpleNamespace(import_module=import_module))
+    with pytest.raises(CheckpointError, match=r"torchvision::nms does not exist; .*`flambeau doctor`"):
+        import_transformers()
 
 
 def test_a_network_that_needs_more_than_tokens_is_refused_with_the_remedy(tmp_path):

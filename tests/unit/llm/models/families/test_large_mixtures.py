@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.checkpoints.head_weights import read_mtp
+from flambeau.llm.checkpoints.layer_formats import KeptForms
+from flambeau.llm.checkpoints.mtp_weights import read_mtp
 from flambeau.llm.errors import CheckpointError, InvalidConfig, LLMError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.proposers import tell_of_mtp
-from support.checkpoints import VOCAB_SIZE, config_of, import_transformers, random_weights, write_checkpoint
+from support.checkpoints import VOCAB_SIZE, class_of, config_of, import_transformers, random_weights, write_checkpoint
 from unit.llm.checkpoints.test_fp8 import blocks
 from unit.llm.models.families.test_llama_like import TOLERANCE, expected_logits, found_logits
 
@@ -134,6 +135,66 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
         "zero_expert_type": "identity",
     },
+    "dots3-note-prev": {
+        **SIZES,
+        "architectures": ["Dots3NoteForConditionalGeneration"],
+        "model_type": "dots3_note",
+        "first_k_dense_replace": 1,
+        "head_dim": 20,
+        "index_head_dim": 12,
+        "index_n_heads": 16,
+        "index_topk": 9,
+        "intermediate_size": 56,
+        "kv_lora_rank": 24,
+        "moe_intermediate_size": 24,
+        "moe_layer_freq": [0, 1, 1, 0],
+        "moe_shared_expert_intermediate_size": 40,
+        "n_group": 2,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1,
+        "pad_token_id": 0,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "rope_theta": 40000.0,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "sliding_window_size": 7,
+        "swa_head_dim": 24,
+        "swa_kv_lora_rank": 40,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 28,
+        "swa_qk_nope_head_dim": 16,
+        "swa_rope_theta": 5000.0,
+        "swa_v_head_dim": 14,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "use_dsa": True,
+        "use_sliding_window": True,
+        "v_head_dim": 10,
+        "vision_config": {
+            **PICTURES,
+            "intermediate_size": 24,
+            "pyramid_num_routed": [-1],
+            "adapter_in_dim": 16,
+            "adapter_out_dim": 32,
+        },
+        "audio_config": {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "downsample_hidden_size": 8,
+            "feature_size": 8,
+            "adapter_input_size": 16,
+            "adapter_out_dim": 32,
+        },
+    },
     "MiniMax-M3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
         "model_type": "minimax_m3_vl",
@@ -173,9 +234,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
+CONFIGS = {"dots3-note-prev": "Dots3NoteConfig"}  # of models that older versions of transformers lack
+
+
 def write_network(folder: Path, name: str) -> Any:
     """A checkpoint with the published keys and names, and the network of transformers for them."""
     transformers = import_transformers()
+    class_of(transformers, CONFIGS.get(name, "PreTrainedConfig"))
     file = folder / "config.json"
     file.write_text(json.dumps(PUBLISHED[name]))
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -224,7 +289,7 @@ def test_stacks_of_experts_in_fp8_have_scales_of_blocks(tmp_path):
     save_file(packed, file)
     settings.write_text(json.dumps(config | {"quantization_config": FP8}))
     assert torch.equal(found_logits(tmp_path), expected)
-    kept = load_model(tmp_path, keeps_blocks=True).model.layers[1].mlp.experts
+    kept = load_model(tmp_path, forms=KeptForms(blocks=True)).model.layers[1].mlp.experts
     assert dict(kept.down_proj.named_buffers())["weight"].dtype == torch.float8_e4m3fn
 
 
@@ -252,6 +317,13 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("Step-3.7-Flash", "attention_other_setting", {"num_attention_heads": 6, "num_attention_groups": 4}),
     ("Step-3.7-Flash", "zero_centered", False),
     ("Step-3.7-Flash", "moe_every_n_layer", 2),
+    ("dots3-note-prev", "mlp_bias", True),
+    ("dots3-note-prev", "q_lora_rank", None),
+    ("dots3-note-prev", "num_key_value_heads", 2),
+    ("dots3-note-prev", "index_head_dim", 6),
+    ("dots3-note-prev", "layer_types", ["linear_attention"] * 4),
+    ("dots3-note-prev", "per_layer_config", {"0": {"hidden_act": "gelu"}}),
+    ("dots3-note-prev", "per_layer_config", {"0": {"qk_rope_head_dim": 6}}),
     ("MiniMax-M3", "rotary_dim", 16),
     ("MiniMax-M3", "index_n_heads", 1),
 ]

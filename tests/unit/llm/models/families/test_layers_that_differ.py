@@ -15,7 +15,7 @@ from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.errors import CheckpointError, InvalidRequest, LLMError
 from flambeau.llm.executor.kv_cache import KVCache, block_bytes
-from flambeau.llm.executor.parallel import local_architecture
+from flambeau.llm.executor.shard import local_architecture
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.quantize.int4 import scale_and_minimum

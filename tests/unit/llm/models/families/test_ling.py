@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
-from flambeau.llm.checkpoints.head_weights import load_mtp, read_mtp
+from flambeau.llm.checkpoints.mtp_weights import load_mtp, read_mtp
 from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.sampling_params import SamplingParams

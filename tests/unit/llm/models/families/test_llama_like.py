@@ -12,9 +12,11 @@ from torch import Tensor
 
 from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.errors import CheckpointError
 from flambeau.llm.models.families import llama_like
+from flambeau.llm.models.hugging_face import from_hugging_face
 from flambeau.llm.models.slopes import alibi_slopes
-from support.checkpoints import VOCAB_SIZE, write_checkpoint
+from support.checkpoints import VOCAB_SIZE, config_of, write_checkpoint
 
 LENGTH = 24
 IDS = torch.randint(VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3))
@@ -92,6 +94,22 @@ def test_internlm_3_has_a_key_for_the_biases_of_queries_keys_and_values(tmp_path
     keys = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "bias": True, "qkv_bias": True}
     rewrite(tmp_path, {**keys, "attention_bias": None, "mlp_bias": None}, lambda tensors: tensors)
     torch.testing.assert_close(found_logits(tmp_path), expected_logits(reference), **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("internlm-3", "InternLM3ForCausalLM"), ("iquest-coder", "IQuestCoderForCausalLM")]
+)
+def test_the_class_of_a_llama_is_that_of_its_publisher_or_that_of_transformers(kind, name):
+    written = config_of(kind)
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    assert from_hugging_face({**written, "architectures": [name]}) == from_hugging_face(written)
+
+
+@pytest.mark.parametrize(("key", "value"), [("clip_qkv", 8.0), ("use_sliding_window", True)])
+def test_a_coder_of_iquest_has_no_windows_and_no_limit(key, value):
+    config = {**config_of("iquest-coder"), "architectures": ["IQuestCoderForCausalLM"], key: value}
+    with pytest.raises(CheckpointError, match=key):
+        from_hugging_face(config)
 
 
 BAICHUAN = {

@@ -358,3 +358,60 @@ def test_su_is_an_older_name_of_longrope():
     scaling = from_hugging_face({**config, "rope_scaling": {**factors, "type": "su"}}).rope_scaling
     assert scaling is not None
     assert (scaling.kind, scaling.original_length, scaling.switch_length) == ("longrope", 16, 16)
+
+
+def test_rope_parameters_that_are_null_are_those_of_the_family():
+    config = config_of("ministral-3")
+    without = {key: value for key, value in config.items() if key != "rope_parameters"}
+    assert (
+        from_hugging_face(without | {"rope_parameters": None}).rope_scaling == from_hugging_face(without).rope_scaling
+    )
+    assert from_hugging_face(without).rope_scaling is not None
+
+
+def test_persimmon_without_a_theta_has_that_of_transformers():
+    config = {key: value for key, value in config_of("persimmon").items() if key != "rope_parameters"}
+    assert from_hugging_face(config).rope_theta == 10_000
+
+
+@pytest.mark.parametrize("kind", ["gpt-neox", "neox-japanese"])
+def test_a_rope_theta_without_effect_is_refused(kind):
+    config = {key: value for key, value in config_of(kind).items() if key != "rope_parameters"}
+    with pytest.raises(CheckpointError, match="rope_theta 500"):
+        from_hugging_face(config | {"rope_theta": 500.0})
+    assert from_hugging_face(config | {"rope_theta": 500.0, "rotary_emb_base": 500.0}).rope_theta == 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("cohere-2-moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("olmo-3", "rope_scaling", {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}),
+        ("modern-bert", "sliding_window", 5),
+        ("olmo", "norm_eps", 0.3),
+        ("rwkv", "layer_norm_epsilon", 0.3),
+        ("ernie-4.5-moe", "moe_norm_min", 0.3),
+        ("minimax-01", "norm_topk_prob", False),
+        ("mixtral", "norm_topk_prob", False),
+        ("gpt-oss", "norm_topk_prob", False),
+    ],
+)
+def test_a_key_that_transformers_reads_otherwise_is_refused(kind, key, value):
+    config = config_of(kind)
+    from_hugging_face(config)
+    with pytest.raises((CheckpointError, InvalidConfig), match=key):
+        from_hugging_face(config | {key: value})
+
+
+def test_an_odd_number_of_rotated_dimensions_is_refused_in_any_layer():
+    config = config_of("mimo-v2")
+    ropes = config["rope_parameters"]
+    odd = {**ropes["full_attention"], "partial_rotary_factor": 5 / config["head_dim"]}
+    with pytest.raises(CheckpointError, match="5 of"):
+        from_hugging_face(config | {"rope_parameters": {**ropes, "full_attention": odd}})
+
+
+def test_a_number_that_was_rounded_to_float32_is_the_same():
+    """GGUF files have such numbers."""
+    config = config_of("olmo") | {"norm_eps": 9.999999747378752e-06}
+    assert from_hugging_face(config).norm_epsilon == pytest.approx(1e-5)

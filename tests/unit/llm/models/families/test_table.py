@@ -17,7 +17,9 @@ PAGE, IMAGES = DOCS / "model-families.md", DOCS / "images.md"
 
 def test_the_page_lists_all_families_and_no_others():
     named = {
-        word for word in PAGE.read_text().split("`") if word.endswith(("ForCausalLM", "LMHeadModel", "Generation"))
+        word
+        for word in PAGE.read_text().split("`")
+        if word.endswith(("ForCausalLM", "LMHeadModel", "OmniModel", "Reasoning_V3", "Generation"))
     }
     assert named == set(FAMILIES)
 

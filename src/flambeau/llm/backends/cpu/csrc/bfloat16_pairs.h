@@ -5,6 +5,7 @@
 #pragma once
 #include <vector>
 
+#include "bfloat16_tiles.h"
 #include "panels.h"
 
 namespace flambeau {
@@ -38,6 +39,10 @@ inline void multiply_pair_panel(const uint32_t* x, const uint32_t* panel, int64_
 
 inline void multiply_pairs(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
                            int64_t size, int64_t width, int64_t stride, bool adds, int num_threads) {
+#if defined(FLAMBEAU_TILES)
+  if (may_use_tiles())
+    return multiply_by_tiles(x, weights, bias, out, num_rows, size, width, stride, adds, num_threads);
+#endif
   static thread_local std::vector<uint32_t> of_thread;
   std::vector<uint32_t>& rounded = of_thread;  // the caller's, also in the other threads
   const int64_t pairs = (size + 1) / 2, words = pairs * 2 * kLine, some = 8;

@@ -33,16 +33,20 @@ struct Experts {
   float jitter = 0;           // of a sparse mixer
   const float* scales = nullptr;  // [N]: of the weights of each expert, or null
   Matrix latent_in{}, latent_out{};  // what experts read and write is projected; no weights: it is the hidden state
+  float late_limit = 0;  // of activated gates and what they gate; 0: there is none
 };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // gpt-oss: the gate and what it multiplies are clamped.
 inline void clamped_swiglu(const float* gate, const float* up, float* out, int64_t size, float limit, float alpha) {
-  for (int64_t i = 0; i < size; ++i) {
-    const float x = std::min(gate[i], limit), y = std::min(std::max(up[i], -limit), limit);
-    out[i] = x / (1.0f + exponential(std::min(std::max(-alpha * x, -87.0f), 87.0f))) * (y + 1.0f);
-  }
+  const auto swiglu = [&](const auto& from, const auto& with) {
+    const auto x = at_most(from, limit), y = at_most(at_least(with, -limit), limit);
+    return x / (exponential(at_most(at_least(x * -alpha, -87.0f), 87.0f)) + 1.0f) * (y + 1.0f);
+  };
+  const int64_t whole = size / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) write(swiglu(load(gate + i), load(up + i)), out + i);
+  for (int64_t i = whole; i < size; ++i) out[i] = swiglu(gate[i], up[i]);
 }
 
 // Scores [N] become weights: all that the router says, before experts are chosen.

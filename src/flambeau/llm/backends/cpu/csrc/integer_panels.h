@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "panels.h"
+#include "tiles.h"
 
 namespace flambeau {
 
@@ -68,16 +69,25 @@ inline Sums add_products(const Sums& sums, const Levels& levels, int32_t four) {
   }
 }
 
+// How many of the rows are multiplied as tiles. Few rows are faster without: reading the weights takes the time.
+inline int64_t rows_in_tiles([[maybe_unused]] int64_t num_rows, [[maybe_unused]] int64_t group) {
+#if defined(FLAMBEAU_TILES)
+  if (num_rows >= 2 * kTileRows && group % (kTileBytes / 2) == 0 && may_use_tiles()) return num_rows / kTileRows * kTileRows;
+#endif
+  return 0;
+}
+
 // The rows of a step as small integers [M, padded]; for each group [M, groups] a factor, the sum of its numbers, and that
 // sum times the factor.
 struct QuantizedRows {
+  // Of the first `tiled` rows: values [tiled / 16, groups, 16, group], factors and offsets [tiled / 16, groups, 16].
   std::vector<int8_t> values;
   std::vector<float> factors, offsets;
   std::vector<int32_t> sums;
-  int64_t padded = 0, groups = 0, group = 0;
+  int64_t padded = 0, groups = 0, group = 0, tiled = 0;
 
-  void resize(int64_t num_rows, int64_t size, int64_t group_size) {
-    group = group_size, groups = (size + group - 1) / group, padded = groups * group;
+  void resize(int64_t num_rows, int64_t size, int64_t group_size, int64_t num_tiled) {
+    group = group_size, groups = (size + group - 1) / group, padded = groups * group, tiled = num_tiled;
     if (static_cast<int64_t>(values.size()) < num_rows * padded) values.resize(num_rows * padded);
     if (const int64_t count = num_rows * groups; static_cast<int64_t>(sums.size()) < count)
       factors.resize(count), offsets.resize(count), sums.resize(count);
@@ -88,9 +98,8 @@ struct QuantizedRows {
     for (int64_t g = 0; g < groups; ++g, x += group, size -= group) {
       alignas(64) float part[128];
       if (size < group) std::copy_n(x, size, part), std::fill(part + size, part + group, 0.0f);
-      int8_t* to = &values[row * padded + g * group];
-      const Quantized found = quantize_bytes(size < group ? part : x, group, to);
-      const int64_t at = row * groups + g;
+      const int64_t at = row < tiled ? (row / 16 * groups + g) * 16 + row % 16 : row * groups + g;
+      const Quantized found = quantize_bytes(size < group ? part : x, group, &values[at * group]);
       factors[at] = found.scale, offsets[at] = found.scale * static_cast<float>(found.sum), sums[at] = found.sum;
     }
   }
@@ -102,10 +111,38 @@ constexpr int32_t kStart = (has_minimums ? 0 : -(1 << (bits - 1))) + (bits == 8 
 
 inline Words shifted(const Words& words, int to_left) { return to_left > 0 ? words << to_left : words >> -to_left; }
 
+// Calls use(levels of columns 0 to 15, of the others) for every four k of a group; next() reads a line.
+template <int bits, typename Next, typename Use>
+inline void for_each_line(const Next& next, int64_t group, const Use& use) {
+  static_assert(bits == 8 || (bits >= 4 && bits <= 6));
+  if constexpr (bits == 8) {
+    for (int64_t k = 0; k < group; k += 4) {
+      const Words lower = next(), upper = next();
+      use(lower, upper);
+    }
+  } else if constexpr (bits == 4) {
+    for (int64_t k = 0; k < group; k += 4) {
+      const Words both = next();
+      use(both & 0x0f0f0f0f, both >> 4 & 0x0f0f0f0f);
+    }
+  } else {
+    constexpr int count = upper_bits(bits);
+    constexpr uint32_t mask = ((1u << count) - 1) * 0x10101010u;
+    for (int64_t k = 0; k < group; k += 4 * lines_together(bits)) {
+      const Words rest = next();
+      for (int line = 0; line < lines_together(bits); ++line) {
+        const Words both = next();
+        const int to_left = 4 - 2 * count * line;
+        use((both & 0x0f0f0f0f) | (shifted(rest, to_left) & mask),
+            (both >> 4 & 0x0f0f0f0f) | (shifted(rest, to_left - count) & mask));
+      }
+    }
+  }
+}
+
 template <int bits, bool has_minimums, int rows>
 inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel, int64_t first,
                                    const Columns& columns) {
-  static_assert(bits == 8 || (bits >= 4 && bits <= 6));
   Floats low[rows] = {}, high[rows] = {};
   const int8_t* values = x.values.data() + first * x.padded;
   const float* factors = x.factors.data() + first * x.groups;
@@ -127,8 +164,9 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
       Bfloat16::load(panel, minimum_low, minimum_high);
       panel += kLine;
     }
-    const int8_t *at = values + g * x.group, *end = at + x.group;
-    const auto multiply = [&](const Words& lower, const Words& upper) {
+    const int8_t* at = values + g * x.group;
+    const auto multiply = [&](Words lower, Words upper) {
+      if constexpr (bits == 8 && kMultipliesSigned) lower ^= 0x80808080, upper ^= 0x80808080;
       for (int m = 0; m < rows; ++m) {
         int32_t four;
         std::memcpy(&four, at + m * x.padded, sizeof four);
@@ -137,30 +175,7 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
       }
       at += 4;
     };
-    if constexpr (bits == 8) {
-      while (at < end) {
-        Words lower = next(), upper = next();
-        if constexpr (kMultipliesSigned) lower ^= 0x80808080, upper ^= 0x80808080;
-        multiply(lower, upper);
-      }
-    } else if constexpr (bits == 4) {
-      while (at < end) {
-        const Words both = next();
-        multiply(both & 0x0f0f0f0f, both >> 4 & 0x0f0f0f0f);
-      }
-    } else {
-      constexpr int count = upper_bits(bits);
-      constexpr uint32_t mask = ((1u << count) - 1) * 0x10101010u;
-      while (at < end) {
-        const Words rest = next();
-        for (int line = 0; line < lines_together(bits); ++line) {
-          const Words both = next();
-          const int to_left = 4 - 2 * count * line;
-          multiply((both & 0x0f0f0f0f) | (shifted(rest, to_left) & mask),
-                   (both >> 4 & 0x0f0f0f0f) | (shifted(rest, to_left - count) & mask));
-        }
-      }
-    }
+    for_each_line<bits>(next, x.group, multiply);
     for (int m = 0; m < rows; ++m) {
       const float factor = factors[m * x.groups + g];
       const Floats first_sum = converted<Floats>(left[m]) * factor;
@@ -175,12 +190,116 @@ inline void multiply_integer_panel(const QuantizedRows& x, const uint32_t* panel
   for (int m = 0; m < rows; ++m) columns.store(first + m, low[m], high[m]);
 }
 
+#if defined(FLAMBEAU_TILES)
+// The levels of a panel as bytes: [2, groups, group / 4, 16, 4], and the scales, perhaps minimums of its groups.
+// Without minimums, the middle level is zero.
+struct PanelBytes {
+  std::vector<uint8_t> values;
+  std::vector<float> scales, minimums;  // [groups, 2, 16]
+
+  template <int bits, bool has_minimums>
+  void unpack(const uint32_t* panel, int64_t groups, int64_t group) {
+    const int64_t half = groups * group * kLanes;
+    if (static_cast<int64_t>(values.size()) < 2 * half + kTileBytes) values.resize(2 * half + kTileBytes);
+    if (static_cast<int64_t>(scales.size()) < groups * kPanel) scales.resize(groups * kPanel), minimums.resize(groups * kPanel);
+    uint8_t* to = values.data();
+    const auto numbers = [&panel](float* line) {
+      Floats low, high;
+      Bfloat16::load(panel, low, high);
+      write(low, line), write(high, line + kLanes);
+      panel += kLine;
+    };
+    const auto next = [&panel] {
+      const Words words = read<Words>(panel);
+      panel += kLine;
+      return words;
+    };
+    const auto put = [&to, half](const Words& lower, const Words& upper) {
+      const __m512i middle = _mm512_set1_epi8(static_cast<char>(has_minimums ? 0 : 1 << (bits - 1)));
+      _mm512_storeu_si512(to, _mm512_sub_epi8(as<__m512i>(lower), middle));
+      _mm512_storeu_si512(to + half, _mm512_sub_epi8(as<__m512i>(upper), middle));
+      to += kTileBytes;
+    };
+    for (int64_t g = 0; g < groups; ++g) {
+      numbers(&scales[g * kPanel]);
+      if constexpr (has_minimums) numbers(&minimums[g * kPanel]);
+      for_each_line<bits>(next, group, put);
+    }
+  }
+};
+
+// Sixteen rows, from `first` on, with the lower or upper sixteen columns of a panel.
+template <bool has_minimums>
+inline void multiply_integer_tile(const QuantizedRows& x, const PanelBytes& panel, int64_t first, int upper, float* out,
+                                  const uint32_t* fetched, int64_t group_lines) {
+  const int64_t groups = x.groups, group = x.group, bytes = tile_bytes(group);
+  const int8_t* rows = x.values.data() + first * x.padded;
+  const uint8_t* columns = panel.values.data() + upper * x.padded * kLanes;
+  const float *factors = x.factors.data() + first * groups, *offsets = x.offsets.data() + first * groups;
+  const float *scales = panel.scales.data() + upper * kLanes, *minimums = panel.minimums.data() + upper * kLanes;
+  alignas(64) int32_t parts[4][kTileRows * kLanes];
+  const auto multiply = [&](int32_t* to) {
+    _tile_zero(0);
+    for (int64_t k = 0; k < group; k += bytes, columns += bytes * kLanes) {
+      _tile_loadd(4, rows + k, group);
+      _tile_loadd(6, columns, kTileBytes);
+      if constexpr (has_minimums) {
+        _tile_dpbsud(0, 4, 6);
+      } else {
+        _tile_dpbssd(0, 4, 6);
+      }
+    }
+    rows += kTileRows * group;
+    _tile_stored(0, to, kTileBytes);
+  };
+  Floats sums[kTileRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) sums[m] = Floats{};
+  const int64_t ahead = 2;  // a tile is read some time after it was written
+  for (int64_t g = 0; g < std::min(ahead, groups); ++g) multiply(parts[g]);
+  for (int64_t g = 0; g < groups; ++g, scales += kPanel, minimums += kPanel) {
+    if (g + ahead < groups) multiply(parts[(g + ahead) % 4]);
+    for (int64_t line = 0; fetched && line < group_lines; ++line, fetched += kLine)
+      _mm_prefetch(reinterpret_cast<const char*>(fetched), _MM_HINT_T0);
+    const int32_t* part = parts[g % 4];
+    const Floats scale = load(scales);
+    [[maybe_unused]] Floats minimum;
+    if constexpr (has_minimums) minimum = load(minimums);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) {
+      const Floats sum = converted<Floats>(read<Ints>(part + m * kLanes)) * factors[g * kTileRows + m];
+      sums[m] += sum * scale;
+      if constexpr (has_minimums) sums[m] += minimum * offsets[g * kTileRows + m];
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; ++m) write(sums[m], out + m * kPanel);
+}
+
+// All rows that are in tiles. The results have the bits that multiply_integer_panel gives.
+template <int bits, bool has_minimums>
+inline void multiply_tiled_rows(const QuantizedRows& x, const uint32_t* panel, const Columns& columns) {
+  static thread_local PanelBytes of_thread;
+  PanelBytes& bytes = of_thread;
+  bytes.unpack<bits, has_minimums>(panel, x.groups, x.group);
+  const TileShapes shapes(tile_bytes(x.group));
+  const int64_t lines = integer_panel_lines(bits, has_minimums, 1, x.group);
+  for (int64_t first = 0; first < x.tiled; first += kTileRows) {
+    alignas(64) float sums[kTileRows * kPanel];
+    multiply_integer_tile<has_minimums>(x, bytes, first, 0, sums, first ? nullptr : panel + x.groups * lines * kLine, lines);
+    multiply_integer_tile<has_minimums>(x, bytes, first, 1, sums + kLanes, nullptr, 0);
+    for (int64_t m = 0; m < kTileRows; ++m)
+      columns.store(first + m, load(sums + m * kPanel), load(sums + m * kPanel + kLanes));
+  }
+}
+#endif
+
 template <int bits, bool has_minimums>
 inline void multiply_integers(const float* x, const uint32_t* weights, const float* bias, float* out, int64_t num_rows,
                               int64_t size, int64_t width, int64_t group, int64_t stride, bool adds, int num_threads) {
   static thread_local QuantizedRows of_thread;
   QuantizedRows& quantized = of_thread;  // the caller's, also in the other threads
-  quantized.resize(num_rows, size, group);
+  quantized.resize(num_rows, size, group, rows_in_tiles(num_rows, group));
   const int64_t some = 8;
   Threads::of_process().share((num_rows + some - 1) / some, num_threads, [&](int64_t task) {
     for (int64_t m = task * some; m < std::min(num_rows, (task + 1) * some); ++m)
@@ -190,9 +309,12 @@ inline void multiply_integers(const float* x, const uint32_t* weights, const flo
   share_panels(width, words * 4, num_threads, [&](int64_t panel) {
     const int64_t n = panel * kPanel;
     const Columns columns{out + n, bias ? bias + n : nullptr, stride, std::min(kPanel, width - n), adds};
+#if defined(FLAMBEAU_TILES)
+    if (quantized.tiled) multiply_tiled_rows<bits, has_minimums>(quantized, weights + panel * words, columns);
+#endif
     in_portions<kRowsAtOnce>(num_rows, [&](auto rows, int64_t first) {
       multiply_integer_panel<bits, has_minimums, rows.value>(quantized, weights + panel * words, first, columns);
-    });
+    }, quantized.tiled);
   });
 }
 

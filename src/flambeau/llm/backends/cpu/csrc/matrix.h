@@ -109,6 +109,9 @@ struct Matrix {  // [width, size]
 };
 
 inline const char* instructions() {
+#if defined(FLAMBEAU_TILES)
+  if (may_use_tiles()) return "AVX-512 VNNI and AMX";
+#endif
 #if defined(__AVX512VNNI__)
   return "AVX-512 VNNI";
 #elif defined(__AVX512BW__)

@@ -1,7 +1,7 @@
 // The functions that Python calls; bindings.py declares the structures once more.
 //
 // No torch headers: this builds in seconds, and one library works with every version of torch.
-#include "network.h"
+#include "logits.h"
 #include "pack.h"
 #include "self_test.h"
 
@@ -102,7 +102,7 @@ void flambeau_argmax(const flambeau::Network* network, const flambeau::Tokens* t
   flambeau::argmax_rows(logits, num_rows, network->head.width, found);
 }
 
-// Several greedy steps: see argmax_steps in network.h.
+// Several greedy steps: see argmax_steps in logits.h.
 void flambeau_argmax_steps(const flambeau::Network* network, const flambeau::Tokens* tokens, const int64_t* positions,
                            const int64_t* slots, int64_t num_ahead, int64_t* found, int num_threads) {
   flambeau::argmax_steps(*network, *tokens, positions, slots, num_ahead, found, num_threads);

@@ -9,8 +9,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention_tiles.h"
 #include "cached_rows.h"
 #include "matrix.h"
+#include "paged_step.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -20,89 +22,6 @@ constexpr int64_t kTokensPerTask = 16;  // of one sequence
 constexpr int64_t kTokensOfTiles = 16;  // from so many tokens of a sequence on, queries are computed in tiles
 constexpr int64_t kScoresOfTile = 1 << 16;
 constexpr int64_t kBlocksAhead = 2, kLineBytes = 64;
-
-// `stored` is the type of the cache; all sums are in float32.
-template <typename stored>
-struct PagedStep {
-  const float *q, *k, *v;   // [T, H, D], [T, G, D] twice, or null: they are in the cache
-  stored *keys, *values;    // [P, K, G, D]
-  float* out;               // [T, H, D]
-  // From one token to the next; the heads of a token are contiguous.
-  int64_t q_stride, k_stride, v_stride;
-  const int64_t *positions, *slots, *starts, *tables;  // [T], [T], [S + 1], [S, table_width]
-  int64_t num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window;
-  float scale, softcap;  // a softcap of 0: none
-  const float* sinks = nullptr;   // [H]: scores that take part in the softmax and have no value, or null
-  const float* biases = nullptr;  // [H, num_places]: added to scores, or null
-  int64_t num_places = 0;
-  int64_t chunk = 0;  // tokens attend to those of their own chunk only, so many at a time; 0: to all
-
-  template <typename other>
-  PagedStep<other> with() const {
-    return {q, k, v, static_cast<other*>(keys), static_cast<other*>(values), out, q_stride, k_stride, v_stride, positions,
-            slots, starts, tables, num_tokens, num_sequences, heads, kv_heads, block_size, table_width, window, scale,
-            softcap, sinks, biases, num_places, chunk};
-  }
-
-  int64_t first_seen(int64_t place) const {
-    const int64_t first = window > 0 ? std::max<int64_t>(0, place + 1 - window) : 0;
-    return chunk > 0 ? std::max(first, place - place % chunk) : first;
-  }
-};
-
-// The factor of a head's numbers in the cache.
-template <int64_t size, typename stored>
-inline float scale_of(const stored* head) {
-  return scale_of_row(head, size);
-}
-
-// Writes the heads of a token to the cache.
-template <typename stored>
-inline void write_heads(const float* from, int64_t heads, int64_t size, stored* to) {
-  if constexpr (std::is_same_v<stored, byte>) {
-    for (int64_t h = 0; h < heads; ++h, from += size, to += room_of_head<stored>(size)) write_row(from, size, to);
-  } else {
-    narrow(from, heads * size, to);
-  }
-}
-
-// Turns scores into weights that sum to one, with that of the sink if there is one. Nothing beyond them is read.
-FLAMBEAU_ONCE inline void softmax(float* scores, int64_t length, const float* sink) {
-  alignas(64) float rest[kLanes];
-  const int64_t whole = length / kLanes * kLanes, more = length - whole;
-  Floats high = Floats{} + scores[0];
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    const Floats x = load(scores + i);
-    high = larger(x, high);
-  }
-  float highest = largest(high);
-  for (int64_t i = whole; i < length; ++i) highest = std::max(highest, scores[i]);
-  if (sink) highest = std::max(highest, *sink);
-  for (int64_t i = 0; i < kLanes; ++i) rest[i] = i < more ? scores[whole + i] : highest;
-  Floats total{};
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) scores[i + lane] = exponential(std::max(scores[i + lane] - highest, -87.0f));
-    total += load(scores + i);
-  }
-  for (int lane = 0; lane < kLanes; ++lane) rest[lane] = exponential(std::max(rest[lane] - highest, -87.0f));
-  for (int64_t i = more; i < kLanes; ++i) rest[i] = 0;
-  total += load(rest);
-  const float share = 1.0f / (sum(total) + (sink ? exponential(std::max(*sink - highest, -87.0f)) : 0.0f));
-  for (int64_t i = 0; i < whole; ++i) scores[i] *= share;
-  for (int64_t i = 0; i < more; ++i) scores[whole + i] = rest[i] * share;
-}
-
-// Turns the scores of a head for the places from `begin` on into weights.
-template <typename stored>
-inline void weigh(const PagedStep<stored>& step, int64_t head, int64_t begin, float* scores, int64_t length) {
-  if (step.softcap > 0)
-    for (int64_t i = 0; i < length; ++i) scores[i] = step.softcap * std::tanh(scores[i] / step.softcap);
-  if (step.biases) {
-    const float* biases = step.biases + head * step.num_places + begin;
-    for (int64_t i = 0; i < length; ++i) scores[i] += biases[i];
-  }
-  softmax(scores, length, step.sinks ? step.sinks + head : nullptr);
-}
 
 // Prefetches the rows of a block: blocks are scattered, so the hardware cannot predict the next one.
 template <int64_t size, typename stored>
@@ -373,6 +292,17 @@ bool are_consecutive(const PagedStep<stored>& step, int64_t first, int64_t last)
   return true;
 }
 
+// All heads of a group for consecutive tokens of a sequence.
+template <int parts, typename stored>
+void attend_tokens(const PagedStep<stored>& step, int64_t first, int64_t last, const int64_t* table, int64_t kv_head) {
+#if defined(FLAMBEAU_TILES)
+  constexpr bool has_numbers = std::is_same_v<stored, bfloat> || std::is_same_v<stored, byte>;
+  if constexpr (has_numbers && parts % 2 == 0)
+    if (may_use_tiles()) return TiledAttention<parts, stored>(step, first, last, table, kv_head).run();
+#endif
+  attend_tile<parts>(step, first, last, table, kv_head);
+}
+
 // Heads of so many vectors; 0: of any size.
 template <int parts, typename stored>
 void attend_paged(const PagedStep<stored>& step, int num_threads, int64_t size = parts * kLanes) {
@@ -407,7 +337,7 @@ void attend_paged(const PagedStep<stored>& step, int num_threads, int64_t size =
       if constexpr (parts == 0)
         attend_rows(step, size, task.first, task.last, table, head);
       else if (task.is_tile)
-        attend_tile<parts>(step, task.first, task.last, table, head);
+        attend_tokens<parts>(step, task.first, task.last, table, head);
       else
         for (int64_t t = task.first; t < task.last; ++t) attend_group<parts>(step, t, table, head);
   });

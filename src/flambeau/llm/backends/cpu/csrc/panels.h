@@ -53,16 +53,19 @@ struct Columns {
   bool adds;
 
   void store(int64_t row, const Floats& low, const Floats& high) const {
+    float* to = out + row * stride;
+    if (count == kPanel) {
+      Floats first = low, second = high;
+      if (bias) first += load(bias), second += load(bias + kLanes);
+      if (adds) first += load(to), second += load(to + kLanes);
+      write(first, to), write(second, to + kLanes);
+      return;
+    }
     float totals[kPanel];
     write(low, totals), write(high, totals + kLanes);
-    float* to = out + row * stride;
     if (bias)
       for (int64_t n = 0; n < count; ++n) totals[n] += bias[n];
-    if (count == kPanel && !adds) {
-      std::memcpy(to, totals, sizeof totals);
-    } else {
-      for (int64_t n = 0; n < count; ++n) to[n] = adds ? to[n] + totals[n] : totals[n];
-    }
+    for (int64_t n = 0; n < count; ++n) to[n] = adds ? to[n] + totals[n] : totals[n];
   }
 };
 

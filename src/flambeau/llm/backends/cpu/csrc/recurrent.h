@@ -1,5 +1,6 @@
 // Recurrent layers: short convolutions, Mamba 1 and 2, gated delta nets, delta nets whose channels decay, lightning
-// attention. A sequence has a state instead of keys and values.
+// attention, gated linear recurrences (RG-LRU), and the two parts of RWKV 4. A sequence has a state instead of keys and
+// values.
 //
 // Tokens are computed one after the other: a sequence gets the same bits in any batch, and in any chunks of its prompt.
 // What is computed does not depend on other sequences, and a state is read and written in its slot.
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "head_matrices.h"
 #include "matrix.h"
 #include "norms.h"
 #include "threads.h"
@@ -20,7 +22,17 @@
 
 namespace flambeau {
 
-enum RecurrentKind : int64_t { kShortConvolution, kMamba, kMamba2, kDeltaNet, kKimiDelta, kLightning };
+enum RecurrentKind : int64_t {
+  kShortConvolution,
+  kMamba,
+  kMamba2,
+  kDeltaNet,
+  kKimiDelta,
+  kLightning,
+  kGated,
+  kTimeMix,
+  kChannelMix
+};
 
 struct Recurrence {
   int64_t kind, channels, width, inner, heads, head_size, state_size, groups;
@@ -46,6 +58,18 @@ struct Recurrence {
   float query_scale;        // lightning attention; its `decay` is what is left after a token [H], and inputs are grouped
   int64_t activates, half;  // by head, or not. Its inputs are activated; so many pairs of a query and a key are rotated,
   const float *cos, *sin;   // by [places, half]. Norms of these are `b_norm` and `c_norm`.
+  // Gated linear recurrence: matrices of H blocks of channels make gates of inputs and of decays, whose biases are
+  // `input_bias` and `time_bias` [I]; `decay` [I] is a factor of the latter. `gate` is activated.
+  const Matrix *input_gates, *decay_gates;
+  const float* input_bias;
+  int64_t activation;
+  float* begun;  // [slots]: 1 if a sequence has a state
+  // RWKV: shares [E] of a token in its mixtures with the one before, which `windows` [slots, E] has. Of time mixing,
+  // `in`, `beta` and `gate` make keys, values and receptances; `decay` [I] is subtracted from the logarithm of the factor
+  // of a mean, whose numerator is in `states` [slots, I]; `skip` [I] is for the token itself. Of channel mixing, `gate`
+  // makes receptances.
+  const float *key_share, *value_share, *receptance_share;
+  float *denominators, *log_factors;  // [slots, I]
 };
 
 // The sequences of a step. One whose first token is in this step has no state yet.
@@ -68,6 +92,12 @@ inline float softplus(float x) {
 inline float logistic(float x) { return 1.0f / (1.0f + exponential(std::min(std::max(-x, -87.0f), 87.0f))); }
 
 inline float decay_of(float log_decay) { return exponential(std::max(log_decay, -87.0f)); }
+
+// 1 - exp(x) for x up to 0, by a series where it is small.
+inline float rest_of(float x) {
+  const float series = -x * (1.0f + x * (0.5f + x * (0.16666667f + x * 0.041666668f)));
+  return x > -0.05f ? series : 1.0f - decay_of(x);
+}
 
 // The buffers of a thread's steps.
 struct RecurrentSpace {
@@ -187,9 +217,15 @@ class RecurrentPass {
       case kMamba2: return mamba_2(input);
       case kDeltaNet: return delta_net<false>(input);
       case kLightning: return lightning(input);
+      case kGated: return gated(input);
+      case kTimeMix: return time_mix(input);
+      case kChannelMix: return channel_mix(input);
       default: return delta_net<true>(input);
     }
   }
+
+  // After channel mixing: factors [T, E] of what the last matrix gives.
+  const float* receptances() const { return space_.gates.data(); }
 
  private:
   static constexpr int64_t kChannelsPerTask = 256, kRowsPerTurn = 16, kColumnsPerTask = 64;
@@ -229,6 +265,7 @@ class RecurrentPass {
   }
 
   int64_t state_size() const {
+    if (layer_.kind == kGated) return layer_.inner;
     return layer_.kind == kMamba ? layer_.inner * layer_.state_size : layer_.heads * layer_.head_size * layer_.state_size;
   }
 
@@ -452,6 +489,148 @@ class RecurrentPass {
     });
     gate_and_normalize(y, parts + inner, 2 * inner);
     return y;
+  }
+
+  const float* gated(const float* input) {
+    const int64_t inner = layer_.inner, size = layer_.head_size, count = sequences_.num_tokens;
+    const float* mixed = convolve(multiply(layer_.in, input, space_.projected), inner, false);
+    float *added = room(space_.betas, inner), *decays = room(space_.times, inner), *y = room(space_.outputs, inner);
+    multiply_heads(layer_.input_gates, layer_.heads, mixed, inner, size, added, inner, size, count, num_threads_);
+    multiply_heads(layer_.decay_gates, layer_.heads, mixed, inner, size, decays, inner, size, count, num_threads_);
+    const float* gates = multiply(layer_.gate, input, space_.gates);
+    each_token([&](int64_t t) {
+      for (int64_t i = 0, at = t * inner; i < inner; ++i, ++at) {
+        added[at] = mixed[at] * logistic(added[at] + layer_.input_bias[i]);
+        decays[at] = logistic(decays[at] + layer_.time_bias[i]) * layer_.decay[i];  // logarithms
+      }
+    });
+    each_part((inner + kChannelsPerTask - 1) / kChannelsPerTask, [&](int64_t s, int64_t part) {
+      const int64_t first = part * kChannelsPerTask, channels = std::min(kChannelsPerTask, inner - first);
+      float* h = state(s, first, channels);
+      for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
+        h = next_state(h, t, first, channels);
+        const bool is_first = sequences_.is_new(s) && t == sequences_.starts[s];  // which is added as it is
+        const float *x = added + t * inner + first, *log_decay = decays + t * inner + first;
+        for (int64_t i = 0; i < channels; ++i) {
+          const float share = is_first ? 1.0f : std::sqrt(rest_of(2.0f * log_decay[i]));
+          h[i] = h[i] * decay_of(log_decay[i]) + x[i] * share;
+        }
+        std::copy_n(h, channels, y + t * inner + first);
+      }
+    });
+    for (int64_t s = 0; s < sequences_.num_sequences; ++s) {
+      if (!sequences_.ends) layer_.begun[sequences_.slots[s]] = 1.0f;
+      for (int64_t t = sequences_.starts[s]; sequences_.ends && t < sequences_.starts[s + 1]; ++t)
+        layer_.begun[sequences_.ends[t]] = 1.0f;
+    }
+    each_token([&](int64_t t) {
+      activate(layer_.activation, gates + t * inner, y + t * inner, y + t * inner, inner);
+    });
+    return y;
+  }
+
+  // The token before each one [T, E]; keeps the last one of each sequence.
+  const float* earlier(const float* input) {
+    const int64_t size = layer_.in.size;
+    float* out = room(space_.mixed, size);
+    each_part(1, [&](int64_t s, int64_t) {
+      const int64_t start = sequences_.starts[s], stop = sequences_.starts[s + 1];
+      float* kept = layer_.windows + sequences_.slots[s] * size;
+      if (sequences_.is_new(s))
+        std::fill_n(out + start * size, size, 0.0f);
+      else
+        std::copy_n(kept, size, out + start * size);
+      std::copy_n(input + start * size, (stop - start - 1) * size, out + (start + 1) * size);
+      if (!sequences_.ends) std::copy_n(input + (stop - 1) * size, size, kept);
+      for (int64_t t = start; sequences_.ends && t < stop; ++t)
+        std::copy_n(input + t * size, size, layer_.windows + sequences_.ends[t] * size);
+    });
+    return out;
+  }
+
+  // The product of a matrix and mixtures of tokens with those before them.
+  float* multiply_mixed(const Matrix& matrix, const float* input, const float* before, const float* share,
+                        std::vector<float>& buffer) {
+    const int64_t size = layer_.in.size;
+    float* mixtures = room(space_.parameters, size);
+    each_token([&](int64_t t) {
+      for (int64_t i = 0, at = t * size; i < size; ++i, ++at)
+        mixtures[at] = input[at] * share[i] + before[at] * (1.0f - share[i]);
+    });
+    return multiply(matrix, mixtures, buffer);
+  }
+
+  const float* time_mix(const float* input) {
+    const int64_t inner = layer_.inner;
+    const float* before = earlier(input);
+    const float* keys = multiply_mixed(layer_.in, input, before, layer_.key_share, space_.projected);
+    const float* values = multiply_mixed(layer_.beta, input, before, layer_.value_share, space_.betas);
+    const float* gates = multiply_mixed(layer_.gate, input, before, layer_.receptance_share, space_.gates);
+    float* y = room(space_.outputs, inner);
+    each_part((inner + kChannelsPerTask - 1) / kChannelsPerTask, [&](int64_t s, int64_t part) {
+      const int64_t first = part * kChannelsPerTask, channels = std::min(kChannelsPerTask, inner - first);
+      Mean mean(layer_, first, channels);
+      mean.read(sequences_.slots[s], sequences_.is_new(s));
+      for (int64_t t = sequences_.starts[s]; t < sequences_.starts[s + 1]; ++t) {
+        const int64_t at = t * inner + first;
+        mean.advance(keys + at, values + at, gates + at, y + at);
+        if (sequences_.ends) mean.write(sequences_.ends[t]);
+      }
+      if (!sequences_.ends) mean.write(sequences_.slots[s]);
+    });
+    return y;
+  }
+
+  // The state of time mixing, of some channels: a mean whose numerator and denominator share a factor.
+  struct Mean {
+    static constexpr float kLowest = -1e38f;  // a logarithm of nothing
+
+    Mean(const Recurrence& layer, int64_t first, int64_t count) : layer(layer), first(first), count(count) {}
+
+    void read(int64_t slot, bool is_new) {
+      const int64_t at = slot * layer.inner + first;
+      for (int64_t i = 0; i < count; ++i) {
+        top[i] = is_new ? 0.0f : layer.states[at + i];
+        bottom[i] = is_new ? 0.0f : layer.denominators[at + i];
+        log_factor[i] = bottom[i] == 0 ? kLowest : layer.log_factors[at + i];
+      }
+    }
+
+    void write(int64_t slot) const {
+      const int64_t at = slot * layer.inner + first;
+      std::copy_n(top, count, layer.states + at);
+      std::copy_n(bottom, count, layer.denominators + at);
+      std::copy_n(log_factor, count, layer.log_factors + at);
+    }
+
+    // Adds a token; what is before it and the token itself make y.
+    void advance(const float* keys, const float* values, const float* receptances, float* y) {
+      const float *decay = layer.decay + first, *bonus = layer.skip + first;
+      for (int64_t i = 0; i < count; ++i) {
+        const float now = keys[i] + bonus[i], highest = std::max(log_factor[i], now);
+        const float own = decay_of(log_factor[i] - highest), other = decay_of(now - highest);
+        y[i] = logistic(receptances[i]) * (top[i] * own + values[i] * other) / (bottom[i] * own + other);
+        const float left = log_factor[i] - decay[i], next = std::max(left, keys[i]);
+        const float kept = decay_of(left - next), added = decay_of(keys[i] - next);
+        top[i] = top[i] * kept + values[i] * added, bottom[i] = bottom[i] * kept + added, log_factor[i] = next;
+      }
+    }
+
+    const Recurrence& layer;
+    const int64_t first, count;
+    float top[kChannelsPerTask], bottom[kChannelsPerTask], log_factor[kChannelsPerTask];
+  };
+
+  const float* channel_mix(const float* input) {
+    const int64_t width = layer_.in.num_outputs(), size = layer_.gate.num_outputs();
+    const float* before = earlier(input);
+    float* gates = multiply_mixed(layer_.gate, input, before, layer_.receptance_share, space_.gates);
+    float* up = multiply_mixed(layer_.in, input, before, layer_.key_share, space_.projected);
+    each_token([&](int64_t t) {
+      for (int64_t i = t * size; i < (t + 1) * size; ++i) gates[i] = logistic(gates[i]);
+      activate(kReluSquared, up + t * width, nullptr, up + t * width, width);
+    });
+    return up;
   }
 
   // The parts of a delta net's projections [T, …]; rows may be grouped by key head.

@@ -10,7 +10,7 @@ namespace flambeau {
 
 // A matrix [width, size] of this kind, whose weights are `weights` as the kernels see them.
 struct TestMatrix {
-  static constexpr int64_t size = 64, width = 40, group = 32, rows = 11;
+  static constexpr int64_t size = 64, width = 40, group = 32, rows = 43;  // tiles and some more
   std::vector<uint32_t> panels = std::vector<uint32_t>(2 * size * kPanel);
   std::vector<float> weights = std::vector<float>(size * width), inputs = std::vector<float>(size * rows);
 

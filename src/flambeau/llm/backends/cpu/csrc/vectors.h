@@ -198,16 +198,44 @@ inline Quarter sums_of(const Floats* x) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// For x from -87 to 87; relative error about 1e-7.
-inline float exponential(float x) {
-  const float turns = std::floor(x * 1.44269504f + 0.5f);
-  const float rest = (x - turns * 0.693145752f) - turns * 1.42860677e-6f;
-  float series = 1.0f / 5040;
-  for (float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) series = series * rest + factor;
-  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(turns) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, 4);
-  return series * power;
+// Not below, not above a limit; what is not a number stays.
+template <typename X>
+inline X at_least(const X& x, float limit) {
+  return chosen(x < limit, X{} + limit, x);
+}
+template <typename X>
+inline X at_most(const X& x, float limit) {
+  return chosen(x > limit, X{} + limit, x);
+}
+
+// For x from -87 to 87, one number or a vector; relative error about 1e-7.
+template <typename X>
+inline X exponential(const X& x) {
+  constexpr bool is_one = std::is_same_v<X, float>;
+  using Counts = std::conditional_t<is_one, int32_t, Ints>;
+  Counts turns;
+  X whole;
+  if constexpr (is_one) {
+    whole = std::floor(x * 1.44269504f + 0.5f), turns = static_cast<int32_t>(whole);
+  } else {
+    turns = rounded(x * 1.44269504f), whole = converted<Floats>(turns);
+  }
+  const X rest = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
+  X series = rest * (1.0f / 5040) + 1.0f / 720;
+  series = series * rest + 1.0f / 120;
+  series = series * rest + 1.0f / 24;
+  series = series * rest + 1.0f / 6;
+  series = series * rest + 0.5f;
+  series = series * rest + 1.0f;
+  series = series * rest + 1.0f;
+  if constexpr (is_one) {
+    const uint32_t bits = static_cast<uint32_t>(turns + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return series * power;
+  } else {
+    return series * as<Floats>((turns + 127) << 23);
+  }
 }
 
 }  // namespace flambeau

@@ -10,14 +10,12 @@
 // 2^133 times smaller, and the bits of an fp8 number those of one that is 2^120 times smaller. Inputs are therefore
 // multiplied by 2^100. 4-bit levels become 128 + level; scales and minimums are applied to the sums of each group.
 //
-// Defined before this text: WT (1 int8, 2 fp8, 3 int4), WM (warps of a team), MT (16 outputs of a warp each), NT (8 rows
+// With SCALED, outputs are multiplied with factors of the rows; with STREAM parts, sums are added to the residual stream:
+// see stream.cuh.
+//
+// Defined before this text, as is that of stream.cuh: WT (1 int8, 2 fp8, 3 int4), WM (warps of a team), MT (16 outputs of a warp each), NT (8 rows
 // each), WK (teams), STAGES, GROUP (of 4-bit weights), GATED (half of the outputs gate the other half), OVERLAPS (0 no; 1
-// the next kernel may start when this one starts; 2 when its sums are complete).
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
-typedef long long i64;
-
+// the next kernel may start when this one starts; 2 when its sums are complete), SCALED, STREAM (0: none).
 constexpr int BM = WM * MT * 16, ROWS = NT * 8, THREADS = WM * WK * 32;
 constexpr int KC = WT == 3 ? 128 : 64;  // inputs of a chunk
 constexpr int PIECES = KC / 8;          // of 16 bytes, of a row of x
@@ -65,13 +63,6 @@ __device__ __forceinline__ u32 times_2_100(u32 x) {
     u32 y;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x71807180u), "r"(0x80008000u));
     return y;
-}
-__device__ __forceinline__ float low(u32 w) { return __uint_as_float(w << 16); }
-__device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff0000u); }
-__device__ __forceinline__ u32 pack(float lo, float hi) {
-    u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
 }
 // The first and the last two of four 8-bit weights.
 template <int W>
@@ -261,9 +252,26 @@ __device__ __forceinline__ float2 sum_of(const float* sums, int t, int row, floa
 
 // scales: of 8-bit weights float[N], or of 4-bit weights in the order of load_weights. y: bfloat16, or float parts
 // [gridDim.y, T, N] of the sums. N does not count the gates.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    few_rows(const u16* x, const u8* weights, const u8* scales, const u16* bias, void* y, int T, int N, int K) {
+#if STREAM > 1
+#define CLUSTER __cluster_dims__(1, STREAM, 1)
+#else
+#define CLUSTER
+#endif
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
+    few_rows(const u16* x, const u8* weights, const u8* scales, const u16* bias, void* y, int T, int N, int K
+#if SCALED
+             ,
+             const float* squares, int groups, float epsilon
+#endif
+#if STREAM
+             ,
+             Stream stream
+#endif
+    ) {
     extern __shared__ __align__(128) u8 smem[];
+#if SCALED
+    __shared__ float factors[ROWS];
+#endif
     int lane = threadIdx.x & 31, team = threadIdx.x / 32 / WM, wm = threadIdx.x / 32 % WM;
     int tile = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
     i64 row_bytes = (i64)K * 64 / KC;
@@ -298,6 +306,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         commit();
         next += WK;
     }
+#if SCALED
+    find_factors<ROWS, THREADS / 32>(factors, squares, T, groups, K, epsilon);
+#endif
     int stage = 0, free_stage = STAGES - 1;
 #pragma unroll 1
     for (int chunk = begin + team; chunk < end; chunk += WK) {
@@ -343,26 +354,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     constexpr int PAIRS = (GATED ? BM / 2 : BM) / 2;
     int pair = threadIdx.x % PAIRS, first = GATED ? (pair >> 2) * 16 + (pair & 3) * 2 : pair * 2;
     int at = tile * PAIRS * 2 + pair * 2;
-    if (at >= N || threadIdx.x >= THREADS / PAIRS * PAIRS) return;
+    bool stores = at < N && threadIdx.x < THREADS / PAIRS * PAIRS;
+#if !STREAM
+    if (!stores) return;
+#endif
     float2 one = {1.f, 1.f}, scale = one, up_scale = one, start = {0.f, 0.f}, up_start = start;
-    if (WT == 1 || WT == 2) {
+    if (stores && (WT == 1 || WT == 2)) {
         scale = *(const float2*)((const float*)scales + at);
         if (GATED) up_scale = *(const float2*)((const float*)scales + N + at);
     }
-    if (bias && part == 0) {
+    if (stores && bias && part == 0) {
         start = make_float2(low(bias[at]), low(bias[at + 1]));
         if (GATED) up_start = make_float2(low(bias[N + at]), low(bias[N + at + 1]));
     }
-    for (int t = threadIdx.x / PAIRS; t < T; t += THREADS / PAIRS) {
+    for (int t = threadIdx.x / PAIRS; stores && t < T; t += THREADS / PAIRS) {
         float offset = 0.f;
         if (WT == 1)
 #pragma unroll
             for (int w = 0; w < WK; w++) offset += offsets[w * ROWS + t];
         float2 v = sum_of(all, t, first, offset);
-        v.x = v.x * scale.x + start.x, v.y = v.y * scale.y + start.y;
+#if SCALED
+        float factor = factors[t];
+#else
+        constexpr float factor = 1.f;
+#endif
+        v.x = v.x * (scale.x * factor) + start.x, v.y = v.y * (scale.y * factor) + start.y;
+#if STREAM
+        *(float2*)(all + t * SUM_STRIDE + first) = v;  // only this thread has read it
+        continue;
+#endif
         if (GATED) {
             float2 u = sum_of(all, t, first + 8, offset);
-            u.x = u.x * up_scale.x + up_start.x, u.y = u.y * up_scale.y + up_start.y;
+            u.x = u.x * (up_scale.x * factor) + up_start.x, u.y = u.y * (up_scale.y * factor) + up_start.y;
             v.x = v.x / (1.f + __expf(-v.x)) * u.x, v.y = v.y / (1.f + __expf(-v.y)) * u.y;
         }
         i64 to = (i64)t * N + at;
@@ -371,4 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         else
             *(u32*)((u16*)y + to) = pack(v.x, v.y);
     }
+#if STREAM
+    add_to_stream<BM, SUM_STRIDE, STREAM, THREADS / 32>(stream, (u32)__cvta_generic_to_shared(all), T, N, tile * BM);
+#endif
 }

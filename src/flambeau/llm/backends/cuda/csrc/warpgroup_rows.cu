@@ -9,10 +9,15 @@
 //
 // The next kernel may start at once: it loads its first weights before it waits for this kernel's outputs.
 //
+// Adapters of the rows may be part of the product, with bfloat16 weights. With SEGMENTS, their B is: after the chunks of
+// the weights come those of a second matrix, the B of all slots side by side, [N, X], and its inputs are x · A, zero but
+// for the row's own slot. A layer has up to three segments, such as queries, keys and values, whose A differ: each has
+// inputs and sums of its own. With APPENDS, more blocks multiply the same inputs with the A of all slots, [X, K].
+//
 // Defined before this text: WT (0 bfloat16, 1 int8, 2 fp8, 3 int4), NR (rows, a multiple of 8), WM (warpgroups), TILES
 // (of 16 outputs), STAGES, CHUNK (bytes of a row of weights in a stage), GROUP (of 4-bit weights), GATED (half of the
-// outputs gate the other half), BLOCKS (that fit on a multiprocessor), WGMMA(c, a, b) with weights in registers and
-// WGMMA_SHARED(c, a, b) with those in shared memory.
+// outputs gate the other half), BLOCKS (that fit on a multiprocessor), SEGMENTS, APPENDS, WGMMA(c, a, b) with weights in
+// registers and WGMMA_SHARED(c, a, b) with those in shared memory.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
@@ -28,10 +33,13 @@ constexpr int KC = WT == 0 ? CHUNK / 2 : WT == 3 ? CHUNK * 2 : CHUNK;  // inputs
 constexpr int PLANES = KC / 64, OCTETS = NR / 8;                       // of a chunk of inputs: 8 rows of 128 bytes
 constexpr int PLANE = NR * 128, TILE = 16 * CHUNK;                     // bytes
 constexpr int WEIGHTS = (WT == 0 ? MT * WARPS : TILES) * TILE;         // of a stage, and what wgmma reads beyond them
-constexpr int SCALES_AT = WEIGHTS + PLANES * PLANE;
+constexpr int SCALES_AT = WEIGHTS + (SEGMENTS > PLANES ? SEGMENTS : PLANES) * PLANE;
 constexpr int STAGE = SCALES_AT + (WT == 3 ? (TILES * KC + 1023) / 1024 * 1024 : 0);
 constexpr int OPERAND = PLANES * PLANE;
 constexpr u32 LOADED = TILES * TILE + PLANES * PLANE + (WT == 3 ? TILES * KC : 0);
+constexpr u32 LOADED_OF_ADAPTERS = TILES * TILE + SEGMENTS * PLANE;
+static_assert(WT == 0 && MT == 1 || !SEGMENTS && !APPENDS, "adapters of bfloat16 weights");
+static_assert(!GATED || !APPENDS && (SEGMENTS == 0 || SEGMENTS == 2), "gates, and what they gate");
 static_assert(WT == 0 ? CHUNK == 128 : WT == 3 ? CHUNK == 64 : CHUNK == 64 || CHUNK == 128, "whole planes and groups");
 
 __device__ __forceinline__ u32 lds32(u32 a) {
@@ -76,30 +84,50 @@ __device__ __forceinline__ u16 bfloat(float x) {
 
 constexpr u64 READ_ONCE = 0x12f0000000000000ull;  // the L2 cache gives these lines up first
 
-__device__ __forceinline__ void load_weights(const TensorMap* weights, const TensorMap* scales, u32 stage, u32 barrier,
-                                             int chunk) {
-    expect(barrier, LOADED);
+// What a block multiplies: chunks of inputs with weights, and then with SEGMENTS those of adapters.
+struct Sources {
+    const TensorMap *x, *weights, *scales, *inner, *b;
+    int tile;    // the first one of the block
+    int chunks;  // of the weights
+    int width;   // numbers of a segment of `inner`
+
+    __device__ __forceinline__ bool is_of_adapters(int chunk) const { return SEGMENTS && chunk >= chunks; }
+};
+
+__device__ __forceinline__ void load_weights(const Sources& from, u32 stage, u32 barrier, int chunk) {
+    bool adapts = from.is_of_adapters(chunk);
+    expect(barrier, adapts ? LOADED_OF_ADAPTERS : LOADED);
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2,%3,%3,%4}], [%5], %6;"
-        ::"r"(stage), "l"(weights), "r"(chunk * CHUNK), "r"(0), "r"(blockIdx.x * TILES), "r"(barrier), "l"(READ_ONCE)
+        ::"r"(stage), "l"(adapts ? from.b : from.weights), "r"((adapts ? chunk - from.chunks : chunk) * CHUNK), "r"(0),
+        "r"(from.tile), "r"(barrier), "l"(READ_ONCE)
         : "memory");
     if (WT == 3)
         asm volatile(
             "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
             "[%0], [%1, {%2,%3}], [%4], %5;"
-            ::"r"(stage + SCALES_AT), "l"(scales), "r"(chunk * KC), "r"(blockIdx.x * TILES), "r"(barrier),
-            "l"(READ_ONCE)
+            ::"r"(stage + SCALES_AT), "l"(from.scales), "r"(chunk * KC), "r"(from.tile), "r"(barrier), "l"(READ_ONCE)
             : "memory");
 }
 
-__device__ __forceinline__ void load_x(const TensorMap* x, u32 stage, u32 barrier, int chunk) {
+// 64 inputs of all rows, from one on.
+__device__ __forceinline__ void load_plane(const TensorMap* x, u32 to, u32 barrier, int first) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3}], [%4];"
+        ::"r"(to), "l"(x), "r"(first * 2), "r"(0), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void load_x(const Sources& from, u32 stage, u32 barrier, int chunk) {
+    if (from.is_of_adapters(chunk)) {
 #pragma unroll
-    for (int p = 0; p < PLANES; p++)
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3}], [%4];"
-            ::"r"(stage + WEIGHTS + p * PLANE), "l"(x), "r"((chunk * KC + p * 64) * 2), "r"(0), "r"(barrier)
-            : "memory");
+        for (int s = 0; s < SEGMENTS; s++)
+            load_plane(from.inner, stage + WEIGHTS + s * PLANE, barrier, s * from.width + (chunk - from.chunks) * KC);
+    } else {
+#pragma unroll
+        for (int p = 0; p < PLANES; p++) load_plane(from.x, stage + WEIGHTS + p * PLANE, barrier, chunk * KC + p * 64);
+    }
 }
 
 // Move inputs to the operand's place, each warp some: the even ones of 16 and then the odd ones.
@@ -184,18 +212,24 @@ __device__ __forceinline__ void load_operands(u32 rows, u32 scales, int p, Opera
     }
 }
 
+// Products of 64 inputs with weights in shared memory, both with the copy engine's swizzle of 128 bytes: 1,024 bytes for
+// eight rows.
+__device__ __forceinline__ void multiply_shared(u32 weights, u32 inputs, float (&sums)[NR / 2]) {
+    const u64 SWIZZLED = (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16;
+    u64 a = SWIZZLED | weights >> 4, b = SWIZZLED | inputs >> 4;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int s = 0; s < 4; s++) WGMMA_SHARED(sums, a + s * 2, b + s * 2);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
 // Products of a chunk; they go on when this returns.
 __device__ __forceinline__ void multiply(u32 stage, u32 operand, int warp, int lane, float (&sums)[MT][NR / 2]) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
         if (m * WARPS + (warp & ~3) >= TILES) break;
-        if constexpr (WT == 0) {  // both with the copy engine's swizzle of 128 bytes; 1,024 bytes for eight rows
-            const u64 SWIZZLED = (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16;
-            u64 a = SWIZZLED | (stage + (m * WARPS + (warp & ~3)) * TILE) >> 4, b = SWIZZLED | (stage + WEIGHTS) >> 4;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (int s = 0; s < 4; s++) WGMMA_SHARED(sums[m], a + s * 2, b + s * 2);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if constexpr (WT == 0) {
+            multiply_shared(stage + (m * WARPS + (warp & ~3)) * TILE, stage + WEIGHTS, sums[m]);
         } else {
             // Eight rows of 16 bytes are 128 bytes apart from the next eight, and NR · 16 from the next 8 inputs.
             u64 b = (u64)8 << 32 | (u64)NR << 16 | operand >> 4;
@@ -216,17 +250,44 @@ __device__ __forceinline__ void multiply(u32 stage, u32 operand, int warp, int l
     }
 }
 
+// What adapters add to an output of a segment.
+template <int COUNT>
+__device__ __forceinline__ float of_segment(const float (&more)[COUNT][NR / 2], int segment, int i) {
+    float found = more[0][i];
+#pragma unroll
+    for (int s = 1; s < COUNT; s++)
+        if (segment == s) found = more[s][i];
+    return found;
+}
+
 // row_scales: of 8-bit weights [N]. y: bfloat16, or float parts [gridDim.y, T, N] of the sums. N does not count the
-// gates.
+// gates. With SEGMENTS, `second` is B and the segments after the first begin at two outputs; with APPENDS, `second` is A,
+// and blocks from `own_blocks` on give parts [gridDim.y, T, X] of x · A.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     warpgroup_rows(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weights,
                    const __grid_constant__ TensorMap scales, const float* row_scales, const u16* bias, void* y, int T,
-                   int N, int K) {
+                   int N, int K
+#if SEGMENTS || APPENDS
+                   ,
+                   const __grid_constant__ TensorMap second, const __grid_constant__ TensorMap inner, float* shrunk,
+                   int X, int own_blocks, int second_begin, int third_begin
+#endif
+    ) {
     extern __shared__ __align__(1024) u8 smem[];
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     constexpr int EACH = GATED ? 8 : 16;  // outputs of a tile
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32, part = blockIdx.y, parts = gridDim.y;
-    int chunks = K / KC, begin = chunks * part / parts, end = chunks * (part + 1) / parts;
+#if SEGMENTS || APPENDS
+    bool shrinks = APPENDS && blockIdx.x >= own_blocks;
+    Sources from = {&x, shrinks ? &second : &weights, &scales, &inner, &second,
+                    ((int)blockIdx.x - (shrinks ? own_blocks : 0)) * TILES, K / KC, X};
+    int chunks = from.chunks + (SEGMENTS ? X / KC : 0);
+    if (shrinks) N = X;
+#else
+    Sources from = {&x, &weights, &scales, nullptr, nullptr, (int)blockIdx.x * TILES, K / KC, 0};
+    int chunks = from.chunks;
+#endif
+    int begin = chunks * part / parts, end = chunks * (part + 1) / parts;
     u32 ring = (u32)__cvta_generic_to_shared(smem), operands = ring + STAGES * STAGE;
     u32 full = operands + (WT ? 2 * OPERAND : 0);  // barriers: the stage's data has arrived
     if (threadIdx.x == 0) {
@@ -237,19 +298,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #pragma unroll
         for (int s = 0; s < STAGES - 1; s++)
-            if (begin + s < end) load_weights(&weights, &scales, ring + s * STAGE, full + s * 8, begin + s);
+            if (begin + s < end) load_weights(from, ring + s * STAGE, full + s * 8, begin + s);
     }
     float sums[MT][NR / 2];
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int i = 0; i < NR / 2; i++) sums[m][i] = 0.f;
+#if SEGMENTS
+    float more[SEGMENTS][NR / 2];
+#pragma unroll
+    for (int s = 0; s < SEGMENTS; s++)
+#pragma unroll
+        for (int i = 0; i < NR / 2; i++) more[s][i] = 0.f;
+#endif
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (threadIdx.x == 0)
 #pragma unroll
         for (int s = 0; s < STAGES - 1; s++)
-            if (begin + s < end) load_x(&x, ring + s * STAGE, full + s * 8, begin + s);
+            if (begin + s < end) load_x(from, ring + s * STAGE, full + s * 8, begin + s);
     wait_for(full, 0);
     if (WT) move_x(ring, operands, warp, lane);
     int stage = 0, free_stage = STAGES - 1, operand = 0, phase = 0;
@@ -258,10 +326,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();  // all inputs are in their place, and nobody reads the free stage
         int next = chunk + STAGES - 1;
         if (threadIdx.x == 0 && next < end) {
-            load_weights(&weights, &scales, ring + free_stage * STAGE, full + free_stage * 8, next);
-            load_x(&x, ring + free_stage * STAGE, full + free_stage * 8, next);
+            load_weights(from, ring + free_stage * STAGE, full + free_stage * 8, next);
+            load_x(from, ring + free_stage * STAGE, full + free_stage * 8, next);
         }
-        multiply(ring + stage * STAGE, operands + operand * OPERAND, warp, lane, sums);
+#if SEGMENTS
+        if (from.is_of_adapters(chunk)) {
+            u32 at = ring + stage * STAGE;
+#pragma unroll
+            for (int s = 0; s < SEGMENTS; s++)
+                multiply_shared(at + (warp & ~3) * TILE, at + WEIGHTS + s * PLANE, more[s]);
+        } else
+#endif
+            multiply(ring + stage * STAGE, operands + operand * OPERAND, warp, lane, sums);
         free_stage = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
         operand ^= 1;
@@ -275,16 +351,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const float BACK = WT ? 73786976294838206464.f : 1.f;  // 2^66
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        int tile = m * WARPS + warp, at = (blockIdx.x * TILES + tile) * EACH + g, other = GATED ? N + at : at + 8;
+        int tile = m * WARPS + warp, at = (from.tile + tile) * EACH + g, other = GATED ? N + at : at + 8;
         if (tile >= TILES || at >= N) break;
         float scale = BACK, other_scale = BACK, start = 0.f, other_start = 0.f;
         if (WT == 1 || WT == 2) scale *= row_scales[at], other_scale *= row_scales[other];
+#if APPENDS
+        if (shrinks) {
+#pragma unroll
+            for (int i = 0; i < NR / 2; i++) {
+                int t = i / 4 * 8 + 2 * j + (i & 1);
+                if (t < T) shrunk[((i64)part * T + t) * N + (i & 2 ? other : at)] = sums[m][i];
+            }
+            break;
+        }
+#endif
         if (bias && part == 0) start = low(bias[at]), other_start = low(bias[other]);
+#if SEGMENTS
+        int segment = GATED ? 0 : (at >= second_begin) + (at >= third_begin);
+        int other_segment = GATED ? 1 : (other >= second_begin) + (other >= third_begin);
+#endif
 #pragma unroll
         for (int i = 0; i < NR / 2; i++) {
             int t = i / 4 * 8 + 2 * j + (i & 1);
             if (i & 2 || t >= T) continue;
             float v = sums[m][i] * scale + start, u = sums[m][i + 2] * other_scale + other_start;
+#if SEGMENTS
+            v += of_segment(more, segment, i), u += of_segment(more, other_segment, i + 2);
+#endif
             i64 to = (i64)t * N + at;
             if (GATED) {
                 ((u16*)y)[to] = bfloat(v / (1.f + __expf(-v)) * u);

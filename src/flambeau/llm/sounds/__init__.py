@@ -1,0 +1,1 @@
+"""Sounds in chats: samples → embeddings, kept by content."""

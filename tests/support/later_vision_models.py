@@ -1,0 +1,231 @@
+"""Tiny random models whose images transformers encodes: classes that came later, or are rare."""
+
+from __future__ import annotations
+
+from support.more_vision_models import GRANITE, QWEN_2_IMAGES
+from support.pretrained_vision_models import (
+    CLIP_IMAGES,
+    COLORS,
+    GLM_IMAGES,
+    ID,
+    LLAMA,
+    LLAVA,
+    PATCH,
+    PINPOINTS,
+    QWEN_2,
+    SIGLIP,
+    SQUARE,
+    TEXT,
+    TOWER,
+    Kind,
+)
+
+DEEPSEEK = {"text_config": LLAMA, "vision_config": SIGLIP, "image_token_id": ID["<image>"]}
+DEEPSEEK_IMAGES = {**COLORS, "size": SQUARE, "min_size": PATCH}
+LATER_KINDS = {
+    "lfm-3-vl": Kind(
+        name="Lfm3Vl",
+        config={
+            "text_config": {
+                **TEXT,
+                "model_type": "lfm3",
+                "head_dim": 16,
+                "num_hidden_layers": 4,
+                "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+                "conv_L_cache": 3,
+                "sliding_window": 16,
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "partial_rotary_factor": 0.5,
+                        "rope_theta": 40000.0,
+                    },
+                },
+            },
+            "vision_config": {
+                **{key: value for key, value in TOWER.items() if key != "image_size"},
+                "model_type": "lfm3_vl_vision",
+                "num_key_value_heads": 1,
+                "layer_types": ["conv", "full_attention", "conv"],
+            },
+            "image_token_id": ID["<image>"],
+            "video_token_id": ID["<video>"],
+            "vision_start_token_id": ID["<img>"],
+            "vision_end_token_id": ID["</img>"],
+            "projector_hidden_size": 40,
+        },
+        processor={"processor_class": "Lfm3VlProcessor"},
+        images={**QWEN_2_IMAGES, "image_processor_type": "Qwen2VLImageProcessor"},
+        videos={
+            **GLM_IMAGES,
+            "video_processor_type": "Qwen3VLVideoProcessor",
+            "size": {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 60},
+        },
+        marker="<img><image></img>",
+        video_marker="<video>",
+        tokens={
+            "image_token": "<image>",
+            "video_token": "<video>",
+            "vision_start_token": "<img>",
+            "vision_end_token": "</img>",
+        },
+    ),
+    "nemotron-h-omni": Kind(
+        name="NemotronH_Omni_Reasoning_V3",
+        suffix="",
+        config={
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "num_hidden_layers"},
+                "model_type": "nemotron_h",
+                "head_dim": 16,
+                "layers_block_type": ["mamba", "attention", "moe"],
+                "mamba_num_heads": 4,
+                "mamba_head_dim": 8,
+                "n_groups": 2,
+                "ssm_state_size": 12,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "moe_shared_expert_intermediate_size": 32,
+            },
+            "vision_config": {
+                "model_type": "radio",
+                "hidden_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": PATCH,
+                "image_size": 28,
+                "max_img_size": 20 * PATCH,
+                "video_temporal_patch_size": 2,
+            },
+            "audio_config": None,
+            "image_token_id": ID["<image>"],
+            "vision_hidden_size": 24,
+            "projector_hidden_size": 40,
+        },
+        processor={"processor_class": "NemotronH_Omni_Reasoning_V3Processor"},
+        images={
+            **COLORS,
+            "image_processor_type": "NemotronH_Omni_Reasoning_V3ImageProcessor",
+            "feature_extractor_type": "WhisperFeatureExtractor",  # that of sounds, which are not read
+            "patch_size": PATCH,
+            "min_num_patches": 16,
+            "max_num_patches": 60,
+        },
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+    ),
+    "deepseek-vl": Kind(
+        name="DeepseekVL",
+        config=DEEPSEEK,
+        processor={"processor_class": "DeepseekVLProcessor", "num_image_tokens": 16},
+        images={**DEEPSEEK_IMAGES, "image_processor_type": "DeepseekVLImageProcessor"},
+        tokens={"image_token": "<image>"},
+    ),
+    "deepseek-vl-hybrid": Kind(
+        name="DeepseekVLHybrid",
+        config={
+            **DEEPSEEK,
+            "high_res_vision_config": {
+                "model_type": "sam_vision_model",
+                "hidden_size": 24,
+                "output_channels": 4,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 64,
+                "patch_size": 4,
+                "mlp_dim": 40,
+                "window_size": 8,
+                "global_attn_indexes": [0],
+            },
+        },
+        processor={"processor_class": "DeepseekVLHybridProcessor", "num_image_tokens": 16},
+        images={
+            **DEEPSEEK_IMAGES,
+            "image_processor_type": "DeepseekVLHybridImageProcessor",
+            "high_res_size": {"height": 64, "width": 64},
+        },
+        tokens={"image_token": "<image>"},
+    ),
+    "janus": Kind(
+        name="Janus",
+        config={
+            "text_config": LLAMA,
+            "vision_config": {
+                **{key: value for key, value in TOWER.items() if key != "intermediate_size"},
+                "model_type": "janus_vision_model",
+                "projection_dim": 32,
+                "num_image_tokens": 16,
+            },
+            "vq_config": {
+                "model_type": "janus_vqgan",
+                "num_embeddings": 8,
+                "latent_channels": 32,
+                "base_channels": 32,
+                "channel_multiplier": [1, 1],
+                "num_res_blocks": 1,
+                "projection_dim": 32,
+                "image_token_embed_dim": 32,
+            },
+            "image_token_id": ID["<image>"],
+        },
+        processor={"processor_class": "JanusProcessor", "num_image_tokens": 16, "use_default_system_prompt": True},
+        images={**DEEPSEEK_IMAGES, "image_processor_type": "JanusImageProcessor"},
+        tokens={"image_token": "<image>", "boi_token": "<img>", "eoi_token": "</img>"},
+    ),
+    "llava-next-video": Kind(
+        name="LlavaNextVideo",
+        config={
+            **LLAVA,
+            "video_token_index": ID["<video>"],
+            "vision_feature_select_strategy": "default",
+            "image_grid_pinpoints": PINPOINTS,
+        },
+        processor={
+            "processor_class": "LlavaNextVideoProcessor",
+            "patch_size": PATCH,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
+        images={**CLIP_IMAGES, "image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": PINPOINTS},
+        videos={**CLIP_IMAGES, "video_processor_type": "LlavaNextVideoVideoProcessor"},
+        video_marker="<video>",
+    ),
+    "video-llama-3": Kind(
+        name="VideoLlama3",
+        config={
+            "text_config": QWEN_2,
+            "vision_config": {
+                **{key: value for key, value in TOWER.items() if key != "image_size"},
+                "model_type": "video_llama_3_vision",
+            },
+            "image_token_id": ID["<image>"],
+            "video_token_id": ID["<video>"],
+        },
+        processor={"processor_class": "VideoLlama3Processor"},
+        images={
+            **COLORS,
+            "image_processor_type": "VideoLlama3ImageProcessor",
+            "patch_size": PATCH,
+            "size": {"shortest_edge": PATCH * PATCH * 4, "longest_edge": PATCH * PATCH * 40},
+        },
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+    ),
+    "granite-docling": Kind(
+        name="GraniteDocling",
+        config={
+            "text_config": {**GRANITE, "model_type": "granite_docling_text", "hidden_size": 64},
+            "vision_config": {
+                **TOWER,
+                "model_type": "granite_docling_vision",
+                "out_hidden_size": 64,
+                "scale_factor": 2,
+                "deepstack_visual_indexes": [0, 2],
+                "use_fine_route": False,
+            },
+            "image_token_id": ID["<image>"],
+        },
+        processor={"processor_class": "GraniteDoclingProcessor", "image_seq_len": 4},
+        images={**COLORS, "image_processor_type": "GraniteDoclingImageProcessor", "size": SQUARE, "max_patches": 6},
+    ),
+}
