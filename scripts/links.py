@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 # README's links work on a package index too.
 ABSOLUTE = re.compile(
     r"https://(?:github\.com/flambeau-serve/flambeau/(?:blob|tree)|raw\.githubusercontent\.com/flambeau-serve/flambeau)/main/"
@@ -31,7 +31,7 @@ def anchors(page: Path) -> set[str]:
 
 def broken_links(page: Path) -> list[str]:
     broken = []
-    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+    for link in map("".join, LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8")))):
         path, _, anchor = link.partition("#")
         if own := ABSOLUTE.match(path):
             path = str(ROOT / path[own.end() :])
