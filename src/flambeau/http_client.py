@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from flambeau.errors import ConfigError
 
 CA_VARIABLE = "FLAMBEAU_CA_FILE"
+CERTIFICATE_VARIABLE = "FLAMBEAU_CLIENT_CERTIFICATE"
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,16 @@ def connect(url: str, timeout_s: float | None = None) -> http.client.HTTPConnect
 
 
 def tls_context() -> ssl.SSLContext:
-    """Trusts the authorities of the system, and the certificates in the file that FLAMBEAU_CA_FILE names."""
+    """Trusts the authorities of the system, and the certificates in the file that FLAMBEAU_CA_FILE names. Shows the
+    certificate in the file that FLAMBEAU_CLIENT_CERTIFICATE names, which has its key too.
+    """
     context = ssl.create_default_context()
+    if file := os.environ.get(CERTIFICATE_VARIABLE):
+        try:
+            context.load_cert_chain(file, password=lambda: "")  # otherwise ssl asks at the terminal
+        except OSError as error:
+            reason = "it holds no certificate with its key" if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(f"{CERTIFICATE_VARIABLE}={file} cannot be used: {reason}; name a PEM file") from None
     if file := os.environ.get(CA_VARIABLE):
         try:
             context.load_verify_locations(file)

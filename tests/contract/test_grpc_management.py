@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -344,6 +345,29 @@ def test_tls_with_pem_files(configured, tmp_path):
     server.until(lambda: "Model server started." in server.log)
     assert client.predict(order={"do": "answer", "value": "safe"}) == b"safe"
     assert "orders" in client.manage("ListModels")
+
+
+def test_clients_without_a_certificate_of_the_named_authority_are_refused(configured, tmp_path):
+    made = certificate(tmp_path)
+    chain, key = made.certificate_file.read_bytes(), made.private_key_file.read_bytes()
+    known = grpc.ssl_channel_credentials(chain, key, chain)
+    http = {"inference": Address(port=0, is_tls=True), "management": Address(port=0, is_tls=True), "metrics": None}
+    targets = []
+
+    def open_channel(target):
+        targets.append(target)
+        return grpc.secure_channel(target, known)
+
+    tls = replace(made, client_ca_file=made.certificate_file)
+    server, client = configured(tls=tls, grpc_options={"is_tls": True}, channel=open_channel, **http)
+    server.until(lambda: "Model server started." in server.log)
+    assert client.predict(order={"do": "answer", "value": "safe"}) == b"safe"
+    for target in targets:
+        with grpc.secure_channel(target, grpc.ssl_channel_credentials(chain)) as bare:
+            check = bare.unary_unary("/grpc.health.v1.Health/Check")
+            with pytest.raises(grpc.RpcError) as refused:
+                check(b"", timeout=20)
+            assert refused.value.code() == StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("is_missing", [True, False])

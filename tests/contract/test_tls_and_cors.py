@@ -67,6 +67,37 @@ def wait_ready(server, context):
     server.until(answers)
 
 
+def test_clients_without_a_certificate_of_the_named_authority_are_refused(files):
+    certificate, key = self_signed("client")
+    (files / "client.pem").write_bytes(certificate + key)
+    tls = Tls(
+        certificate_file=files / "certificate.pem",
+        private_key_file=files / "key.pem",
+        client_ca_file=files / "client.pem",
+    )
+    known, unknown, bare = (ssl.create_default_context(cafile=files / "certificate.pem") for _ in range(3))
+    known.load_cert_chain(files / "client.pem")
+    unknown.load_cert_chain(files / "certificate.pem", files / "key.pem")
+    server = serve(files, tls)
+    try:
+        wait_ready(server, known)
+        assert get(server.management_port, "/models", known)[0] == 200
+        for context in (unknown, bare):
+            for port in (server.port, server.management_port):
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    get(port, "/ping", context)
+    finally:
+        assert server.stop() == 0
+
+
+def test_authorities_that_are_none_are_an_error(files):
+    pair = {"certificate_file": files / "certificate.pem", "private_key_file": files / "key.pem"}
+    (files / "junk.pem").write_text("junk")
+    for name, problem in (("junk.pem", "holds no certificate"), ("nowhere.pem", "cannot be read")):
+        with pytest.raises(ConfigError, match=f"client_ca_file: .*{name} {problem}"):
+            server_context(Tls(client_ca_file=files / name, **pair), "localhost")
+
+
 @pytest.mark.parametrize("kind", ["pem", "keystore", "none"])
 def test_https_with_every_kind_of_certificate(files, kind):
     tls = {

@@ -105,6 +105,29 @@ def test_certificate_that_is_not_trusted_is_named_with_the_remedy(start, tmp_pat
         Client(f"https://127.0.0.1:{server.port}").predict("echo", "a")
 
 
+def test_command_without_a_certificate_that_the_server_accepts_has_the_remedy(start, tmp_path):
+    certificate, key = self_signed("localhost")
+    (tmp_path / "both.pem").write_bytes(certificate + key)
+    (tmp_path / "server.pem").write_bytes(certificate)
+    (tmp_path / "server.key").write_bytes(key)
+    files = ["--certificate-file", tmp_path / "server.pem", "--private-key-file", tmp_path / "server.key"]
+    server = start("echo.py", *files, "--client-ca-file", tmp_path / "server.pem")
+    server.until(lambda: server.logged("Model server started"))
+    url = f"https://127.0.0.1:{server.management_port}"
+
+    def ls(**env):
+        trusting = {**os.environ, "FLAMBEAU_CA_FILE": str(tmp_path / "server.pem"), **env}
+        return flambeau("models", "ls", "--url", url, env=trusting)
+
+    refused = ls()
+    assert refused.returncode == 1
+    assert b"if it asks clients for a certificate, name its PEM file" in refused.stderr
+    assert b"in FLAMBEAU_CLIENT_CERTIFICATE" in refused.stderr
+    assert b"echo" in ls(FLAMBEAU_CLIENT_CERTIFICATE=str(tmp_path / "both.pem")).stdout
+    other = ls(FLAMBEAU_CLIENT_CERTIFICATE=str(tmp_path / "server.pem"))
+    assert b"server.pem cannot be used: it holds no certificate with its key; name a PEM file" in other.stderr
+
+
 def test_handler_file_is_registered_from_the_store_and_other_sources_have_a_remedy(start, tmp_path):
     store = tmp_path / "store"
     store.mkdir()

@@ -16,7 +16,7 @@ from flambeau.cli.options import management_beside
 from flambeau.errors import BadRequest, FlambeauError, Unavailable
 from flambeau.frontend.authorization import is_loopback
 from flambeau.frontend.key_file import read_keys
-from flambeau.http_client import connect, explain_tls
+from flambeau.http_client import CERTIFICATE_VARIABLE, connect, explain_tls
 
 COMPLETION_S = 1.0  # a shell waits for it
 MAX_SHOWN = 100  # characters of an argument in an error
@@ -51,7 +51,9 @@ def send(
         connection.request(method, path, body, {**found, **(headers or {})})
         response = connection.getresponse()
     except http.client.BadStatusLine as error:  # RemoteDisconnected is one of these and an OSError
-        hint = f"; if it uses TLS, write https://{urlsplit(url).netloc}" if url.startswith("http://") else ""
+        hint = f"; if it uses TLS, write https://{urlsplit(url).netloc}"
+        if not url.startswith("http://"):
+            hint = f"; if it asks clients for a certificate, name its PEM file, with its key, in {CERTIFICATE_VARIABLE}"
         raise Unavailable(f"{url} does not answer with HTTP ({error or 'nothing'}){hint}") from None
     except OSError as error:
         if problem := explain_tls(url, error):

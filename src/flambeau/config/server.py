@@ -111,13 +111,14 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """The certificate and its key: two PEM files, or a key store."""
+    """The certificate and its key: two PEM files, or a key store. Whose certificates clients must have, if any."""
 
     certificate_file: Path | None = None
     private_key_file: Path | None = None
     keystore: Path | None = None
     keystore_pass: str = "changeit"
     keystore_type: str = "PKCS12"
+    client_ca_file: Path | None = None  # authorities; clients without a certificate of theirs are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +325,10 @@ def check_pattern(name: str, text: str) -> str:
 
 
 def check_protection(config: ServerConfig) -> None:
-    """Raise unless public listeners are protected by keys, or unprotected ones are explicitly allowed."""
+    """Raise unless public listeners are protected by keys, or unprotected ones are explicitly allowed, and unless every
+    listener can ask for the certificates that clients must have.
+    """
+    check_client_certificates(config)
     if not config.public or config.needs_keys:
         return
     where = ", ".join(map(str, config.public))
@@ -334,6 +338,21 @@ def check_protection(config: ServerConfig) -> None:
             "Turn authorization on, or allow this with --allow-unprotected (allow_unprotected=true)"
         )
     logger.warning("%s can be reached from other machines without a key; restrict access to this network", where)
+
+
+def check_client_certificates(config: ServerConfig) -> None:
+    """Raise if clients must have certificates and a TCP port has no TLS, so that it would answer without."""
+    if config.tls.client_ca_file is None:
+        return
+    grpc = () if config.grpc.is_tls else (config.grpc.inference, config.grpc.management)
+    http = (config.inference, config.management, config.metrics)
+    plain = [each for each in http if each is not None and not each.is_tls and each.path is None]
+    if plain := [*plain, *filter(None, grpc)]:
+        raise ConfigError(
+            f"client_ca_file is set, but {', '.join(map(str, dict.fromkeys(plain)))} would answer clients without a "
+            "certificate. Use TLS there (certificate_file and private_key_file; for gRPC also grpc_tls, which is "
+            "enable_grpc_ssl in config.properties), or close the port"
+        )
 
 
 def check_cluster(config: ServerConfig) -> None:

@@ -241,6 +241,12 @@ SERVER_SETTINGS = (
         Setting("keystore", FilePath(), "Key store, instead of the two PEM files.", "tls.keystore"),
         Setting("keystore_pass", Text(), "Password of the key store.", "tls.keystore_pass", is_secret=True),
         Setting("keystore_type", Text(), "Type of the key store.", "tls.keystore_type"),
+        Setting(
+            "client_ca_file",
+            FilePath(),
+            "PEM file of authorities; clients without a certificate of theirs are refused.",
+            "tls.client_ca_file",
+        ),
         Setting("grpc_tls", Switch(), "TLS on the gRPC ports.", unset="if there is a certificate"),
     ),
     *_group(

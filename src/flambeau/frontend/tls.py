@@ -16,6 +16,10 @@ def server_context(tls: Tls, host: str) -> ssl.SSLContext:
     """The TLS context of a listener; TLS 1.2 and newer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.client_ca_file is not None:
+        authorities(tls.client_ca_file)
+        context.load_verify_locations(tls.client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
     if tls.certificate_file is not None and tls.private_key_file is not None:
         load(context, tls.certificate_file, tls.private_key_file)
         return context
@@ -28,6 +32,18 @@ def server_context(tls: Tls, host: str) -> ssl.SSLContext:
         files[1].write_bytes(key)
         load(context, *files)
     return context
+
+
+def authorities(file: Path) -> bytes:
+    """The certificates of those whose clients are accepted, as PEM."""
+    try:
+        content = read_small(file)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+    except ssl.SSLError:
+        raise ConfigError(f"client_ca_file: {file} holds no certificate in PEM format") from None
+    except OSError as error:
+        raise ConfigError(f"client_ca_file: {file} cannot be read: {error.strerror}") from None
+    return content
 
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

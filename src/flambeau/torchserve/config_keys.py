@@ -74,6 +74,7 @@ KEYS = {
     "keystore": ConfigKey("tls.keystore", values.path),
     "keystore_pass": ConfigKey("tls.keystore_pass", values.text),
     "keystore_type": ConfigKey("tls.keystore_type", values.text),
+    "client_ca_file": ConfigKey("tls.client_ca_file", values.path),
     # Not in TorchServe.
     "allow_unprotected": ConfigKey("allow_unprotected", values.switch),
     "allowed_hosts": ConfigKey("allowed_hosts", values.names),

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from flambeau.config.server import Address, GrpcConfig, ServerConfig
+from flambeau.config.server import Address, GrpcConfig, ServerConfig, Tls, check_protection
 from flambeau.errors import ConfigError
 
 
@@ -42,6 +44,20 @@ def test_paths_that_no_socket_can_have_are_rejected(text):
 def test_host_of_a_flag_is_checked_too(host):
     with pytest.raises(ConfigError, match="is not a host; write an IP address, or a name"):
         Address(host, 80)
+
+
+def test_port_that_could_not_ask_for_client_certificates_is_an_error(tmp_path):
+    safe = Address(is_tls=True)
+    listeners = {"inference": safe, "management": Address(path="/tmp/s"), "metrics": None}
+    config = ServerConfig(tls=Tls(client_ca_file=tmp_path / "ca.pem"), **listeners)
+    check_protection(config)
+    for name, plain in (
+        ("metrics", Address(port=8082)),
+        ("grpc", GrpcConfig(inference=Address(port=8082))),
+    ):
+        with pytest.raises(ConfigError, match=r"client_ca_file is set, but http://127.0.0.1:8082 would answer clients"):
+            check_protection(replace(config, **{name: plain}))
+    check_protection(replace(config, grpc=GrpcConfig(inference=Address(port=7070), is_tls=True)))
 
 
 def test_error_details_are_shown_on_loopback_only():

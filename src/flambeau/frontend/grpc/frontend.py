@@ -23,6 +23,7 @@ from flambeau.frontend.grpc.messages import POOL
 from flambeau.frontend.grpc.open_inference import SERVICES, OpenInferenceService
 from flambeau.frontend.grpc.service import GrpcService, Message, is_worth_logging
 from flambeau.frontend.http.frontend import LAST_CALL_S, connections_per_grpc_port, flag_of, listen_error
+from flambeau.frontend.tls import authorities
 from flambeau.serving.server import Server
 from flambeau.small_files import read_small
 
@@ -188,4 +189,6 @@ def credentials_of(tls: Tls) -> grpc.ServerCredentials:
         key, certificate = read_small(tls.private_key_file), read_small(tls.certificate_file)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from None
-    return grpc.ssl_server_credentials([(key, certificate)])
+    if tls.client_ca_file is None:
+        return grpc.ssl_server_credentials([(key, certificate)])
+    return grpc.ssl_server_credentials([(key, certificate)], authorities(tls.client_ca_file), require_client_auth=True)

@@ -51,6 +51,7 @@ def missing_files(name: str, server: ServerConfig) -> Iterator[Finding]:
         ("certificate_file", tls.certificate_file),
         ("private_key_file", tls.private_key_file),
         ("keystore", tls.keystore),
+        ("client_ca_file", tls.client_ca_file),
     ):
         if path is not None and not path.is_file():
             yield Finding("problem", name, f"{key}: there is no file {path}")
