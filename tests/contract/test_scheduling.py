@@ -12,6 +12,7 @@ from support.streams import Stream
 
 NO_WORKER = 'Model "{}" has no worker to serve inference request.'
 PRIORITY = "x-flambeau-priority"
+TIMEOUT = "x-flambeau-timeout"
 
 
 def serve(start, folder, handler="noting", **settings):
@@ -147,6 +148,19 @@ def test_request_past_its_client_timeout_is_answered_and_leaves_the_queue(start,
     noted.server.until(lambda: noted.num_waiting() == 0)
     noted.server.until(lambda: noted.ask("after").status == 200)
     assert "late" not in noted.names()
+
+
+def test_request_past_its_own_timeout_is_answered_and_leaves_the_queue(start, tmp_path):
+    noted = Noted(serve(start, tmp_path), tmp_path)
+    busy = noted.keep_busy()
+    reply = noted.ask("late", **{TIMEOUT: "0.2"})
+    assert (reply.status, reply.json["type"]) == (408, "RequestTimeoutException")
+    assert "0.2 s (x-flambeau-timeout)" in reply.json["message"]
+    noted.release()
+    assert busy.result().status == 200
+    assert noted.ask("in-time", **{TIMEOUT: "60"}).status == 200
+    assert noted.ask("x", **{TIMEOUT: "soon"}).status == 400
+    assert noted.names() == ["busy", "in-time"]
 
 
 def test_client_that_goes_away_leaves_the_queue(start, tmp_path):

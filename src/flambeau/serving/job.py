@@ -1,4 +1,4 @@
-"""Job: one request in flight, from its arrival to the last part of its reply. Priorities of jobs."""
+"""Job: one request in flight, from its arrival to the last part of its reply. Priorities and time limits of jobs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ MAX_STATE_BYTES = 4 << 20  # of one job; a reply with more state cannot be resum
 
 _ids = itertools.count(1)
 PRIORITY_HEADER = "x-flambeau-priority"
+TIMEOUT_HEADER = "x-flambeau-timeout"
+MAX_TIMEOUT_S = 1e6
 HIGH, NORMAL, LOW = range(3)
 PRIORITIES = ("high", "normal", "low")
 # A waiting priority gets at least every ninth place: it is slowed down, never starved.
@@ -138,6 +140,7 @@ class Job:
         "state",
         "state_bytes",
         "tenant",
+        "timeout_s",
         "times",
         "trace",
         "url_path",
@@ -182,6 +185,7 @@ class Job:
         self.computation: Awaited | None = None  # in a cache that waits for its reply
         self.flow: JobHolder | None = None  # the worker it is sent to
         self.move: Callable[[Job], bool] | None = None  # offers it to another version, if this one loses its workers
+        self.timeout_s: float | None = None  # how long its client waits, from its arrival
         self.expiry: asyncio.TimerHandle | None = None
         self.priority = NORMAL
         self.tenant: Tenant | None = None  # whose key the request has, once a model has accepted it
@@ -334,6 +338,18 @@ def priority_named(name: str) -> int:
         return PRIORITIES.index(name.strip().lower())
     except ValueError:
         raise BadRequest(f"{PRIORITY_HEADER} is {name!r}; write one of: {', '.join(PRIORITIES)}") from None
+
+
+def timeout_named(text: str) -> float:
+    """The seconds that a request's header allows; raises BadRequest unless they are a number above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= MAX_TIMEOUT_S:  # also of nan
+        text = f"{TIMEOUT_HEADER} is {text!r}; write seconds, above 0 and at most {MAX_TIMEOUT_S:.0f}, such as 2.5"
+        raise BadRequest(text)
+    return seconds
 
 
 def next_priority(is_waiting: Sequence[bool], passed_over: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ from flambeau.serving.crash_bundles import CrashReport, read_requests
 from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
 from flambeau.serving.error_limit import ErrorLimit
-from flambeau.serving.job import Job
+from flambeau.serving.job import TIMEOUT_HEADER, Job
 from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
@@ -212,9 +212,15 @@ class Model:
             raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
 
     def _set_deadline(self, job: Job) -> None:
-        if self.config.client_timeout_s is not None and not job.is_over:
-            deadline = job.arrived + self.config.client_timeout_s
-            job.expiry = asyncio.get_running_loop().call_at(deadline, self._expire, job)
+        limit_s, own_s = self.config.client_timeout_s, job.timeout_s
+        if (limit_s is None and own_s is None) or job.is_over:
+            return
+        if limit_s is None or (own_s is not None and own_s < limit_s):
+            waited = f"{own_s:g} s ({TIMEOUT_HEADER})"
+        else:
+            own_s, waited = limit_s, f"{limit_s * 1000:.0f} ms (clientTimeoutInMills)"
+        assert own_s is not None
+        job.expiry = asyncio.get_running_loop().call_at(job.arrived + own_s, self._expire, job, waited)
 
     def stand_in_for(self, model: Model, job: Job, on_moved: Callable[[Model], object]) -> None:
         """Take this job over if another version loses its workers while the job waits for them."""
@@ -260,9 +266,7 @@ class Model:
             self._watchdog.start()
             self.scaler.wake()
 
-    def _expire(self, job: Job) -> None:
-        assert self.config.client_timeout_s is not None
-        waited = f"{self.config.client_timeout_s * 1000:.0f} ms (clientTimeoutInMills)"
+    def _expire(self, job: Job, waited: str) -> None:
         job.expire(DeadlinePassed(f"Model {self.name!r} did not answer within {waited}."))
 
     def _cut_unread(self) -> None:

@@ -37,7 +37,7 @@ TRANSPORT_HEADERS = frozenset(
         *("accept-encoding", "cache-control", "connection", "content-length", "date", "expect", "host", "keep-alive"),
         *("pragma", "trailer", "transfer-encoding", "upgrade", "user-agent", "via"),
         *("baggage", "traceparent", "tracestate", "x-amzn-trace-id", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"),
-        *("x-cloud-trace-context", "x-flambeau-priority", "x-request-id"),
+        *("x-cloud-trace-context", "x-flambeau-priority", "x-flambeau-timeout", "x-request-id"),
     )
 )
 Result = Literal["hit", "joined", "miss"]

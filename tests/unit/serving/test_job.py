@@ -18,6 +18,7 @@ from flambeau.serving.job import (
     RequestBody,
     next_priority,
     priority_of,
+    timeout_named,
 )
 from flambeau.serving.scheduling.queue import JobQueue
 from flambeau.wire.messages import Part
@@ -146,6 +147,13 @@ def test_class_is_read_from_its_header_whatever_the_case():
 def test_unknown_class_names_those_there_are(value):
     with pytest.raises(BadRequest, match="high, normal, low"):
         priority_of([("x-flambeau-priority", value)])
+
+
+@pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan", "inf", "1e9", "1,5"])
+def test_time_limit_that_is_none_is_refused_with_an_example(value):
+    with pytest.raises(BadRequest, match=r"x-flambeau-timeout is .*; write seconds, above 0 .* such as 2.5"):
+        timeout_named(value)
+    assert timeout_named(" 2.5 ") == 2.5
 
 
 def test_highest_class_goes_first_unless_a_lower_one_was_passed_over_too_often():

@@ -151,6 +151,23 @@ async def test_job_expires_in_the_queue(folder, workers):
         assert model.num_waiting == 0
 
 
+@pytest.mark.parametrize(
+    ("own_s", "limit_s", "named"),
+    [
+        (0.01, None, "0.01 s (x-flambeau-timeout)"),
+        (0.01, 60, "0.01 s (x-flambeau-timeout)"),
+        (60, 0.01, "10 ms (clientTimeoutInMills)"),
+    ],
+)
+async def test_shorter_limit_of_request_and_model_holds_and_is_named(folder, workers, own_s, limit_s, named):
+    async with Served(folder, client_timeout_s=limit_s) as model:
+        job = new_job()
+        job.arrived, job.timeout_s = asyncio.get_running_loop().time(), own_s
+        model.add(job)
+        await until(lambda: job.is_over)
+        assert named in str(job.receiver.errors[0])
+
+
 async def test_job_that_was_alone_in_a_crashed_worker_fails_and_the_others_wait_again(folder, workers):
     async with Served(folder) as model:
         suspect, innocent = new_job(), new_job()

@@ -344,6 +344,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
         exchange.keeps_alive = parser.keeps_alive
         exchange.priority = parser.priority
+        exchange.timeout = parser.timeout
         exchange.explains = parser.explains
         exchange.host = parser.host
         exchange.origin = parser.origin

@@ -102,6 +102,7 @@ class Exchange:
         "sent_bytes",
         "status",
         "tenant",
+        "timeout",
         "trace",
         "version",
     )
@@ -127,6 +128,7 @@ class Exchange:
         self.request_id = ""
         self.tenant: Tenant | None = None  # whose key the client has sent; None: the server has no keys
         self.priority: str | None = None  # the value of its header
+        self.timeout: str | None = None  # likewise
         self.explains = False  # the client asks where the time of its request goes
         self.host: str | None = None  # the same, as `origin`
         self.origin: str | None = None

@@ -16,7 +16,7 @@ from flambeau.frontend.http.bodies import field_of, is_form
 from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
-from flambeau.serving.job import Job, priority_named
+from flambeau.serving.job import Job, priority_named, timeout_named
 from flambeau.serving.model import Model
 from flambeau.serving.server import Server
 from flambeau.wire.messages import Kind, Part, header
@@ -279,6 +279,8 @@ def submit(reply: Prediction, job: Job, version: str | None) -> None:
     try:
         if reply.exchange.priority is not None:
             job.priority = priority_named(reply.exchange.priority)
+        if reply.exchange.timeout is not None:
+            job.timeout_s = timeout_named(reply.exchange.timeout)
         reply.model.add(job, requested_version=version)
     except FlambeauError as error:
         job.body.release()

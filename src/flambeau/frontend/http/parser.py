@@ -8,7 +8,7 @@ import httptools
 
 from flambeau.frontend.http.exchange import Header
 from flambeau.frontend.timing_header import EXPLAIN_HEADER
-from flambeau.serving.job import PRIORITY_HEADER
+from flambeau.serving.job import PRIORITY_HEADER, TIMEOUT_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024  # received in a row without a body: a head, a trailer, the extension of a chunk
 MAX_OVERHEAD = 8  # bytes of chunk framing for each byte of a body; one-byte chunks have five
@@ -17,8 +17,9 @@ MAX_UPGRADES = 512  # requests for another protocol in one feed; a connection fe
 TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS client
 PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
+TIMEOUT = TIMEOUT_HEADER.encode()
 EXPLAIN = EXPLAIN_HEADER.encode()
-EXPLAIN_SIZE = len(EXPLAIN)
+EXPLAIN_SIZE = len(EXPLAIN)  # that of TIMEOUT, too
 
 
 class MalformedRequest(Exception):
@@ -72,6 +73,7 @@ class RequestParser:
         "request_id",
         "size_bytes",
         "target",
+        "timeout",
         "upgrades",
         "version",
         "wants_continue",
@@ -176,6 +178,7 @@ class RequestParser:
         self.content_length = 0
         self.request_id = ""
         self.priority: str | None = None
+        self.timeout: str | None = None
         self.explains = False
         self.host: str | None = None
         self.origin: str | None = None
@@ -217,8 +220,11 @@ class RequestParser:
         elif size == 16:
             if name.lower() == b"content-encoding":  # several lines name what was done in this order
                 self.content_encoding = f"{self.content_encoding}, {text}" if self.content_encoding else text
-        elif size == EXPLAIN_SIZE and name.lower() == EXPLAIN:
-            self.explains = value.lower() == b"true"
+        elif size == EXPLAIN_SIZE:
+            if (lower := name.lower()) == EXPLAIN:
+                self.explains = value.lower() == b"true"
+            elif lower == TIMEOUT:
+                self.timeout = text
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -19,7 +19,7 @@ from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.router import UPGRADE, Endpoint, not_found
 from flambeau.frontend.http.websocket_connection import ERROR_CODES, WebSocketConnection
 from flambeau.frontend.http.websocket_upgrade import UpgradeExchange
-from flambeau.serving.job import Job, RequestBody, priority_named
+from flambeau.serving.job import Job, RequestBody, priority_named, timeout_named
 from flambeau.serving.model import Model
 from flambeau.serving.scheduling.sessions import value_of
 from flambeau.serving.server import Server
@@ -55,8 +55,9 @@ class WebSocketApi:
             model = model.split.choose(exchange.headers)
             version = exchange.model_version = model.version
         priority = None if exchange.priority is None else priority_named(exchange.priority)
+        timeout_s = None if exchange.timeout is None else timeout_named(exchange.timeout)
         url_path = "/".join(segments[3:])
-        exchange.accept(ModelSession(self._server, model, version, exchange, url_path, priority, self._keys))
+        exchange.accept(ModelSession(self._server, model, version, exchange, url_path, priority, timeout_s, self._keys))
 
 
 class ModelSession:
@@ -74,6 +75,7 @@ class ModelSession:
         exchange: Exchange,
         url_path: str = "",
         priority: int | None = None,
+        timeout_s: float | None = None,
         keys: Keys | None = None,
     ) -> None:
         self._keys = keys
@@ -85,6 +87,7 @@ class ModelSession:
         self._request_id = exchange.request_id
         self._url_path = url_path
         self._priority = priority
+        self._timeout_s = timeout_s
         self._headers: list[Header] = [
             each
             for each in exchange.headers
@@ -164,6 +167,7 @@ class ModelSession:
         )
         if self._priority is not None:
             job.priority = self._priority
+        job.timeout_s = self._timeout_s
         if self._tracing is not None:
             reply.trace = self._begin_trace(self._tracing, job)
         self._running[reply] = job

@@ -30,7 +30,8 @@ class UpgradeExchange(Exchange):
         )
         self.query = exchange.query
         self.request_id = exchange.request_id
-        self.priority, self.host, self.origin = exchange.priority, exchange.host, exchange.origin
+        self.priority, self.timeout = exchange.priority, exchange.timeout
+        self.host, self.origin = exchange.host, exchange.origin
         self.keeps_alive = False
         self._on_accept = on_accept
         offered = [name.strip() for name in (self.header("sec-websocket-protocol") or "").split(",")]
