@@ -297,17 +297,21 @@ def test_histograms_of_stages_and_tokens_are_filled(server):
     assert value("flambeau_stage_seconds_sum", "slow_stages", stage="inference") >= 0.01
     assert value("flambeau_handler_seconds_count", "slow_stages") >= 1
     assert value("flambeau_batch_wait_seconds_sum", "batches") > 0.25
-    for name in ("first_token_seconds", "prompt_tokens", "output_tokens"):
+    for name in ("first_token_seconds", "prefill_seconds", "decode_seconds", "prompt_tokens", "output_tokens"):
         assert value(f"flambeau_{name}_count", "tiny") >= 1
     assert value("flambeau_inter_token_seconds_count", "tiny") >= 4
     assert value("flambeau_output_tokens_sum", "tiny") >= 5
     assert value("flambeau_engine_steps_total", "tiny") >= 5
+    assert value("flambeau_choices_finished_total", "tiny", reason="length") >= 1
     assert (value("flambeau_sequences_running", "tiny"), value("flambeau_kv_cache_usage_ratio", "tiny")) == (0, 0)
     assert found[("process_resident_memory_bytes",)] > 10e6
     assert found[("process_open_fds",)] > 5
     tiny = (("model_name", "tiny"), ("version", "1.0"))
     assert found[("vllm:generation_tokens_total", *tiny)] == value("flambeau_output_tokens_sum", "tiny")
     assert found[("vllm:time_to_first_token_seconds_count", *tiny)] >= 1
+    assert found[("vllm:request_success_total", *sorted((("finished_reason", "length"), *tiny)))] >= 1
+    for name in ("prefill_time", "decode_time", "time_per_output_token"):
+        assert found[(f"vllm:request_{name}_seconds_count", *tiny)] >= 1
 
 
 def expressions():

@@ -152,7 +152,7 @@ class ModelTraffic:
     def worked(self, work: Work, queue_s: float) -> None:
         """Count how a worker spent its time on a batch that it got after `queue_s`."""
         if work.generation is not None:
-            self.generation.add(work.generation, queue_s)
+            self.generation.add(work.generation, queue_s, work.ended - work.began)
         self._pending.append(work)
         if len(self._pending) >= MAX_PENDING:
             self._stages.fold(self._pending)
@@ -237,12 +237,16 @@ class GenerationTraffic:
         self.first_token = Histogram(SECONDS)
         self.prompt_tokens = Histogram(TOKENS)
         self.output_tokens = Histogram(TOKENS)
+        self.prefill = Histogram(SECONDS)
+        self.decode = Histogram(SECONDS)
+        self.token_times = Histogram(TOKEN_GAPS)  # the mean time of each generation's tokens behind the first
+        self.finish_reasons: dict[str, int] = {}  # of choices
         self.num_cached = 0
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def add(self, work: GenerationWork, queue_s: float) -> None:
-        """Count a generation that reached its engine after `queue_s`."""
+    def add(self, work: GenerationWork, queue_s: float, engine_s: float) -> None:
+        """Count a generation that reached its engine after `queue_s` and was there for `engine_s`."""
         first_token_s = queue_s + work.first_token_s
         self.first_token.counts[bisect_left(SECONDS, first_token_s)] += 1
         self.first_token.total += first_token_s
@@ -250,6 +254,18 @@ class GenerationTraffic:
         self.prompt_tokens.total += work.num_prompt
         self.output_tokens.counts[bisect_left(TOKENS, work.num_tokens)] += 1
         self.output_tokens.total += work.num_tokens
+        decode_s = max(0.0, engine_s - work.first_token_s)
+        self.prefill.counts[bisect_left(SECONDS, work.first_token_s)] += 1
+        self.prefill.total += work.first_token_s
+        self.decode.counts[bisect_left(SECONDS, decode_s)] += 1
+        self.decode.total += decode_s
+        num_each = work.num_tokens / max(1, len(work.finish_reasons))  # choices are generated side by side
+        if num_each > 1:
+            per_token_s = decode_s / (num_each - 1)
+            self.token_times.counts[bisect_left(TOKEN_GAPS, per_token_s)] += 1
+            self.token_times.total += per_token_s
+        for reason in work.finish_reasons:
+            self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
         self.num_cached += work.num_cached
         self.num_drafted += work.num_drafted
         self.num_accepted += work.num_accepted

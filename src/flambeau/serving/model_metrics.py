@@ -111,6 +111,13 @@ def add_generation(families: Families, traffic: ModelTraffic, labels: Labels) ->
     fill("flambeau_inter_token_seconds", text, TOKEN_GAPS, [(labels, engine.token_gaps)])
     fill("flambeau_prompt_tokens", "Tokens of a request's prompts.", TOKENS, [(labels, made.prompt_tokens)])
     fill("flambeau_output_tokens", "Tokens generated for a request.", TOKENS, [(labels, made.output_tokens)])
+    text = "From joining the engine to the first token: the wait for a place, and the prompt."
+    fill("flambeau_prefill_seconds", text, SECONDS, [(labels, made.prefill)])
+    text = "From the first token to the last one."
+    fill("flambeau_decode_seconds", text, SECONDS, [(labels, made.decode)])
+    for reason, number in made.finish_reasons.items():
+        text = "Choices that ended, by the reason: stop or length."
+        put("counter", "flambeau_choices_finished_total", text, (*labels, ("reason", reason)), number)
     put("gauge", "flambeau_sequences_running", "Sequences in the engines' steps.", labels, engine.num_running)
     put("gauge", "flambeau_sequences_waiting", "Sequences that wait for a place.", labels, engine.num_waiting)
     text = "The share of KV blocks in use, from 0 to 1."
@@ -153,5 +160,13 @@ def add_vllm_names(families: Families, traffic: ModelTraffic, labels: Labels) ->
     text = "From a request's arrival to the end of its answer."
     fill("vllm:e2e_request_latency_seconds", text, SECONDS, [(labels, answered)])
     fill("vllm:request_queue_time_seconds", "Time in the queue.", SECONDS, [(labels, traffic.queue)])
+    text = "From joining the engine to the first token."
+    fill("vllm:request_prefill_time_seconds", text, SECONDS, [(labels, made.prefill)])
+    fill("vllm:request_decode_time_seconds", "From the first token to the last one.", SECONDS, [(labels, made.decode)])
+    text = "The mean time of a request's tokens behind the first."
+    fill("vllm:request_time_per_output_token_seconds", text, TOKEN_GAPS, [(labels, made.token_times)])
+    for reason, number in made.finish_reasons.items():
+        text = "Choices that ended, by the reason."
+        put("counter", "vllm:request_success_total", text, (*labels, ("finished_reason", reason)), number)
     fill("vllm:request_prompt_tokens", "Tokens of a request's prompts.", TOKENS, [(labels, prompts)])
     fill("vllm:request_generation_tokens", "Tokens generated for a request.", TOKENS, [(labels, outputs)])

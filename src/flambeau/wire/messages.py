@@ -127,6 +127,7 @@ class GenerationWork(Struct, array_like=True, frozen=True, gc=False):
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0
+    finish_reasons: list[str] = []  # one for each choice
 
 
 class Work(Struct, array_like=True, frozen=True, gc=False):

@@ -32,6 +32,7 @@ class GenerationJob:
     unsent: dict[int, list[int]] = field(default_factory=dict)  # choice → tokens since the last part
     finished: set[int] = field(default_factory=set)
     counts: list[SequenceCounts] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
 
     def add(self, outputs: Sequence[ChoiceOutput], now: float, gaps: TokenGaps) -> None:
         """Note what a step has generated, and how long after the step before."""
@@ -46,6 +47,7 @@ class GenerationJob:
             if output.finish_reason:
                 self.num_left -= 1
                 self.finished.add(choice.index)
+                self.finish_reasons.append(output.finish_reason)
                 if output.counts is not None:
                     self.counts.append(output.counts)
 
@@ -65,6 +67,7 @@ class GenerationJob:
                 sum(each.num_drafted for each in counts),
                 sum(each.num_accepted for each in counts),
                 sum(each.num_preempted for each in counts),
+                self.finish_reasons,
             ),
         )
 
