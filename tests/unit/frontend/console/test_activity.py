@@ -76,7 +76,7 @@ def test_engine_reports_tokens_gaps_and_its_load():
     activity.add([model], 0.0)
     assert named(activity, model)["kv"] is None
     work = GenerationWork(0.2, num_prompt=40, num_cached=30, num_tokens=11, num_drafted=8, num_accepted=6)
-    model.traffic.generation.add(work, 0.0)
+    model.traffic.generation.add(work, 0.0, 0.5)
     gaps = [0] * (len(TOKEN_GAPS) + 1)
     gaps[3] = 10  # 5 to 7.5 ms
     model.traffic.engine.add("w", EngineReport(3, 2, 100, 25, 0, 10, gaps, 0.06))
