@@ -31,7 +31,7 @@ class FakeWorker:
         self.has_exited = False
         self.depth = 1
         self.example = self.health = ""
-        self.num_batches = self.num_owed = self.places = self.max_length = self.loaded_bytes = 0
+        self.num_answered = self.num_batches = self.num_owed = self.places = self.max_length = self.loaded_bytes = 0
         self.abilities: list[str] = []
         self.adapters: list[Any] = []
         self.inputs: list[Any] = []

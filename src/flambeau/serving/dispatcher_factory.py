@@ -74,6 +74,8 @@ def contradictions(config: ModelConfig) -> Iterator[str]:
         yield f"responseCacheMb does not go with {switch}: no replies are kept"
     elif config.response_cache_mb == 0 and config.response_cache_headers is not None:
         yield "responseCacheHeaders has no effect without responseCacheMb"
+    if config.sequence_batching and (config.renew_after or config.renew_above_mb):
+        yield "renewAfterRequests and renewAboveMb do not go with sequenceBatching: sequences would end with a worker"
     if config.sequence_batching and not config.sequence_max_idle_s:
         limit = f"{DEFAULT_SESSION_IDLE_S:g} s"
         yield f"sequenceBatching needs sequenceMaxIdleMSec; without it a sequence ends after {limit} without a request"

@@ -40,6 +40,7 @@ from flambeau.serving.workers.health import StepTimes
 from flambeau.serving.workers.host_resources import available_bytes, free_swap_bytes
 from flambeau.serving.workers.pool import WorkerPool
 from flambeau.serving.workers.remote_worker import RemoteWorker
+from flambeau.serving.workers.renewal import RenewalCheck
 from flambeau.serving.workers.scaler import Scaler
 from flambeau.serving.workers.supervisor import Slot
 from flambeau.serving.workers.watchdog import FAMILIES_INTERVAL_S, LivenessCheck, Watchdog
@@ -111,7 +112,9 @@ class Model:
         if config.detects_hangs and HangDetector.is_supported():
             hangs = HangDetector(self.pool, config, self.step_times, host.events)
             slow_checks.append((hangs.check, hangs.interval_s))
-        checks = (liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick)
+        checks = [liveness.tick, self._cut_unread, self._dispatcher.tick, self.scaler.tick]
+        if (config.renew_after or config.renew_above_mb) and not config.sequence_batching:
+            checks.append(RenewalCheck(self.pool, config, self.scaler.has_room).tick)
         self._watchdog = Watchdog(str(self), checks, slow_checks)
         for warning in contradictions(config):
             logger.warning("%s: %s", self, warning)

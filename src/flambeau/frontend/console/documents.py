@@ -168,6 +168,8 @@ OTHERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("maxRetryTimeoutInSec", "max_retry_s", _seconds),
     ("maxConcurrency", "concurrency", _plain),
     ("workerMemoryLimitMb", "memory_limit_mb", _plain),
+    ("renewAfterRequests", "renew_after", _plain),
+    ("renewAboveMb", "renew_above_mb", _plain),
     ("deviceType", "device_type", _plain),
     ("deviceIds", "device_ids", lambda ids: ", ".join(map(str, ids))),
     ("parallelType", "parallel_type", _plain),

@@ -17,6 +17,7 @@ from flambeau.serving.workers.supervisor import PastExit, Slot, Supervisor
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+RENEWAL_DRAIN_S = 3600.0  # for the jobs of a worker that is renewed; a stream may take long, and nothing is urgent
 
 
 class WorkerPool:
@@ -49,6 +50,7 @@ class WorkerPool:
         self._events = events
         self._drain_timeout_s = drain_timeout_s
         self.is_closed = False
+        self.is_renewing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor = Supervisor(
             new_worker=new_worker,
@@ -193,15 +195,48 @@ class WorkerPool:
         self.drop_abandoned()
         fresh = []
         while len(self.slots) < minimum:  # one by one: each is placed in view of those before it
-            slot = self._new_slot()
-            self.slots.append(slot)
-            slot.task = self._own(self._run(slot))
-            fresh.append(slot)
+            fresh.append(self._start_slot())
         for slot in surplus(self.slots, maximum):
             self._own(self._supervisor.retire(slot, self._drain_timeout_s))
             self.slots.remove(slot)
         self._wake_waiting()
         return fresh
+
+    def _start_slot(self) -> Slot:
+        slot = self._new_slot()
+        self.slots.append(slot)
+        slot.task = self._own(self._run(slot))
+        return slot
+
+    def renew(self, slot: Slot, reason: str, *, overlaps: bool, on_failure: Callable[[Slot], None]) -> None:
+        """Replace a ready worker; with `overlaps` when another one has loaded, else its jobs wait for that."""
+        logger.info("%s is replaced: %s", slot.ref, reason)
+        self.is_renewing = True
+        self._own(self._renew(slot, overlaps=overlaps, on_failure=on_failure))
+
+    async def _renew(self, slot: Slot, *, overlaps: bool, on_failure: Callable[[Slot], None]) -> None:
+        try:
+            fresh = self._start_slot() if overlaps else None
+            while fresh is not None and fresh in self.slots and not (fresh.is_ready or fresh.failed_loads):
+                await self._has_changed.wait()  # a call that scales the model down may take it away
+            if fresh is not None and not fresh.is_ready:
+                if fresh in self.slots:
+                    self.slots.remove(fresh)
+                    self._own(self._supervisor.retire(fresh, self._drain_timeout_s))
+                on_failure(slot)
+                return
+            if slot in self.slots:
+                await self._supervisor.retire(slot, RENEWAL_DRAIN_S)
+            if self.is_closed:
+                return
+            if fresh is None and slot in self.slots:
+                self._start_slot()  # before the other leaves: without any, the model would take no jobs
+            if slot in self.slots:
+                self.slots.remove(slot)
+            if self.slots:
+                self.scale(self.min_workers, max(self.max_workers, self.min_workers))
+        finally:
+            self.is_renewing = False
 
     def drop_abandoned(self) -> None:
         """Remove the slots whose workers could not be started, so that new ones are tried."""

@@ -97,6 +97,7 @@ class RemoteWorker:
         self.ready_at: float | None = None
         self.loaded_bytes = 0  # its own memory when the model was loaded
         self.has_answered = False
+        self.num_answered = 0
         self.has_suspect = False  # the job sent last was in a worker that crashed
         self._in_flight = InFlight(traffic)
         self.batches = self._in_flight.batches
@@ -491,6 +492,7 @@ class RemoteWorker:
             if self.is_concurrent:
                 self._recent.append((job.request_id, batch.sent, now))
         self.has_answered = True
+        self.num_answered += 1
         if job is not None and job.body.segment is not None:
             job.body.release()
         if not self._in_flight.finish(job_id, batch, now):

@@ -46,7 +46,7 @@ class Scaler:
 
     def wake(self) -> None:
         """Start the workers of a sleeping model."""
-        if not self._has_room() and self._free_memory():
+        if not self.has_room() and self._free_memory():
             logger.info("%s needs memory: the workers of another model are stopped", self._name)
         logger.info("%s starts its workers for a request", self._name)
         limits = self._pool.limits
@@ -68,7 +68,7 @@ class Scaler:
         )
 
     def _grow(self, wanted: int) -> None:
-        if self._has_room():
+        if self.has_room():
             self._is_short = False
             logger.info("%s is scaled up to %d workers: its jobs wait too long", self._name, wanted)
             self._pool.scale(wanted, wanted)
@@ -81,7 +81,8 @@ class Scaler:
                 (available_bytes() or 0) >> 20,
             )
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether there is memory for one more worker."""
         sizes = [resident_bytes_of(worker.local_pids) for worker in self._pool.workers if worker.is_ready]
         self._worker_bytes = max([self._worker_bytes, *sizes])
         return has_room(available_bytes(), self._worker_bytes)
