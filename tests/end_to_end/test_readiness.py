@@ -39,6 +39,15 @@ def test_model_of_a_store_that_cannot_be_served_is_named_until_it_is_deleted(sta
     assert server.manage("DELETE", "/models/cut").status == 404
 
 
+def test_metrics_port_answers_probes_but_needs_no_ping(start, store):
+    server = start(store).wait_started()
+    statuses = {
+        path: server.request("GET", path, port=server.metrics_port).status
+        for path in ("/livez", "/startupz", "/readyz", "/ping", "/models")
+    }
+    assert statuses == {"/livez": 200, "/startupz": 200, "/readyz": 503, "/ping": 404, "/models": 404}
+
+
 def test_missing_model_is_forgiven_when_it_is_registered_after_all(start, store):
     (store / "broken.mar").unlink()
     server = start(store).wait_started()

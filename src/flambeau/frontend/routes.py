@@ -47,7 +47,7 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         inference |= shared_routes(server, keys, inference, management, console)
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
-        apis[config.metrics].update(MetricsApi(server).routes())
+        apis[config.metrics].update(MetricsApi(server).routes() | HealthApi(server, keys, "management").probes())
     apis[config.management].update(management)
     apis[config.inference].update(inference)
     return apis

@@ -28,7 +28,11 @@ class HealthApi:
         self._kind: Kind = kind
 
     def routes(self) -> dict[str, Endpoint]:
-        return {"ping": self.ping, "livez": self.livez, "startupz": self.startupz, "readyz": self.readyz}
+        return {"ping": self.ping, **self.probes()}
+
+    def probes(self) -> dict[str, Endpoint]:
+        """Those that need no key."""
+        return {"livez": self.livez, "startupz": self.startupz, "readyz": self.readyz}
 
     def ping(self, exchange: Exchange, segments: list[str]) -> None:
         healthy = self._server.is_healthy
