@@ -12,6 +12,7 @@
     ├── BadRequest               the request is invalid
     │   ├── BodyTooLarge         its body is larger than the server takes
     │   ├── InvalidField         one field is invalid, and is named
+    │   ├── RequestQuarantined   it has ended several workers
     │   └── UnsupportedEncoding  its body is compressed in a way that is not supported
     ├── NotAllowed               the configuration does not allow this call
     ├── InvalidKey               the key is missing, wrong or expired
@@ -149,6 +150,17 @@ class InvalidField(BadRequest):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class RequestQuarantined(BadRequest):
+    """The same request has ended several workers; `cause` has how the last one exited."""
+
+    def __init__(self, model: str, num_crashes: int, minutes: float, *, cause: str) -> None:
+        super().__init__(
+            f"This request has ended {num_crashes} workers of model {model!r}. It is refused until {minutes:g} minutes "
+            "after the last time (quarantineAfterCrashes)",
+            cause=cause,
+        )
 
 
 class NotAllowed(FlambeauError):

@@ -139,6 +139,22 @@ def test_job_that_kills_an_async_worker_is_found_among_those_it_ran_beside(start
     server.until(lambda: server.describe("asynchronous")["workers"][0]["restarts"] == 2)  # the next one is on its way
 
 
+def test_request_that_ends_workers_is_refused_while_others_are_answered(start, tmp_path):
+    from support.archives import pack_handler
+
+    config = "quarantineAfterCrashes: 2\nminWorkers: 1\nmaxWorkers: 1\n"
+    server = start(pack_handler(tmp_path, "faulty", config=config)).wait_ready()
+    for _ in range(2):
+        assert server.predict("faulty", order("exit", code=3)).status == 500
+        server.until(lambda: server.predict("faulty", order("answer")).status == 200)
+    refused = server.predict("faulty", order("exit", code=3))
+    assert (refused.status, refused.json["type"]) == (422, "BadRequestException")
+    assert "quarantineAfterCrashes" in refused.message
+    assert "exited with code 3" in refused.cause
+    assert server.predict("faulty", order("exit", code=4)).status == 500  # another request
+    assert server.describe("faulty")["workers"][0]["restarts"] == 3
+
+
 def test_worker_over_its_memory_limit_is_stopped(start, tmp_path):
     from support.archives import pack_handler
 

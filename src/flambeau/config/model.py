@@ -38,6 +38,7 @@ class ModelConfig:
     memory_limit_mb: int | None = None
     renew_after: int = 0  # requests, after which a worker is replaced; 0: never
     renew_above_mb: int = 0  # memory, above which a worker is replaced when it has finished its jobs; 0: never
+    quarantine_after: int = 0  # workers that a request has ended, after which it is refused; 0: never
     detects_hangs: bool = True  # replace workers that hang before response_timeout_s
     hang_s: float = 10  # how long a worker must look hung
     device_type: Literal["cpu", "gpu"] | None = None
@@ -161,6 +162,7 @@ _PLAIN = {
     "jobQueueSize": "queue_size",
     "maxConcurrency": "concurrency",
     "workerMemoryLimitMb": "memory_limit_mb",
+    "quarantineAfterCrashes": "quarantine_after",
     "renewAfterRequests": "renew_after",
     "renewAboveMb": "renew_above_mb",
     "maxSequenceJobQueueSize": "sequence_queue_size",

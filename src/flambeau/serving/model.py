@@ -32,6 +32,7 @@ from flambeau.serving.job import TIMEOUT_HEADER, Job
 from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
 from flambeau.serving.model_sources.store import Source
+from flambeau.serving.quarantine import Quarantine
 from flambeau.serving.response_cache import response_cache
 from flambeau.serving.slow_requests import SlowRequests
 from flambeau.serving.traffic_split import TrafficSplit
@@ -73,6 +74,7 @@ class Model:
         self.rolled_back = ""  # why it gets none any more
         self.mirror = Mirror(partial(self.add, requested_version=version), self._has_room_for_copies)
         self.abilities: frozenset[str] = frozenset()  # what front ends may ask for besides predictions
+        self.quarantine = Quarantine(name, config.quarantine_after) if config.quarantine_after else None
         self.responses = response_cache(config, self._compute, watch=host.config.watch)
         self.adapters = AdapterTable(config.options)  # which adapters requests may name
         self.example = ""  # a request body that the handler accepts, if a worker has reported one
@@ -169,6 +171,8 @@ class Model:
         """Accept a job, or raise why it is rejected; `is_admitted`: it counts for its key already."""
         if job.kind not in ("describe", "adapter", "tokenize"):  # these are no inference
             job.usage = self.traffic.requested(requested_version)
+        if self.quarantine is not None:
+            self.quarantine.check(job)
         kept = None if self.responses is None else self.responses.find(job)
         if kept is None:
             self._check_room(job, requested_version)
@@ -378,6 +382,8 @@ class Model:
                 job.is_suspect = not ("generate" in self.abilities and worker_exit.is_external)
                 self.queue.put_back(job)
             else:
+                if self.quarantine is not None and batch_size == 1:
+                    self.quarantine.blame(job, worker_exit)
                 job.fail(WorkerDied(cause=worker_exit.cause, out_of_memory=worker_exit.out_of_memory))
         self._on_change()
         self._dispatcher.on_worker_exit()

@@ -168,6 +168,7 @@ OTHERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("maxRetryTimeoutInSec", "max_retry_s", _seconds),
     ("maxConcurrency", "concurrency", _plain),
     ("workerMemoryLimitMb", "memory_limit_mb", _plain),
+    ("quarantineAfterCrashes", "quarantine_after", _plain),
     ("renewAfterRequests", "renew_after", _plain),
     ("renewAboveMb", "renew_above_mb", _plain),
     ("deviceType", "device_type", _plain),

@@ -39,6 +39,7 @@ from flambeau.errors import (
     ObjectNotFound,
     PlacementFailed,
     QueueFull,
+    RequestQuarantined,
     Unavailable,
     UnsupportedEncoding,
     VersionNotFound,
@@ -61,6 +62,7 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     DependenciesFailed: (400, "ModelException"),
     BadRequest: (400, "BadRequestException"),
     BodyTooLarge: (413, "PayloadTooLargeException"),
+    RequestQuarantined: (422, "BadRequestException"),
     UnsupportedEncoding: (415, "UnsupportedMediaTypeException"),
     InvalidKey: (400, "InvalidKeyException"),
     ForeignRequest: (403, "ForbiddenException"),
@@ -98,6 +100,7 @@ OPENAI_CODES: dict[type[FlambeauError], str] = {
     KeyLimitReached: "rate_limit_exceeded",
     ModelNotAllowed: "model_not_allowed",
     QueueFull: "queue_full",
+    RequestQuarantined: "request_quarantined",
     WorkerDied: "worker_died",
     WorkersFailed: "worker_failed",
 }
