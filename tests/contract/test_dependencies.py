@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
@@ -73,6 +74,21 @@ def test_requirements_are_installed_into_a_cache_and_found_by_the_workers(start,
     assert again.register("tiny.mar", initial_workers=1).status == 200
     assert "pip:" not in again.log
     assert len(environments(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "folder with settings"])
+def test_requirements_beside_a_handler_are_installed(start, tmp_path, kind):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    wheel = write_wheel(folder, "tinylib", "1.5")
+    (folder / "requirements.txt").write_text(f"./{wheel.name}\n")
+    shutil.copy(HANDLERS / "needs_tiny.py", folder / "handler.py")
+    if kind == "folder with settings":
+        (folder / "model-config.yaml").write_text("batchSize: 2\n")
+    path = folder / "handler.py" if kind == "file" else folder
+    server = start(path, exact_paths=True)
+    server.until(lambda: "Model server started." in server.log)
+    assert server.predict("handler" if kind == "file" else "tiny", {}).json["version"] == "1.5"
 
 
 def test_virtual_environment_runs_the_workers_and_inherits_the_server(start, store, tmp_path):

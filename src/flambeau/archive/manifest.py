@@ -34,6 +34,7 @@ UNSUPPORTED = {
     "trt_llm_handler": "it needs TensorRT-LLM; use gpt_handler, or pack a handler of your own that imports it",
     "vllm_handler": "it needs vLLM; use gpt_handler, or pack a handler of your own that imports it",
 }
+REQUIREMENTS = "requirements.txt"
 CONFIG = "model-config.yaml"
 MANIFEST_BYTES = 16 << 20
 MAX_SHOWN = 5  # files in an error message
@@ -207,9 +208,15 @@ def derive_manifest(folder: Path) -> Manifest | None:
         "handler": handler_of(given) or ("handler.py" if (folder / "handler.py").is_file() else ""),
         "serializedFile": read_text(given, "serializedFile") or (files[0] if len(files) == 1 else ""),
         "modelFile": read_text(given, "modelFile") or ("model.py" if (folder / "model.py").is_file() else ""),
+        "requirementsFile": read_text(given, "requirementsFile") or requirements_in(folder) or "",
         "configFile": CONFIG if options is not None else "",
     }
     return Manifest.from_dict({"model": {key: value for key, value in model.items() if value}})
+
+
+def requirements_in(folder: Path) -> str | None:
+    """The file with the requirements of a model without a manifest, if its folder has one."""
+    return REQUIREMENTS if (folder / REQUIREMENTS).is_file() else None
 
 
 def derive_pretrained(folder: Path, options: Mapping[str, Any]) -> Manifest:

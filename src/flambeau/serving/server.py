@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flambeau.archive.manifest import requirements_in
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig, check_cluster
 from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists, WorkersFailed
@@ -226,6 +227,8 @@ class Server:
             host=self._host,
         )
         requirements = source.manifest.requirements_file if source.manifest else None
+        if source.manifest is None and not source.is_temporary:  # a folder; an archive names what it needs
+            requirements = requirements_in(source.folder)
         environment = self._dependencies.prepare(model.name, source.folder, requirements, use_venv=settings.use_venv)
         model.use_environment(await environment)
         return model

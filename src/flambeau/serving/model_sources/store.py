@@ -25,6 +25,7 @@ from flambeau.archive.manifest import (
     manifest_of,
     read_config,
     read_manifest,
+    requirements_in,
 )
 from flambeau.archive.unpack import unpack
 from flambeau.errors import BrokenArchive, ConfigError, FileTaken, ModelNotFound
@@ -191,7 +192,9 @@ class Store:
         manifest = manifest_of(file.parent)
         if not self._exact_paths:  # TorchServe registers archives only
             return manifest
-        return replace(manifest or Manifest(model_name=""), model_name=file.stem, handler=file.name)
+        if manifest is None:
+            manifest = Manifest(model_name="", requirements_file=requirements_in(file.parent))
+        return replace(manifest, model_name=file.stem, handler=file.name)
 
     @staticmethod
     def _fill(target: Path, path: Path, *, keep_broken: bool) -> str:
