@@ -276,6 +276,10 @@ def test_examples_answer_without_a_path(start):
     assert reply.json["digit"] == 7
     assert reply.json["score"] > 0.9
     assert "index_to_name" not in server.log
+    for shape in ([64], [1, 64]):
+        tensor = {"name": "image", "shape": shape, "datatype": "FP32", "data": json.loads(example)}
+        inferred = server.request("POST", "/v2/models/digits/infer", json.dumps({"inputs": [tensor]}).encode())
+        assert [each["name"] for each in inferred.json["outputs"]] == ["digit", "score"]
     reply = server.predict("digits", [1, 2])
     assert (reply.status, "64 numbers" in reply.message) == (400, True)
     text = server.predict("storyteller", {"prompt": "Once upon a time", "max_new_tokens": 8}).json["generated_text"]
