@@ -147,7 +147,8 @@ def test_server_side_never_loads_torch_nor_at_once_what_few_servers_need(house):
     assert not set(house.rooms_loading("torch")) & set(SERVER_SIDE)
     loaded = loaded_by("flambeau.cli.main, flambeau.cli.serve")
     assert "flambeau.serving.server" in loaded
-    assert not loaded & {"torch", "importlib.metadata", "flambeau.serving.cluster.cluster", "grpc", "yaml"}
+    few_need = {"importlib.metadata", "flambeau.serving.cluster.cluster", "grpc", "python_multipart", "yaml"}
+    assert not loaded & {"torch", *few_need}
 
 
 def test_worker_without_a_handler_loads_neither_torch_nor_the_server():
