@@ -12,7 +12,8 @@ CPU_TORCH = $(if $(shell [ "$$(uname)" = Linux ] || echo other; command -v nvidi
 SERVE ?=
 TESTS ?=
 SCORECARD ?=
-PROCESSES ?= 6
+PROCESSES ?= 5
+UNIT_PROCESSES ?= $(shell nproc)
 GPU_PROCESSES ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest
 
@@ -26,17 +27,13 @@ install: $(VENV)/installed ## Create .venv with every extra and the development 
 serve: $(VENV)/serving ## Install the server and what its examples need, then serve them, or SERVE="path …", until Ctrl-C.
 	$(BIN)/flambeau serve $(SERVE)
 
-test: install browser lint ## Run everything that CI runs: check, and all tests but perf; print the slowest 25.
-	# In the order of tests/conftest.py: long files first. xdist would begin with the files that have most tests.
-	# Real servers on a busy machine: what fails beside other tests gets a second run, alone, and has to pass there.
+test: install browser lint ## Run everything that CI runs: check, and all tests but perf; print the slowest.
 	# Types are checked beside the tests, which wait more than they compute, and reported after them.
 	# In a new environment one process compiles the modules that all processes of the tests import, and the CPU kernels.
 	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
 	[ -e $(VENV)/compiled ] || { $(PYTEST) --collect-only --quiet > build/compiled.txt 2>&1; touch $(VENV)/compiled; }; \
 	$(BIN)/python -c 'from flambeau.llm.backends.cpu.bindings import kernels; kernels.load()'; \
-	$(PYTEST) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25 || \
-		{ echo 'Once more, one by one: what failed. A test that passes now is unstable and needs mending.'; \
-		$(PYTEST) --last-failed --last-failed-no-failures none --verbose; }; \
+	scripts/tests.sh $(BIN)/python $(UNIT_PROCESSES) $(PROCESSES); \
 	tests=$$?; wait $$types; types=$$?; cat build/types.txt; exit $$((tests || types))
 
 browser: ## Install Chromium for the browser tests, where apt-get can.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from flambeau.llm.executor.backend import Backend
@@ -102,3 +103,20 @@ def greedy(backend: Backend, prompts: Sequence[Sequence[int]], num_tokens: int) 
         for tokens, token in zip(said, logits.argmax(-1).tolist(), strict=True):
             tokens.append(token)
     return said
+
+
+def keep_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs of steps that are compiled from now on. They run as they were traced: Inductor takes a minute."""
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        found.append(graph)
+        return graph
+
+    def trace(step: Any, *, options: dict[str, Any], **more: Any) -> Any:
+        kept = {key: value for key, value in options.items() if key == "guard_filter_fn"}
+        return compiler(step, backend=keep, options=kept, **more)
+
+    found: list[Any] = []
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", trace)
+    return found

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 CPU_INDEX = " --extra-index-url https://download.pytorch.org/whl/cpu"
@@ -82,6 +81,8 @@ def index_for(modules: Iterable[str]) -> str:
 
 
 def has_cpu_torch() -> bool:
+    from importlib.metadata import PackageNotFoundError, version  # here: it takes 7 ms, and few servers need it
+
     try:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:

@@ -89,6 +89,7 @@ async def serve_until_signal(
         async with open_grpc(server, keys) as grpc, HttpFrontend(server, routes, keys) as frontend:
             logger.info("listening on %s after %.2f s", frontend.inference, time.monotonic() - began)
             logger.info(describe_addresses(config, frontend.opened, has_grpc=grpc is not None))
+            start_collecting()
             await finished_before(stop, hooks.after_listening(server, frontend.inference))
             await stop.wait()
             logger.info("stopping: accepted requests are answered first")
@@ -114,11 +115,17 @@ def describe_addresses(config: ServerConfig, opened: Mapping[Address, Address], 
     return ", ".join(parts)
 
 
+def start_collecting() -> None:
+    """Let the garbage collector run, which commands that serve disable: of hundreds of modules, nothing is garbage."""
+    gc.freeze()  # what is loaded now stays, so the collector need not traverse it
+    gc.enable()
+
+
 def mark_started(server: Server) -> None:
     """Set the startup probe to ready: the initial models have loaded or failed."""
     server.has_started = True
     gc.collect()
-    gc.freeze()  # what is loaded now stays, so the collector need not traverse it again
+    gc.freeze()  # so do the models
 
 
 async def finished_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ def llm_serve(
 
     The server runs until SIGTERM or Ctrl-C. The prediction API is available, too.
     """
+    gc.disable()  # until the server listens
     from flambeau.cli import llm_serve as work
     from flambeau.config.value_types import read_model_path
 

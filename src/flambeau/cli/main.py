@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -69,6 +70,7 @@ def serve(ctx: typer.Context) -> None:
     Paths are handler files, model files, archives, model folders or stores, or models of the Hugging Face hub
     (org/name, org/name@revision). Without any, two examples are served.
     """
+    gc.disable()  # until the server listens
     from flambeau.cli import serve as work
 
     work.serve_settings(settings_of(ctx))

@@ -37,20 +37,22 @@ from flambeau.llm.quantize.coded import CodedLinear
 from flambeau.llm.quantize.groups import GroupedLinear
 from flambeau.llm.quantize.int4 import Int4Linear
 from flambeau.llm.quantize.packed_layers import use_fast_layers
-from flambeau.llm.quantize.quantizer import ExpertStack, MakeLayer, grouped_layer, quantized_layer
+from flambeau.llm.quantize.quantizer import ExpertStack, LayerMakers, grouped_layer, quantized_layer
 from flambeau.llm.quantize.row_scaled import Fp8Linear, Int8Linear
 from flambeau.llm.quantize.settings import read_quantization
 
 PACKED_AT_ONCE_BYTES = 2 << 30  # of files: about a second
 
 
-def layer_maker(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> MakeLayer:
-    """How linear layers are quantized on load: in the order of the CPU kernels where these are ready."""
+def layer_makers(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> LayerMakers:
+    """How layers are quantized on load: in the groups of the CPU kernels, and in their order where these are ready."""
+    plain = LayerMakers(quantized_layer, quantized_layer)
     if device.type != "cpu" or not config.compile or ranks is not None or config.quantization is None:
-        return quantized_layer
+        return plain
+    grouped = partial(grouped_layer, int8_group_size=INT8_GROUP)
     if kernels.load(builds=False):
-        return quantized_for_kernels
-    return partial(grouped_layer, int8_group_size=INT8_GROUP) if kernels.can_load() else quantized_layer
+        return LayerMakers(quantized_for_kernels, grouped)
+    return LayerMakers(grouped, grouped) if kernels.can_load() else plain
 
 
 def can_keep_blocks(config: EngineConfig, device: torch.device, ranks: TensorParallelGroup | None) -> bool:

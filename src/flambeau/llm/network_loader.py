@@ -27,7 +27,7 @@ from flambeau.llm.cpu_weights import (
     can_keep_codes,
     can_keep_groups,
     has_whole_step,
-    layer_maker,
+    layer_makers,
     pack_last_layer,
     packer,
     packs_last_layer,
@@ -159,10 +159,10 @@ def load_weights(
     """The network with its weights, which are merged, quantized or packed layer by layer as they are read."""
     arch, local, device, dtype = target.arch, target.local, target.device, target.dtype
     is_part = ranks is not None
-    make_layer = layer_maker(config, device, ranks)
-    arrived = quantize_on_load(config.quantization, arch, make_layer)
+    makers = layer_makers(config, device, ranks)
+    arrived = quantize_on_load(config.quantization, arch, makers)
     packs_head = packs_last_layer(config, device, ranks)
-    keeps_types = make_layer is quantized_for_kernels or (packs_head and arrived is not None)
+    keeps_types = makers.linear is quantized_for_kernels or (packs_head and arrived is not None)
     if arrived is None and packs_on_load(path, config, arch, device, ranks, dtype):
         arrived = packer(path, arch, dtype, is_part=is_part)
         # Narrow embeddings that no kernel multiplies would be widened in each step.

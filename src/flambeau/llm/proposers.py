@@ -21,7 +21,7 @@ from flambeau.llm.checkpoints.eagle_weights import is_eagle, load_eagle, read_ea
 from flambeau.llm.checkpoints.layer_formats import NO_FORMS, KeptForms
 from flambeau.llm.checkpoints.mtp_weights import DECLARED, find_mtp, load_mtp, mtp_files, other_layers, read_mtp
 from flambeau.llm.config import EngineConfig
-from flambeau.llm.cpu_weights import can_keep_blocks, can_keep_groups, layer_maker, use_faster_layers
+from flambeau.llm.cpu_weights import can_keep_blocks, can_keep_groups, layer_makers, use_faster_layers
 from flambeau.llm.device_backends import make_backend, max_blocks
 from flambeau.llm.errors import LLMError
 from flambeau.llm.executor.cache_sizes import ring_length
@@ -145,7 +145,7 @@ def load_head(
         return None
     if config.speculation == "mtp":
         settings, naming = read_mtp(path, read_declared(path))
-        arrived = quantize_on_load(config.quantization, arch, layer_maker(config, device, None))
+        arrived = quantize_on_load(config.quantization, arch, layer_makers(config, device, None))
         forms = KeptForms(blocks=ranks is not None and can_keep_blocks(config, device, ranks))
         head = load_mtp(path, settings, naming, model, device=device, dtype=dtype, arrived=arrived, forms=forms)
     elif is_assistant(Path(config.draft)):

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +240,8 @@ def request_document(number: int, request: RequestRecord, *, with_payloads: bool
 
 def versions() -> dict[str, str]:
     """Versions of this server, its interpreter and packages; a model may have an environment of its own."""
+    from importlib.metadata import PackageNotFoundError, version  # here: it takes 7 ms, and few servers need it
+
     found = {"flambeau": __version__, "python": platform.python_version(), "system": platform.platform()}
     for package in PACKAGES:
         try:

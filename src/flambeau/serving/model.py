@@ -173,7 +173,8 @@ class Model:
             job.usage = self.traffic.requested(requested_version)
         if self.quarantine is not None:
             self.quarantine.check(job)
-        kept = None if self.responses is None else self.responses.find(job)
+        responses = self.responses
+        kept = None if responses is None else responses.find(job)
         if kept is None:
             self._check_room(job, requested_version)
         tenant = None if is_admitted else job.tenant
@@ -181,11 +182,11 @@ class Model:
             job.tenant = None  # until it is admitted
             tenant.admit(self.name, job.estimated_tokens, time.monotonic())
             job.tenant, job.priority = tenant, tenant.priority_of(job.priority)
-        if self.responses is not None:
+        if responses is not None:
             if kept is not None:
-                self.responses.answer(job, kept)
+                responses.answer(job, kept)
                 return
-            if self.responses.join(job):
+            if responses.join(job):
                 self._set_deadline(job)
                 return
         if reason := self._dispatcher.add(job):
@@ -195,7 +196,8 @@ class Model:
                 tenant.release(job.estimated_tokens, None, time.monotonic(), is_used=False)
             raise rejected(self.name, requested_version, reason)
         self.scaler.last_arrival = job.arrived
-        self._set_deadline(job)
+        if job.timeout_s is not None or self.config.client_timeout_s is not None:
+            self._set_deadline(job)
 
     def _compute(self, job: Job) -> None:
         """Give a job that has waited for another one's reply to a worker."""
@@ -213,8 +215,11 @@ class Model:
         """Raise if there is no worker and none will come, or no place in the queue."""
         if not self.pool.has_ready:
             self._check_recovery(requested_version)
-        queue = self.queue
-        if self.num_waiting + self._num_joined >= queue.capacity and queue.is_full_for(job):
+        queue, responses = self.queue, self.responses
+        num_waiting = len(queue) + self.traffic.num_ahead  # no properties: every request comes through here
+        if responses is not None:
+            num_waiting += responses.num_joined
+        if num_waiting >= queue.capacity and queue.is_full_for(job):
             drained_in_s = self.pool.drain_time_s(len(queue) / self.config.batch_size)
             raise queue_full(self.name, requested_version, queue.capacity, drained_in_s=drained_in_s)
 

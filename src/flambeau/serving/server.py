@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from flambeau.archive.manifest import requirements_in
 from flambeau.config.model import ModelConfig
@@ -20,7 +20,6 @@ from flambeau.errors import BadRequest, ConfigError, DeadlinePassed, ModelExists
 from flambeau.logs.access_log import AccessLog
 from flambeau.logs.writer import Logs
 from flambeau.metrics.system import process_metrics
-from flambeau.serving.cluster.cluster import Cluster
 from flambeau.serving.crash_bundles import CrashBundles, default_folder
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.key_metrics import key_metrics
@@ -42,6 +41,9 @@ from flambeau.serving.workers.ranks import RendezvousPorts
 from flambeau.serving.workers.worker_factory import Host
 from flambeau.wire.messages import Shared
 from flambeau.wire.shared_memory import Segment, SegmentPool
+
+if TYPE_CHECKING:
+    from flambeau.serving.cluster.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,8 @@ class Server:
         launcher = Launcher(count_cores())
         if self.config.cluster.manager:
             check_cluster(self.config)
+            from flambeau.serving.cluster.cluster import Cluster  # here: few servers have one
+
             self.cluster = Cluster(self.config.cluster, launcher)
             await self.cluster.open()
         self._host = Host(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve until a signal; the first argument only marks the process in the process list."""
+    gc.disable()  # until the server listens
     arguments = parser().parse_args(sys.argv[2:])
     status = 0
     logs: Logs | None = None

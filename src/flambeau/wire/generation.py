@@ -125,7 +125,7 @@ class CallPiece(Struct, array_like=True, frozen=True):
     arguments: str = ""  # JSON text; the arguments of a call are those of its pieces together
 
 
-class Piece(Struct, array_like=True, frozen=True):
+class Piece(Struct, omit_defaults=True, frozen=True):
     """The next piece of one choice: prompt i of n choices has the indices i·n to i·n+n-1.
 
     In a chat, `text` is the answer alone; what the model thinks and which tools it calls are separate. They follow each
@@ -151,16 +151,10 @@ class Piece(Struct, array_like=True, frozen=True):
     prompt_ids: list[int] | None = None  # in the first piece of a choice, if the request asks for them
 
 
-class Pieces(Struct, array_like=True, frozen=True):
-    """The body of one part: what one step generated for a job."""
-
-    pieces: list[Piece]
-
-
 _encode = msgpack.Encoder().encode
 _decode_request = msgpack.Decoder(Generate).decode
 _decode_change = msgpack.Decoder(AdapterChange).decode
-_decode_pieces = msgpack.Decoder(Pieces).decode
+_decode_pieces = msgpack.Decoder(list[Piece]).decode
 
 
 def given_options(options: SamplingOptions) -> dict[str, Any]:
@@ -193,8 +187,9 @@ def decode_adapter_change(body: bytes | bytearray) -> AdapterChange:
 
 
 def encode_pieces(pieces: list[Piece]) -> bytes:
-    return _encode(Pieces(pieces))
+    """The body of one part: what one step generated for a job."""
+    return _encode(pieces)
 
 
 def decode_pieces(body: bytes) -> list[Piece]:
-    return _decode_pieces(body).pieces
+    return _decode_pieces(body)

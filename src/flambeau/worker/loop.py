@@ -135,9 +135,9 @@ class BatchRunner:
         try:
             result = call()
             if type(result) is list and len(result) == len(context.requests) and not any(map(is_stream, result)):
-                self._outbox.finish(context, result, start)
-            else:
-                self.reply(context, result, start)
+                self._outbox.finish(context, result, start)  # with the samples
+                return
+            self.reply(context, result, start)
         except Exception as error:
             self._outbox.clock.take(preprocess_s)  # the next batch begins with zero
             if self._outbox.can_split(context):

@@ -6,7 +6,6 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from flambeau.archive import packages
 from flambeau.cli import doctor
 from flambeau.llm.backends.cpu import kernel_builds
 
@@ -67,7 +66,7 @@ def test_missing_package_has_the_line_that_installs_it(monkeypatch):
     ],
 )
 def test_broken_package_is_installed_again(package, installed, line, monkeypatch):
-    monkeypatch.setattr(packages, "version", lambda _: installed)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: installed)
     assert doctor.reinstall_line(package) == f"pip install --force-reinstall {line}"
 
 
@@ -87,7 +86,7 @@ def test_packages_of_torch_are_installed_for_the_processor(modules, installed, n
             raise PackageNotFoundError
         return installed
 
-    monkeypatch.setattr(packages, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     monkeypatch.setattr(doctor, "count_gpus", lambda: num_gpus)
     monkeypatch.setattr(doctor, "OPTIONAL", dict.fromkeys(modules, ("tests", "vision")))
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)

@@ -37,7 +37,7 @@ from flambeau.llm.quantize.settings import QuantizationSettings
 from flambeau.llm.sampling_params import SamplingParams
 from support.checkpoints import COMPRESSED_KINDS, SPARSE_KINDS, VOCAB_SIZE, YARN, config_of, write_checkpoint
 from support.cpu_kernels import need_cpu_kernels
-from support.llm_steps import room, step_inputs
+from support.llm_steps import keep_graphs, room, step_inputs
 from support.tiny_models import tiny_engine
 
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
@@ -170,20 +170,7 @@ def test_attention_to_compressed_entries_is_not_compiled_on_a_gpu(caplog):
 
 @pytest.fixture
 def traces(monkeypatch) -> list[Any]:
-    """The graphs of traced steps, which run as they are: Inductor would take a minute more for each."""
-
-    def keep(graph, inputs):
-        found.append(graph)
-        return graph
-
-    def trace(step, *, options, **more):
-        kept = {key: value for key, value in options.items() if key == "guard_filter_fn"}
-        return compiler(step, backend=keep, options=kept, **more)
-
-    found: list[Any] = []
-    compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", trace)
-    return found
+    return keep_graphs(monkeypatch)
 
 
 LENGTHS = 28, 9, 17, 1, 23  # of sequences before a step

@@ -13,13 +13,14 @@ from torch import nn
 import flambeau.examples
 from flambeau.llm.backends.cpu import bindings
 from flambeau.llm.backends.cpu.packed_linear import PackedLinear
-from flambeau.llm.checkpoints.checkpoint import load_model
+from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.config import EngineConfig
+from flambeau.llm.cpu_weights import layer_makers
 from flambeau.llm.errors import LLMError
 from flambeau.llm.loader import load_engine
 from flambeau.llm.models.embeddings import tied_logits
 from flambeau.llm.network_loader import cache_dtype, load_network
-from flambeau.llm.quantize.quantizer import ExpertStack
+from flambeau.llm.quantize.quantizer import ExpertStack, quantize_on_load
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels
 from support.llm_steps import step_inputs
@@ -75,6 +76,26 @@ def test_networks_with_layer_norms_or_experts_run_on_the_cpu_kernels(tmp_path, k
         expected, allowed = plain.prefill(inputs, torch.arange(len(ids))), 0.1
     assert (found - expected).norm() / expected.norm() < allowed
     backend.close()
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_an_outlier_of_an_expert_makes_its_own_group_less_exact_and_no_other(tmp_path, monkeypatch, has_kernels):
+    need_cpu_kernels()
+    if not has_kernels:
+        monkeypatch.setattr(bindings.kernels, "load", lambda **_: False)  # not yet
+    model = reference("mixtral", hidden_size=64, intermediate_size=96)
+    for layer in model.model.layers:
+        for weight in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            weight[..., 5] = 30.0
+    model.save_pretrained(tmp_path)
+    makers = layer_makers(EngineConfig(quantization="int8"), torch.device("cpu"), None)
+    arrived = quantize_on_load("int8", read_architecture(tmp_path), makers)
+    found = load_model(tmp_path, arrived=arrived).model.layers[1].mlp.experts
+    given = load_model(tmp_path).model.layers[1].mlp.experts
+    for leaf in ("gate_up_proj", "down_proj"):
+        weight = getattr(given, leaf).unflatten(2, (-1, 32))
+        error = (getattr(found, leaf)[:].view_as(weight) - weight).abs()
+        assert (error <= weight.abs().amax(dim=3, keepdim=True) / 127 * 0.8).all()
 
 
 def test_4_bit_layers_of_other_tools_are_packed_for_the_cpu_kernels(tmp_path):

@@ -21,7 +21,7 @@ from flambeau.llm.speculation.adaptive_k import AdaptiveK
 from support.adapters import layer_shapes, merge, write_adapter
 from support.checkpoints import reference
 from support.cpu_kernels import need_cpu_kernels
-from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, step_inputs
+from support.llm_steps import BLOCK_SIZE, BLOCKS_EACH, keep_graphs, step_inputs
 from support.tiny_models import tiny_hybrid, tiny_model
 from support.tokenizer_files import write_sentencepiece
 
@@ -149,6 +149,7 @@ def test_steps_of_a_faster_path_leave_the_same_states(monkeypatch, kind, path):
     found = [compiled.decode(step) for step in steps[:1]]
     assert compiled.wait_until_compiled(timeout_s=800)
     found += [compiled.decode(step) for step in steps[1:]]
+    keep_graphs(monkeypatch)  # of the next steps: Inductor would take half a minute more
     # Then proposed tokens, of which 2, 1 and none are accepted.
     for starts, slots in (
         ([8, 7, 6], [[3, 4, 5], [1, 6, 7], [2, 8, 9]]),

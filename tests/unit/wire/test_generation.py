@@ -43,3 +43,7 @@ def test_parameters_of_the_wrong_type_are_rejected(sampling):
 def test_pieces_come_back_as_they_were():
     pieces = [Piece(0, "a", "stop", [Token(1, "a", -0.5, b"a", [(2, "b", -1.0, b"b")])], 3, 1), Piece(1, "")]
     assert decode_pieces(encode_pieces(pieces)) == pieces
+
+
+def test_a_piece_of_text_is_sent_without_the_fields_that_few_requests_have():
+    assert msgpack.decode(encode_pieces([Piece(0, " token")])) == [{"index": 0, "text": " token"}]

@@ -10,10 +10,6 @@ from io import SEEK_SET
 from typing import Any
 from urllib.parse import parse_qsl
 
-from python_multipart import FormParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
-
 from flambeau.errors import BadRequest, json_problem
 from flambeau.frontend.http.exchange import Exchange
 
@@ -74,6 +70,10 @@ def read_fields(raw: bytes) -> dict[str, str]:
 
 async def multipart_field(exchange: Exchange, name: str) -> str | None:
     """A field of a multipart form; a malformed form counts up to its first error."""
+    from python_multipart import FormParser
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import parse_options_header
+
     boundary = parse_options_header(exchange.header("content-type"))[1].get(b"boundary")
     if not boundary:
         return None
@@ -121,6 +121,10 @@ class UploadForm:
 
 def read_form(content_type: str, body: bytes) -> UploadForm:
     """A form with a file; blocks. Raises BadRequest for a body that is none."""
+    from python_multipart import FormParser
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import parse_options_header
+
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:

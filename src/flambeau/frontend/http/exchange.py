@@ -321,5 +321,5 @@ def is_request_id(text: str) -> bool:
 
 def new_request_id() -> str:
     """A random UUID (version 4), unique but not secret."""
-    digits = "%032x" % _random_bits(128)  # noqa: UP031  # faster than an f-string with a format
+    digits = _random_bits(128).to_bytes(16).hex()  # faster than any format
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

@@ -265,23 +265,25 @@ def choose_version(exchange: Exchange, model: Model, version: str | None) -> tup
 
 def submit(reply: Prediction, job: Job, version: str | None) -> None:
     """Add a job to its model, or to the version whose turn it is; if that rejects it, respond with the error."""
-    if version is None and reply.model.split is not None:
-        reply.model, version = choose_version(reply.exchange, reply.model, version)
-    reply.exchange.on_gone = job.cancel
-    reply.exchange.job = job
-    reply.exchange.model_name = reply.model.name
-    job.tenant = reply.exchange.tenant
-    split = reply.model.split if reply.exchange.model_version else None
+    exchange, model = reply.exchange, reply.model
+    if version is None and model.split is not None:
+        model, version = choose_version(exchange, model, version)
+        reply.model = model
+    exchange.on_gone = job.cancel
+    exchange.job = job
+    exchange.model_name = model.name
+    job.tenant = exchange.tenant
+    split = model.split if exchange.model_version else None
     if split is not None:
-        split.default.stand_in_for(reply.model, job, partial(on_moved, reply))
-    if reply.exchange.trace is not None:
-        reply.exchange.trace.add(job, reply.model.name, reply.model.version)
+        split.default.stand_in_for(model, job, partial(on_moved, reply))
+    if exchange.trace is not None:
+        exchange.trace.add(job, model.name, model.version)
     try:
-        if reply.exchange.priority is not None:
-            job.priority = priority_named(reply.exchange.priority)
-        if reply.exchange.timeout is not None:
-            job.timeout_s = timeout_named(reply.exchange.timeout)
-        reply.model.add(job, requested_version=version)
+        if exchange.priority is not None:
+            job.priority = priority_named(exchange.priority)
+        if exchange.timeout is not None:
+            job.timeout_s = timeout_named(exchange.timeout)
+        model.add(job, requested_version=version)
     except FlambeauError as error:
         job.body.release()
         reply.on_error(error)

@@ -293,6 +293,8 @@ class ChatWriter(ResponseWriter):
 
     def events(self, piece: Piece) -> bytes:
         """The role comes before the first text, the finish reason after the last."""
+        if piece.index in self._begun and is_text_alone(piece):  # like most pieces
+            return self._event(piece.index, b'{"content":%b}' % encode(piece.text))
         events, logprobs = self._role(piece), self._logprobs(piece.tokens)
         reason = b"null" if piece.token_ids is None else b"null" + members({"token_ids": piece.token_ids})
         for delta in deltas_of(piece):
@@ -346,6 +348,12 @@ def message_document(choice: ResponseChoice) -> dict[str, Any]:
 
 def call_document(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def is_text_alone(piece: Piece) -> bool:
+    """Whether one delta has all of a piece."""
+    has_more = piece.reasoning or piece.calls or piece.tokens or piece.token_ids is not None or piece.finish_reason
+    return bool(piece.text) and not has_more
 
 
 def deltas_of(piece: Piece) -> list[bytes]:

@@ -137,7 +137,7 @@ def is_embedding(arch: Architecture, name: str) -> bool:
 
 def group_modules(arch: Architecture) -> Iterator[tuple[str, list[list[str]]]]:
     """The modules that may keep integers in groups, and the sets of tensors that can fill each of them."""
-    every = QuantizationSettings(kind="int8", lm_head=not arch.normalized_head)
+    every = QuantizationSettings(kind="int8", lm_head=not arch.normalized_head, time_steps=True)
     with on_meta_device():
         model = Transformer(arch)
     yield EMBEDDINGS, [[f"{EMBEDDINGS}.weight"]]

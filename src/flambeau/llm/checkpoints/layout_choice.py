@@ -36,7 +36,7 @@ def choose_layout(
     modules: set[str] = set()
     kept: set[str] = set()
     # The rows of a head that have to be normalized are so only as whole weights.
-    for module, choices in weights_of(arch, replace(settings, lm_head=not arch.normalized_head)):
+    for module, choices in weights_of(arch, replace(settings, lm_head=not arch.normalized_head, time_steps=True)):
         for tensors in choices:
             names = {canonical.get(tensor) for tensor in tensors}
             found = {name for name in names if name is not None and fits(layers[name], name, most, arch)}

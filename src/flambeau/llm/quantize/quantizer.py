@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,13 @@ STACKS = ("gate_up_proj", "down_proj")  # of experts
 MakeLayer = Callable[[nn.Linear, QuantizationSettings], nn.Module]
 
 
+class LayerMakers(NamedTuple):
+    """What quantizes linear layers, and the weights of all experts of a layer as one: these stay in plain form."""
+
+    linear: MakeLayer
+    experts: MakeLayer
+
+
 def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm_head: bool = False) -> Transformer:
     """Replace the linear layers of a network by quantized ones."""
     replace_layers(model, QuantizationSettings(kind=kind, group_size=group_size, lm_head=lm_head), quantized_layer)
@@ -44,12 +51,9 @@ def quantize(model: Transformer, kind: Quantization, *, group_size: int = 64, lm
 
 
 def quantize_on_load(
-    kind: Quantization | None, arch: Architecture, make: MakeLayer | None = None
+    kind: Quantization | None, arch: Architecture, makers: LayerMakers | None = None
 ) -> Callable[[str, nn.Module], nn.Module | None] | None:
-    """For `load_model(arrived=…)`: quantizes each layer as soon as it is loaded; None if the files are quantized.
-
-    `make` quantizes linear layers; the weights of experts are always made by `quantized_layer`.
-    """
+    """For `load_model(arrived=…)`: quantizes each layer as soon as it is loaded; None if the files are quantized."""
     written = read_quantization(arch.source)
     if kind is None or (written is not None and written.kind == kind):
         return None
@@ -58,9 +62,9 @@ def quantize_on_load(
             f"the checkpoint holds {written.kind} weights; leave quantization out, or load the original one for {kind}"
         )
     settings = QuantizationSettings(kind=kind)
-    make = make or quantized_layer
+    makers = makers or LayerMakers(quantized_layer, quantized_layer)
     return lambda name, module: replacement_for(
-        name, module, settings, make if isinstance(module, nn.Linear) else quantized_layer
+        name, module, settings, makers.linear if isinstance(module, nn.Linear) else makers.experts
     )
 
 

@@ -137,11 +137,14 @@ class Int8Linear(RowScaledLinear):
     @classmethod
     def in_groups(cls, linear: nn.Linear, group_size: int) -> Self:
         """The same with a scale for each group of a row; of whole rows if these do not divide into groups."""
-        layer = cls.from_linear(linear)
-        if linear.in_features % group_size == 0:
-            groups = linear.weight.detach().reshape(-1, group_size)
-            weight, scale = quantize_int8(groups)
-            layer.weight, layer.scale = weight.view_as(layer.weight), scale.view(linear.out_features, -1)
+        size_in, size_out = linear.in_features, linear.out_features
+        if size_in % group_size:
+            return cls.from_linear(linear)
+        with torch.device("meta"):
+            layer = cls(size_in, size_out, bias=linear.bias is not None, num_groups=size_in // group_size)
+        weight, scale = quantize_int8(linear.weight.detach().reshape(-1, group_size))
+        layer.weight, layer.scale = weight.view(size_out, size_in), scale.view(size_out, -1)
+        layer.bias = linear.bias
         return layer
 
 

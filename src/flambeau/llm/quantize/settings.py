@@ -29,6 +29,8 @@ DECAYS = (
     ".f_proj",
 )  # layers that give the decays of recurrent states
 
+TIME_STEPS = (".x_proj",)  # what the layers of decays read; states are written and read with the rest of it
+NORM_GATES = ("norm.gate_in", "norm.gate_out")
 COMPRESSORS = ("compressor.kv_proj", "compressor.score_proj")  # of what stands for several tokens
 
 
@@ -41,6 +43,7 @@ class QuantizationSettings:
     block_size: int = 0  # fp8 and codes: weights of a row that share a scale; 0: all
     table: tuple[float, ...] = ()  # codes of 4 bits: the numbers that they stand for; empty: weights are no codes
     lm_head: bool = False  # quantize the last layer too, unless it is tied to the embeddings
+    time_steps: bool = False  # quantize what gives Mamba's time steps, too: files of other tools may have it so
     layers: frozenset[str] | None = None  # the only layers that are quantized, by name; None: all that can be
     wide_scales: bool = False  # integers: scales in float32 instead of bfloat16, for files that were made elsewhere
     groups: Mapping[str, Parts] = field(default_factory=dict)  # modules in layouts of their own; then only these
@@ -72,9 +75,10 @@ class QuantizationSettings:
         return settings | ({"group_size": self.group_size} if self.kind == "int4" else {})
 
     def applies_to(self, name: str, linear: nn.Linear) -> bool:
-        """Whether a layer is quantized. Routers of experts and what gives decays are small, and need precision."""
+        """Whether a layer is quantized. Routers, what gives decays and gates of norms are small, and need precision."""
         is_excluded = name.endswith((".gate", ".shared_expert_gate")) or (name == "lm_head" and not self.lm_head)
-        is_small = self.layers is None and name.endswith((*DECAYS, *COMPRESSORS))
+        small = (*DECAYS, *COMPRESSORS, *NORM_GATES, *(() if self.time_steps else TIME_STEPS))
+        is_small = self.layers is None and name.endswith(small)
         return not is_excluded and not is_small and self.fits(name, linear.in_features)
 
     def fits(self, name: str, in_features: int) -> bool:

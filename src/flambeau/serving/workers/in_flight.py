@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from flambeau.metrics.traffic import ModelTraffic
 from flambeau.serving.job import Job
 from flambeau.wire.messages import Work
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(Struct, eq=False):
     """Jobs sent together. `progress` is the time of the last sign of work on it."""
 
     size: int
