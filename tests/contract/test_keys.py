@@ -105,6 +105,18 @@ def test_supplied_keys_are_used_and_ping_may_be_let_through(tmp_path):
         assert b'"echo"' in done.stdout, done.stderr
 
 
+def test_metrics_may_need_a_key_and_probes_beside_them_never_do(tmp_path):
+    keys = KeysConfig(is_on=True, metrics_needs_key=True)
+    with ConfiguredServer(tmp_path, HANDLERS / "echo.py", keys=keys) as server:
+
+        def status(path, **headers):
+            return server.request("GET", path, port=server.metrics_port, headers=headers).status
+
+        assert (status("/metrics"), status("/metrics", Authorization="Bearer wrong")) == (400, 400)
+        assert status("/metrics", **bearer(tmp_path, "inference")) == 200
+        assert status("/livez") == 200
+
+
 def test_without_authorization_there_is_no_token_api(start):
     server = start("echo.py").wait_ready()
     assert server.manage("GET", "/token?type=inference").status == 404

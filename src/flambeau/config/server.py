@@ -144,6 +144,7 @@ class KeysConfig:
     expiry_s: float | None = None  # of the inference and the management key; None: valid until they are revoked
     file: Path = Path("key_file.json")
     ping_needs_key: bool = True  # False lets load balancers and probes through
+    metrics_needs_key: bool = False  # True: that of inference; scrapers often have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +288,7 @@ class ServerConfig:
 
     @property
     def public(self) -> tuple[Address, ...]:
-        """The listeners that other machines can reach and that keys protect; metrics are never protected."""
+        """The listeners that other machines can reach and that keys protect; metrics show no inputs."""
         listeners = (self.inference, self.management, self.grpc.inference, self.grpc.management)
         return tuple(dict.fromkeys(address for address in listeners if address and not address.is_loopback))
 

@@ -270,6 +270,7 @@ SERVER_SETTINGS = (
         Setting("key_file", FilePath(), "Where the keys are; see `flambeau keys`.", "keys.file", is_basic=True),
         Setting("key_expiry", _seconds, "Seconds until new keys expire.", "keys.expiry_s", unset="they do not expire"),
         Setting("ping_needs_key", Switch(), "Whether /ping needs a key.", "keys.ping_needs_key"),
+        Setting("metrics_needs_key", Switch(), "Whether /metrics needs a key.", "keys.metrics_needs_key"),
         Setting(
             "allow_host",
             Several(Text(metavar="NAME")),

@@ -47,7 +47,10 @@ def routes_by_address(server: Server, keys: Keys | None) -> dict[Address, dict[s
         inference |= shared_routes(server, keys, inference, management, console)
     apis: defaultdict[Address, dict[str, Endpoint]] = defaultdict(dict)
     if config.metrics is not None:
-        apis[config.metrics].update(MetricsApi(server).routes() | HealthApi(server, keys, "management").probes())
+        metrics = MetricsApi(server).routes()
+        if config.keys.metrics_needs_key:
+            metrics |= guard({"metrics": metrics["metrics"]}, keys, "inference", config)
+        apis[config.metrics].update(metrics | HealthApi(server, keys, "management").probes())
     apis[config.management].update(management)
     apis[config.inference].update(inference)
     return apis

@@ -86,6 +86,7 @@ KEYS = {
     "key_file": ConfigKey("keys.file", values.path),
     "safe_weights": ConfigKey("safe_weights", values.switch),
     "ping_needs_key": ConfigKey("keys.ping_needs_key", values.switch),
+    "metrics_needs_key": ConfigKey("keys.metrics_needs_key", values.switch),
     "error_details": ConfigKey("error_details", values.switch),
     "max_workers_per_model": ConfigKey("max_workers_per_model", values.whole(at_least=1)),
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),

@@ -68,6 +68,7 @@ def test_the_rest_of_the_keys_reach_their_fields():
         token_expiration_min="1.5",
         key_file="/run/keys.json",
         ping_needs_key="false",
+        metrics_needs_key="true",
         enable_model_api="TRUE",
         metrics_mode="prometheus",
         metrics_config="m.yaml",
@@ -91,7 +92,8 @@ def test_the_rest_of_the_keys_reach_their_fields():
         workflow_store="/w",
         ts_open_inference_protocol="true",
     )
-    assert (config.keys.expiry_s, config.keys.file, config.keys.ping_needs_key) == (90, Path("/run/keys.json"), False)
+    assert (config.keys.expiry_s, config.keys.file) == (90, Path("/run/keys.json"))
+    assert (config.keys.ping_needs_key, config.keys.metrics_needs_key) == (False, True)
     assert config.model_api
     measure = config.measure
     assert (measure.mode, measure.file, measure.system, measure.auto_detect) == (
