@@ -131,10 +131,12 @@ def test_handlers_own_status_is_an_error_and_ends_the_job():
 def test_a_worker_s_error_names_the_field_as_the_client_does(is_streamed):
     client = Client()
     reply = new_reply(client, is_streamed=is_streamed, names=completion_request(guided_json={"type": "fish"}).names)
-    error = InvalidInput("the JSON schema cannot be enforced at /type", status=400)
+    error = InvalidInput("response_format: the JSON schema cannot be enforced at /type", status=400)
     error.field = "response_format"
     reply.on_error(error)
-    assert json.loads(client.body)["error"]["param"] == "guided_json"
+    found = json.loads(client.body)["error"]
+    assert found["param"] == "guided_json"
+    assert found["message"].startswith("guided_json: the JSON schema cannot")
 
 
 def test_fields_for_the_form_of_a_text_have_the_names_that_were_sent():
