@@ -366,6 +366,7 @@ class GenerationReply(Prediction):
             return
         self.log(error)
         status, message, cause = described(error, self.style)
+        self.model.count_broken(status)
         self.exchange.send((self._writer.error(status, message, error, cause),), ends=True)
 
 
