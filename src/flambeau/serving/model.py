@@ -434,6 +434,9 @@ class Model:
         for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                if self.responses is not None and "generate" in self.abilities and not self.responses.is_off:
+                    logger.warning("%s: responseCacheMb has no effect: generated texts are not kept", self)
+                    self.responses.turn_off()
                 self.adapters.configure(worker.adapters)
                 self.example = worker.example
                 self.inputs, self.outputs = worker.inputs, worker.outputs

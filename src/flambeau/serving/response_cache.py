@@ -118,6 +118,7 @@ class ResponseCache:
         self._compute, self._now = compute, now
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._running: dict[bytes, Computation] = {}
+        self.is_off = False
         self.size_bytes = 0
         self.num_joined = 0  # jobs that wait for the reply of another one
         self.counts: dict[Result, int] = {"hit": 0, "joined": 0, "miss": 0}
@@ -126,7 +127,7 @@ class ResponseCache:
         """The kept reply to a job; also sets the job's key, if its reply may be kept."""
         directives = cache_directives(job.headers)
         is_small = job.body.size_bytes <= MAX_BODY
-        if job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
+        if self.is_off or job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
             return None
         job.cache_key = key_of(job, self._headers)
         entry = self._entries.get(job.cache_key)
@@ -137,6 +138,12 @@ class ResponseCache:
             return None
         self._entries.move_to_end(job.cache_key)
         return entry
+
+    def turn_off(self) -> None:
+        """Keep nothing any more; those that wait for another's reply are computed."""
+        self.is_off = True
+        self._entries.clear()
+        self.size_bytes = 0
 
     def answer(self, job: Job, entry: Entry) -> None:
         self.counts["hit"] += 1
@@ -215,7 +222,7 @@ class ResponseCache:
 
     def _to_entry(self, reply: Part | None) -> Entry | None:
         """What is kept of a reply; None: nothing."""
-        if reply is None or reply.status != 200 or reply.phrase or len(reply.body) > MAX_BODY:
+        if self.is_off or reply is None or reply.status != 200 or reply.phrase or len(reply.body) > MAX_BODY:
             return None
         headers = reply.headers or []
         directives = cache_directives(headers)
