@@ -257,7 +257,7 @@ class ResponseCache:
 
 def response_cache(config: ModelConfig, compute: Callable[[Job], None], *, watch: bool) -> ResponseCache | None:
     """The cache that a model's settings ask for; with `watch`, its code may change at any time."""
-    if not config.response_cache_mb or config.schedule in UNCACHED:
+    if not (config.response_cache_mb and config.response_cache_s) or config.schedule in UNCACHED:
         return None
     if watch:
         logger.warning("responseCacheMb has no effect with --watch: the handler's code may change")

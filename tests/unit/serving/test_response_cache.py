@@ -9,6 +9,7 @@ import pytest
 
 from flambeau.config.model import ModelConfig
 from flambeau.errors import DeadlinePassed, WorkerDied
+from flambeau.serving.dispatcher_factory import contradictions
 from flambeau.serving.job import RequestBody
 from flambeau.serving.response_cache import MAX_BODY, OVERHEAD, ResponseCache, cache_directives, response_cache
 from flambeau.wire.messages import Part
@@ -278,13 +279,17 @@ async def test_bodies_in_shared_memory_are_the_same_as_others():
 
 
 def test_a_cache_is_made_where_replies_depend_on_requests_alone(caplog):
-    settings = ModelConfig().with_options({"responseCacheMb": 1, "responseCacheHeaders": ["Accept"]})
+    settings = ModelConfig().with_options({"responseCacheMb": 1, "responseCacheHeaders": [" Accept "]})
     made = response_cache(settings, compute=lambda job: None, watch=False)
     assert made is not None
     assert (made._max_bytes, made._max_age_s, made._headers) == (1 << 20, 300, ("accept",))
     assert response_cache(ModelConfig(), compute=lambda job: None, watch=False) is None
     assert response_cache(settings, compute=lambda job: None, watch=True) is None
     assert "--watch" in caplog.text
+    never = settings.with_options({"responseCacheInSec": 0})
+    assert response_cache(never, compute=lambda job: None, watch=False) is None
+    assert [*contradictions(never)] == ["responseCacheMb has no effect with responseCacheInSec: 0"]
+    assert settings.with_options({"responseCacheInSec": -1}).response_cache_s == 300
     continuous = settings.with_options({"continuousBatching": True})
     assert response_cache(continuous, compute=lambda job: None, watch=False) is None
 
