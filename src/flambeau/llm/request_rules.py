@@ -29,7 +29,8 @@ class RequestRules:
         self, grammar: NewGrammar | None, prompt_ids: Sequence[int], params: SamplingParams
     ) -> NewGrammar | None:
         """The grammar of a text within the rules for its tokens."""
-        if not has_rules(params):
+        may_end_early = grammar is not None and params.min_tokens and params.stop_token_ids
+        if not has_rules(params) and not may_end_early:
             return grammar
         bad = self._bad_words(params.bad_words)
         allowed = bits_of(params.allowed_token_ids, bad, self._vocab_size)

@@ -219,6 +219,10 @@ def test_rules_that_leave_only_the_end_before_min_tokens_are_named_as_a_contradi
             assert (found.finish_reason, found.is_contradiction) == ("error", True)
             assert found.error.startswith("allowed_token_ids and ")
             assert "min_tokens leave no token that may follow" in found.error
+    digits = {"structured_outputs": {"regex": "[0-9]"}, "stop_token_ids": [*range(3, 300)]}
+    [found] = any_engine.generate(PROMPT, **digits, min_tokens=3, max_tokens=9)
+    assert found.is_contradiction
+    assert found.error.startswith("min_tokens and the form of the text leave no token")
     [found] = any_engine.generate(PROMPT, allowed_token_ids=[end, 40], min_tokens=3, max_tokens=9, seed=1)
     assert found.token_ids[:3] == [40] * 3
 
