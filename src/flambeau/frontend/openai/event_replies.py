@@ -44,6 +44,7 @@ class EventReply(Prediction):
             return
         self.log(error)
         status, message, cause = described(error, self.style)
+        self.model.count_broken(status)
         self.exchange.send((b"data: %b\n" % openai_error_body(status, message, error, cause),), ends=True)
 
 
