@@ -13,7 +13,7 @@ SERVE ?=
 TESTS ?=
 SCORECARD ?=
 PROCESSES ?= 5
-UNIT_PROCESSES ?= $(shell nproc)
+UNIT_PROCESSES ?= $(shell expr $$(nproc) + 1)
 GPU_PROCESSES ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest
 

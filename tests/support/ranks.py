@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TypeVar
@@ -24,18 +23,12 @@ from flambeau.llm.backends.eager import WholeAttention
 from flambeau.llm.checkpoints.checkpoint import load_model, read_architecture
 from flambeau.llm.executor.shard import Shard, add_all_reduce, local_architecture
 from flambeau.llm.quantize.quantizer import build
+from flambeau.testing.server import free_ports
 from support import rank_process
 
 T = TypeVar("T")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["support.site.sitecustomize", "flambeau.llm.loader", "support.rank_process"])
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on at present."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Rank:
@@ -53,7 +46,12 @@ class Rank:
         self._process.join(timeout_s)
         if self._process.is_alive():
             raise TimeoutError(f"a rank did not end within {timeout_s:g} s")
-        return self._output.read().decode()
+        return self.output
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return Path(self._output.name).read_text()
 
     @property
     def exit_code(self) -> int | None:
@@ -88,9 +86,15 @@ def start_ranks(folder: Path, size: int, script: str, given: object) -> list[Ran
 def run_ranks(folder: Path, size: int, script: str, given: object, timeout_s: float = 100) -> list[object]:
     """The lines that rank 0 prints; every rank must end well."""
     ranks = start_ranks(folder, size, script, given)
+    deadline = time.monotonic() + timeout_s
     try:
-        outputs = [rank.wait(timeout_s) for rank in ranks]
-        assert [rank.exit_code for rank in ranks] == [0] * size
+        # When one fails, the others may wait for it until their own limit.
+        while any(rank.exit_code is None for rank in ranks) and not any(rank.exit_code for rank in ranks):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a rank did not end within {timeout_s:g} s")
+            time.sleep(0.05)
+        assert [rank.exit_code for rank in ranks] == [0] * size, [rank.output for rank in ranks]
+        outputs = [rank.output for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -152,6 +152,16 @@ class ModelServer:
 PORTS = range(12_000, 29_000)
 
 
+def ports_in(environment: Mapping[str, str]) -> Sequence[int]:
+    """The ports of this test run: those of FLAMBEAU_TEST_PORTS, such as 12000-19999, where several run side by side."""
+    if not (text := environment.get("FLAMBEAU_TEST_PORTS", "")):
+        return PORTS
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
+        raise ValueError(f"FLAMBEAU_TEST_PORTS is {text!r}; write two port numbers, such as 12000-19999")
+    return range(int(first), int(last) + 1)
+
+
 def share_of(ports: Sequence[int], environment: Mapping[str, str]) -> Sequence[int]:
     """The ports of this process. Each worker of pytest-xdist has its own, so that a server can restart on its port."""
     number = environment.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
@@ -160,7 +170,7 @@ def share_of(ports: Sequence[int], environment: Mapping[str, str]) -> Sequence[i
 
 
 # In random order; a port is used again only after all others.
-_OWN = share_of(PORTS, os.environ)
+_OWN = share_of(ports_in(os.environ), os.environ)
 _CANDIDATES = itertools.cycle(random.SystemRandom().sample(_OWN, len(_OWN)))
 
 

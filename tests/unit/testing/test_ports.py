@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flambeau.testing.server import PORTS, share_of
+import pytest
+
+from flambeau.testing.server import PORTS, ports_in, share_of
 
 
 def test_workers_of_pytest_share_all_ports():
@@ -14,3 +16,11 @@ def test_workers_of_pytest_share_all_ports():
 def test_single_process_has_all_ports():
     assert share_of(PORTS, {}) == PORTS
     assert share_of(PORTS, {"PYTEST_XDIST_WORKER": "master"}) == PORTS
+
+
+def test_test_runs_side_by_side_may_have_ports_of_their_own():
+    assert ports_in({}) == PORTS
+    assert ports_in({"FLAMBEAU_TEST_PORTS": "12000-12009"}) == range(12000, 12010)
+    for text in ("12000", "a-b", "9-8", "0-9", "1-70000"):
+        with pytest.raises(ValueError, match="write two port numbers"):
+            ports_in({"FLAMBEAU_TEST_PORTS": text})

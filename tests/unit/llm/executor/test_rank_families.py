@@ -19,9 +19,10 @@ from flambeau.llm.checkpoints.checkpoint import load_model
 from flambeau.llm.checkpoints.quantized import save_quantized
 from flambeau.llm.models.transformer import Transformer
 from flambeau.llm.quantize.row_scaled import Int8Linear
+from flambeau.testing.server import free_ports
 from support.adapters import read_peft_adapter, write_peft_adapter
 from support.checkpoints import COMPRESSED_KINDS, HYBRID_KINDS, SPARSE_KINDS, reference, write_checkpoint
-from support.ranks import free_ports, logits_in_threads, run_ranks
+from support.ranks import logits_in_threads, run_ranks
 from support.tokenizer_files import write_sentencepiece
 
 pytestmark = pytest.mark.timeout(900)
