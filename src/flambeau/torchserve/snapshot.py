@@ -33,7 +33,7 @@ _REQUIRED = ("defaultVersion", "marName", "minWorkers", "maxWorkers", "batchSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedModel:
+class SnapshotModel:
     """One model of a snapshot: its archive and its settings."""
 
     name: str
@@ -158,7 +158,7 @@ def archive_name(url: str, store: Path | None) -> str:
     return file if store is not None and (store / file).exists() else url
 
 
-def read_snapshot(text: str) -> list[SavedModel]:
+def read_snapshot(text: str) -> list[SnapshotModel]:
     """Parse a `model_snapshot` written by this server, by TorchServe or by hand."""
     try:
         document = json.loads(text)
@@ -170,7 +170,7 @@ def read_snapshot(text: str) -> list[SavedModel]:
     return [saved for name, versions in models.items() for saved in _versions(name, versions)]
 
 
-def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
+def _versions(name: str, versions: Any) -> Iterable[SnapshotModel]:
     if not isinstance(versions, dict):
         raise ConfigError(f"model_snapshot: model {name} must map versions to their settings")
     for version, saved in versions.items():
@@ -181,7 +181,7 @@ def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
             raise ConfigError(f"{where} has no {', '.join(missing)}")
         if not isinstance(saved["marName"], str) or not saved["marName"]:
             raise ConfigError(f"{where}: marName must name an archive, not {saved['marName']!r}")
-        yield SavedModel(
+        yield SnapshotModel(
             name=name,
             version=version,
             archive=saved["marName"],
