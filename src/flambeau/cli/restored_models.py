@@ -19,8 +19,11 @@ from flambeau.serving.server import Server
 logger = logging.getLogger(__name__)
 
 
-async def restore(server: Server, models: Sequence[SavedModel], file: Path, progress: StartupProgress) -> None:
-    """Register those that the command line has not; then their names get the defaults and percentages of the file."""
+async def restore(server: Server, models: Sequence[SavedModel], file: Path) -> Sequence[Model]:
+    """Register those that the command line has not; then their names get the defaults and percentages of the file.
+
+    The workers of the models that are returned may still be starting.
+    """
     for saved in models:
         if server.registry.has_version(*saved.key):
             logger.info("%s is named on the command line, which takes precedence over %s", saved.label, file)
@@ -35,7 +38,7 @@ async def restore(server: Server, models: Sequence[SavedModel], file: Path, prog
             server.registry.set_default(*saved.key)
     for saved in models:
         set_share(server.registry, saved.name, saved.version, saved.traffic_percent, saved.max_errors)
-    await asyncio.gather(*(wait_for(model, progress) for model in registered if model is not None))
+    return [model for model in registered if model is not None]
 
 
 async def register_or_keep(server: Server, saved: SavedModel) -> Model | None:
@@ -57,6 +60,7 @@ async def register_or_keep(server: Server, saved: SavedModel) -> Model | None:
 
 
 async def wait_for(model: Model, progress: StartupProgress) -> None:
+    """Wait for the workers of a model, and show the outcome."""
     with progress.loading(str(model)) as outcome:
         outcome.failed = not await has_workers(model)
 

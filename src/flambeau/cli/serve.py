@@ -24,7 +24,7 @@ from flambeau.archive.pretrained import (
     reject_unsupported_form,
 )
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
-from flambeau.cli.restored_models import restore
+from flambeau.cli.restored_models import restore, wait_for
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig, Tls
@@ -180,8 +180,9 @@ class InitialModelLoader(LifecycleHooks):
             loading = (load(server, model, self._overrides, progress, i) for i, model in enumerate(self._models))
             await asyncio.gather(*loading)
             if self._state is not None:
-                await restore(server, self._state.models, self._state.path, progress)
-                self._state.save()
+                restored = await restore(server, self._state.models, self._state.path)
+                self._state.start_saving()
+                await asyncio.gather(*(wait_for(model, progress) for model in restored))
             if self._overrides.must_load:
                 loaded = [model for model in server.registry if model.loaded_at_startup]
                 await asyncio.gather(*(model.pool.wait_decided() for model in loaded))

@@ -36,6 +36,7 @@ class StateFile:
             os.close(self._lock)
             raise ConfigError(f"the state file {self.path} is not used: {error}") from None
         self._latest = b""
+        self._is_saving = False
         self._server: Server | None = None
         self._writer: ChangeWriter[bytes] | None = None
 
@@ -45,15 +46,22 @@ class StateFile:
         return any(not saved.is_initial for saved in self.models)
 
     def follow(self, server: Server, wanted: Sequence[SavedModel]) -> None:
-        """Save each change of the server's models from now on, and those that are wanted until they are restored."""
+        """Save each change of the server's models, once they are restored; those that are wanted stay in the file."""
         server.not_restored = {saved.key: saved for saved in wanted}
         self._server = server
         self._writer = ChangeWriter(self._write, self.path)
         server.on_change = self.save
         server.change_saved = self._writer.written  # a change that was answered survives a crash
 
+    def start_saving(self) -> None:
+        """Save the models from now on: they, their defaults and percentages are those of the file again."""
+        self._is_saving = True
+        self.save()
+
     def save(self) -> None:
         """Queue the models as they are now, if they have changed."""
+        if not self._is_saving:
+            return
         assert self._server is not None
         assert self._writer is not None
         document = to_document(self._server.registry, [*self._server.not_restored.values()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.cli.restored_models import restore
+from flambeau.cli.restored_models import restore, wait_for
 from flambeau.cli.serve import InitialModel, divide
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.model import ModelConfig
@@ -51,7 +51,8 @@ def saved(name, **changes):
 
 async def restore_into(server, *models):
     server.not_restored = {one.key: one for one in models}
-    await restore(server, models, FILE, StartupProgress(None))
+    for model in await restore(server, models, FILE):
+        await wait_for(model, StartupProgress(None))
 
 
 async def test_models_come_back_with_their_settings(store, workers):
@@ -112,7 +113,7 @@ async def test_the_command_line_takes_precedence(store, caplog):
         server.not_restored = {file.key: file}
         path = store / "a"
         await server.register("a", path=path, name="a", handler="handler.py", config=config, at_startup=True)
-        await restore(server, [file], FILE, StartupProgress(None))
+        await restore(server, [file], FILE)
         assert server.registry.find("a").config.batch_size == 1
         assert any(
             record.levelname == "INFO" and "a 1.0" in record.message and str(FILE) in record.message

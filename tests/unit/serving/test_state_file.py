@@ -34,6 +34,7 @@ def names_in(path):
 async def test_a_change_is_on_disk_once_it_was_waited_for(tmp_path):
     file, server = StateFile(tmp_path / "state.json"), FakeServer()
     file.follow(server, file.models)
+    file.start_saving()
     server.lose("a")
     await server.change_saved()
     assert names_in(file.path) == ["a"]
@@ -45,6 +46,16 @@ async def test_a_change_is_on_disk_once_it_was_waited_for(tmp_path):
     again = StateFile(tmp_path / "state.json")
     assert [saved.name for saved in again.models] == ["a", "b"]
     await again.close()
+
+
+async def test_a_start_that_is_cut_short_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text('{"format": 1, "models": []}')
+    file, server = StateFile(path), FakeServer()
+    file.follow(server, file.models)
+    server.lose("a")
+    await file.close()
+    assert path.read_text() == '{"format": 1, "models": []}'
 
 
 async def test_a_second_server_is_refused_while_the_first_runs(tmp_path):
@@ -74,6 +85,7 @@ async def test_what_a_full_disk_refused_is_written_with_the_next_change(tmp_path
     (tmp_path / ".state.json.draft").touch()  # of a server that was killed
     file, server = StateFile(tmp_path / "state.json"), FakeServer()
     file.follow(server, file.models)
+    file.start_saving()
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", partial(refuse, "No space left on device"))
         server.lose("a")
