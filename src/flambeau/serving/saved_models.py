@@ -65,7 +65,7 @@ class SavedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     def overrides(self) -> dict[str, Any]:
         """The settings as fields of ModelConfig, which take precedence over the model's YAML."""
         given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
-        given |= {"min_workers": self.min_workers, "max_workers": self.max_workers}
+        given |= {"min_workers": self.min_workers, "max_workers": max(self.min_workers, self.max_workers)}
         return {**given, "origins": dict.fromkeys(given, ORIGIN)}
 
     def location(self, store: Path | None) -> Path | None:
