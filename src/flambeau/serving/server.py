@@ -187,9 +187,10 @@ class Server:
         `config` holds the defaults; the model's YAML takes precedence over them, and `overrides` over both. With
         `wait`, a worker that cannot start unregisters the model and raises WorkersFailed. `place` is that of a startup
         model among the others, of which several may be registered at the same time. `workflow` names the workflow that
-        the model is a node of; a node that is a function has a `source` instead of a URL.
+        the model is a node of; a node that is a function has a `source` instead of a URL, as has a restored download.
         """
         check_runtime(runtime)  # before anything is downloaded
+        is_given = source is not None
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
         elif source is None:
@@ -212,8 +213,8 @@ class Server:
         except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
             raise
-        except BaseException:
-            await asyncio.to_thread(self.store.discard, source)
+        except BaseException:  # a file that was downloaded for an earlier start is needed by the next one
+            await asyncio.to_thread(self.store.discard, replace(source, downloaded=None) if is_given else source)
             raise
         logger.info("registered %s from %s", model, shown(url))
         if self.config.watch and source.is_temporary:

@@ -130,6 +130,14 @@ async def test_a_downloaded_file_is_deleted_with_its_model_as_before(store):
         assert not archive.exists()
 
 
+async def test_a_downloaded_file_stays_if_its_model_cannot_be_restored(store):
+    archive = store / "a" / "handler.py"
+    async with new_server(store) as server:
+        await restore_into(server, saved("d", path=str(archive), is_downloaded=True, max_workers=100_000))
+        assert [*server.missing] == ["d 1.0"]
+        assert archive.exists()
+
+
 def test_what_the_command_line_names_is_loaded_and_what_it_only_finds_is_as_in_the_file(tmp_path):
     found, new = (InitialModel(path=tmp_path / name, is_required=False) for name in ("a.mar", "new.mar"))
     named = InitialModel(path=tmp_path / "b.mar")
