@@ -1,4 +1,4 @@
-"""Reads files that are small by nature: configuration, manifests, certificates, keys."""
+"""Reads and writes files that are small by nature: configuration, manifests, certificates, keys."""
 
 from __future__ import annotations
 
@@ -23,3 +23,27 @@ def read_small(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is longer than {max_bytes >> 20} MiB", str(path))
     return content
+
+
+def write_synced(draft: Path, path: Path, content: bytes) -> None:
+    """Write a file that is whole or as before, after a power failure too; readable by this user only."""
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

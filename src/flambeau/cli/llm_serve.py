@@ -84,6 +84,7 @@ def serve_settings(checkpoint: Path, settings: Settings) -> None:
         ranks=settings["tensor_parallel"],
         log_level=settings["log_level"],
         warnings=settings.warnings,
+        state=settings["state"],
     )
 
 
@@ -114,6 +115,7 @@ def serve(
     ranks: int,
     log_level: str,
     warnings: Sequence[str] = (),
+    state: Path | None = None,
 ) -> None:
     """Serve a checkpoint until a signal; exit with status 1 if it cannot be loaded."""
     check_checkpoint(flags.model_path)
@@ -130,7 +132,7 @@ def serve(
         settings = to_model_config(flags, ranks)
         folder = write_model(Path(scratch), name, settings, has_links=bool(config.cluster.kind))
         try:
-            serve_paths(config, [(folder, overrides)], overrides, log_level=log_level, warnings=warnings)
+            serve_paths(config, [(folder, overrides)], overrides, log_level=log_level, warnings=warnings, state=state)
         except WorkersFailed:  # the log already has the reason
             sys.exit(1)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flambeau.archive.manifest import CONFIG, MANIFEST, MODEL_SUFFIXES, explain_folder, handler_of, read_config
 from flambeau.archive.packages import explain_missing
 from flambeau.archive.pretrained import (
@@ -22,6 +24,7 @@ from flambeau.archive.pretrained import (
     reject_unsupported_form,
 )
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
+from flambeau.cli.restored_models import restore, wait_for
 from flambeau.cli.startup_progress import StartupProgress
 from flambeau.config.resolution import Settings, to_server_config
 from flambeau.config.server import Address, ServerConfig, Tls
@@ -34,7 +37,9 @@ from flambeau.serving.model import Model
 from flambeau.serving.model_sources.hub import fetch, read_hub_name
 from flambeau.serving.model_sources.store import ARCHIVE_SUFFIXES, models_in
 from flambeau.serving.registry import default_settings
+from flambeau.serving.saved_models import SavedModel
 from flambeau.serving.server import Server
+from flambeau.serving.state_file import StateFile
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +84,14 @@ def serve_settings(settings: Settings) -> None:
     config = to_server_config(settings, SERVE)
     config = replace(config, model_store=find_store([entry.path for entry in entries], config.model_store))
     named = [(entry.path, to_overrides(settings, entry.settings)) for entry in entries]
-    serve(config, named, to_overrides(settings), log_level=settings["log_level"], warnings=settings.warnings)
+    serve(
+        config,
+        named,
+        to_overrides(settings),
+        log_level=settings["log_level"],
+        warnings=settings.warnings,
+        state=settings["state"],
+    )
 
 
 def serve(
@@ -89,16 +101,21 @@ def serve(
     *,
     log_level: str,
     warnings: Sequence[str] = (),
+    state: Path | None = None,
 ) -> None:
-    """Serve models, each with its options; `overrides` are those of the examples, and of the server's start."""
+    """Serve models, each with its options; `overrides` are those of the examples, and of the server's start.
+
+    `state` is the file that keeps the models for the next start.
+    """
     logs = open_logs(config, log_level, has_process=True)
     for warning in warnings:
         logger.warning(warning)
     try:
+        kept = None if state is None else StateFile(state)
         models = [model for path, own in named for model in find_models(path, own)]
-        if not named and config.model_store is None:
+        if not named and config.model_store is None and not (kept and kept.has_registered):
             models = [*example_models(overrides)]
-        run_server(config, InitialModelLoader(models, overrides), logs)
+        run_server(config, InitialModelLoader(models, overrides, kept), logs)
     except MissingPackages:  # the log already has the reasons
         sys.exit(1)
     except FlambeauError as error:
@@ -138,9 +155,21 @@ def to_model_settings(given: Mapping[str, Any], sources: Mapping[str, str]) -> d
 class InitialModelLoader(LifecycleHooks):
     """Loads the initial models after the ports have opened; probes show when they are ready."""
 
-    def __init__(self, models: Sequence[InitialModel], overrides: ModelOverrides) -> None:
+    def __init__(
+        self, models: Sequence[InitialModel], overrides: ModelOverrides, state: StateFile | None = None
+    ) -> None:
         self._models = models
         self._overrides = overrides
+        self._state = state
+
+    async def before_listening(self, server: Server) -> None:
+        if self._state is not None:
+            self._models, wanted = divide(self._models, self._state.models, server.config.model_store)
+            self._state.follow(server, wanted)
+
+    async def after_closing(self, server: Server) -> None:
+        if self._state is not None:
+            await self._state.close()
 
     async def after_listening(self, server: Server, address: Address) -> None:
         for model in self._models:
@@ -150,6 +179,10 @@ class InitialModelLoader(LifecycleHooks):
         with progress:
             loading = (load(server, model, self._overrides, progress, i) for i, model in enumerate(self._models))
             await asyncio.gather(*loading)
+            if self._state is not None:
+                restored = await restore(server, self._state.models, self._state.path)
+                self._state.start_saving()
+                await asyncio.gather(*(wait_for(model, progress) for model in restored))
             if self._overrides.must_load:
                 loaded = [model for model in server.registry if model.loaded_at_startup]
                 await asyncio.gather(*(model.pool.wait_decided() for model in loaded))
@@ -161,6 +194,32 @@ class InitialModelLoader(LifecycleHooks):
             options.insert(0, "-k")  # the certificate is the server's own
         ready = [model for model in server.registry if model.pool.is_ready and server.registry.is_default(model)]
         progress.announce(address, ready, " ".join(options))
+
+
+def divide(
+    models: Sequence[InitialModel], saved: Sequence[SavedModel], store: Path | None
+) -> tuple[Sequence[InitialModel], Sequence[SavedModel]]:
+    """Those to load as the command line has them, and those to restore as the file has them.
+
+    A model that the command line names is loaded; one that is only found in a folder there, and is in the file, is
+    restored, with the settings of the command line over it. What was on an earlier command line and is no longer on
+    this one is neither.
+    """
+    places = {one.key: location.resolve() for one in saved if (location := one.location(store)) is not None}
+    found = {model.path.resolve(): model for model in models if not model.is_required}
+    wanted = [
+        one if (model := found.get(places.get(one.key, Path()))) is None else with_overrides(one, model)
+        for one in saved
+        if not one.is_initial or places[one.key] in found
+    ]
+    restored = {places[one.key] for one in wanted if one.key in places}
+    return [model for model in models if model.is_required or model.path.resolve() not in restored], wanted
+
+
+def with_overrides(saved: SavedModel, initial: InitialModel) -> SavedModel:
+    """A saved model with what the options of the command line say."""
+    settings = {name: value for name, value in initial.settings.items() if name != "origins"}
+    return msgspec.structs.replace(saved, handler=initial.handler or saved.handler, **settings)
 
 
 def authorization_option(keys: Keys) -> str:

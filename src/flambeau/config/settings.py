@@ -142,6 +142,13 @@ SERVER_SETTINGS = (
             is_basic=True,
         ),
         Setting(
+            "state",
+            FilePath(),
+            "File that keeps what is changed while the server runs (models, workers, defaults) for its next start.",
+            unset="changes are lost when the server stops",
+            is_basic=True,
+        ),
+        Setting(
             "workflow_store", FilePath(), "Folder of workflow archives.", "workflow_store", unset="the model store"
         ),
         Setting(

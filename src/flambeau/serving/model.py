@@ -7,7 +7,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flambeau.config.model import ModelConfig
@@ -55,6 +57,16 @@ REMEDY = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a registration named."""
+
+    url: str
+    path: Path | None = None  # of the operator, who may name any
+    handler: str | None = None
+    is_signed: bool = False  # its download is signed for S3
+
+
 class Model:
     """One name and version: accepts jobs and has the workers that answer them."""
 
@@ -63,6 +75,7 @@ class Model:
         self.version = version
         self.handler = handler
         self.source = source
+        self.given = Given(url=source.url)
         self._factory = WorkerFactory(name, version, handler, source, config, host)
         self.config = config = self._factory.config
         self.registered_at = time.time()

@@ -55,6 +55,10 @@ class Registry:
     def has(self, name: str) -> bool:
         return name in self._versions
 
+    def has_version(self, name: str, version: str | None) -> bool:
+        """Whether there is this version, or any if none is given."""
+        return name in self._versions and (version is None or version in self._versions[name])
+
     def find(self, name: str, version: str | None = None) -> Model:
         """The model of that name, in its default version unless one is given."""
         versions = self._versions.get(name)

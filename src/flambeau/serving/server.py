@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from flambeau.archive.manifest import requirements_in
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import ServerConfig, check_cluster
@@ -23,13 +25,14 @@ from flambeau.metrics.system import process_metrics
 from flambeau.serving.crash_bundles import CrashBundles, default_folder
 from flambeau.serving.events import ServerEvents
 from flambeau.serving.key_metrics import key_metrics
-from flambeau.serving.model import Model
+from flambeau.serving.model import Given, Model
 from flambeau.serving.model_metrics import model_metrics
 from flambeau.serving.model_sources.dependencies import Dependencies
 from flambeau.serving.model_sources.downloader import FILE_LIMITS, Downloader, DownloadLimits, shown
 from flambeau.serving.model_sources.store import Source, Store
 from flambeau.serving.model_sources.urls import compile_patterns
 from flambeau.serving.registry import Registry, check_runtime, name_from, new_model, settings_of
+from flambeau.serving.saved_models import Key, SavedModel
 from flambeau.serving.server_extensions import EXTENSIONS, Extension
 from flambeau.serving.server_metrics import HostMetricsReader
 from flambeau.serving.telemetry import Telemetry
@@ -104,6 +107,7 @@ class Server:
         self.cluster: Cluster | None = None
         self.is_draining = False
         self.missing: dict[str, str] = {}  # startup models that could not be registered, and why
+        self.not_restored: dict[Key, SavedModel] = {}  # of the state file, which keeps them
         self.has_started = False  # the startup models have loaded or failed
         self.on_change: Callable[[], None] = lambda: None  # called after models, versions or worker numbers changed
         self.change_saved: Callable[[], Awaitable[None]] = nothing_to_save  # waits for what `on_change` has started
@@ -183,9 +187,10 @@ class Server:
         `config` holds the defaults; the model's YAML takes precedence over them, and `overrides` over both. With
         `wait`, a worker that cannot start unregisters the model and raises WorkersFailed. `place` is that of a startup
         model among the others, of which several may be registered at the same time. `workflow` names the workflow that
-        the model is a node of; a node that is a function has a `source` instead of a URL.
+        the model is a node of; a node that is a function has a `source` instead of a URL, as has a restored download.
         """
         check_runtime(runtime)  # before anything is downloaded
+        is_given = source is not None
         if path:
             source = await asyncio.to_thread(self.store.open_path, path, url, keep_broken=not at_startup)
         elif source is None:
@@ -201,13 +206,15 @@ class Server:
             model = await self._new_model(source, name, handler, runtime, settings)
             model.loaded_at_startup = at_startup
             model.workflow = workflow
+            model.given = Given(url=url, path=path, handler=handler, is_signed=signed)
             self.registry.add(model, place)
             self._drop_missing(model.name, url)
+            self._drop_not_restored(model.name, model.version)
         except ModelExists:  # keep the downloaded file: a retry must report the same conflict
             await asyncio.to_thread(self.store.discard, replace(source, downloaded=None))
             raise
-        except BaseException:
-            await asyncio.to_thread(self.store.discard, source)
+        except BaseException:  # a file that was downloaded for an earlier start is needed by the next one
+            await asyncio.to_thread(self.store.discard, replace(source, downloaded=None) if is_given else source)
             raise
         logger.info("registered %s from %s", model, shown(url))
         if self.config.watch and source.is_temporary:
@@ -250,6 +257,10 @@ class Server:
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Remove a model after its accepted jobs are answered; or accept that a startup model is missing."""
+        if not self.registry.has_version(name, version) and self._drop_not_restored(name, version):
+            logger.info("%s could not be restored when the server started; it is no longer kept", name)
+            self.on_change()
+            return
         if self.registry.has(name) or not self._drop_missing(name):
             model = self.registry.remove(name, version)
         else:
@@ -268,6 +279,9 @@ class Server:
     def set_default(self, name: str, version: str) -> None:
         """Use this version for requests that name none."""
         self.registry.set_default(name, version)
+        for key, saved in self.not_restored.items():
+            if saved.name == name:
+                self.not_restored[key] = msgspec.structs.replace(saved, is_default=False)
         self.on_change()
 
     def set_traffic(self, name: str, version: str, percent: int, max_errors: int | None = None) -> None:
@@ -354,6 +368,18 @@ class Server:
         found = [name for name in self.missing if not known.isdisjoint((name, Path(name).name, name_from(name)))]
         for name in found:
             del self.missing[name]
+        return bool(found)
+
+    def add_not_restored(self, saved: SavedModel, reason: str) -> None:
+        """Record that a model of the state file could not be registered; it stays there and counts as missing."""
+        self.not_restored[saved.key] = saved
+        self.missing[saved.label] = reason
+
+    def _drop_not_restored(self, name: str, version: str | None) -> bool:
+        """Forget models of the state file that were not restored; whether there was one."""
+        found = [key for key in self.not_restored if key[0] == name and version in (None, key[1])]
+        for key in found:
+            self.missing.pop(self.not_restored.pop(key).label, None)
         return bool(found)
 
     def not_ready(self) -> list[Model]:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from flambeau import __version__
 from flambeau.cli.lifecycle import LifecycleHooks, mark_started, run_server
+from flambeau.cli.restored_models import has_workers, set_share
 from flambeau.config.model import ModelConfig
 from flambeau.config.server import Address, ServerConfig
-from flambeau.errors import CannotListen, FlambeauError, VersionNotFound, WorkersFailed
+from flambeau.errors import CannotListen, FlambeauError, VersionNotFound
 from flambeau.logs.console import Console
 from flambeau.logs.setup import STDOUT, open_logs
 from flambeau.logs.writer import Logs
@@ -149,11 +150,8 @@ class Startup(LifecycleHooks):
             except Exception as error:  # one broken model must not keep the others from being served
                 logger.exception("Failed to load model: %s", wanted.url)
                 server.add_missing_model(wanted.name or wanted.url, f"{type(error).__name__}: {error}")
-        for saved in (wanted.saved for wanted in models if wanted.saved and wanted.saved.traffic_percent):
-            try:
-                server.registry.set_traffic(saved.name, saved.version, saved.traffic_percent)
-            except FlambeauError as error:
-                logger.warning("%s %s gets no part of the requests: %s", saved.name, saved.version, error)
+        for saved in (wanted.saved for wanted in models if wanted.saved):
+            set_share(server.registry, saved.name, saved.version, saved.traffic_percent)
 
     async def after_listening(self, server: Server, address: Address) -> None:
         """Print the line that scripts wait for, then wait for the workers."""
@@ -165,7 +163,7 @@ class Startup(LifecycleHooks):
             server.change_saved = writer.written  # a change that was answered survives a crash
         await asyncio.to_thread(server.logs.flush)  # so that the line comes after those before it
         print_line("Model server started.")
-        await asyncio.gather(*map(wait_for_workers, self._models))
+        await asyncio.gather(*map(has_workers, self._models))
         mark_started(server)
 
     async def after_closing(self, server: Server) -> None:
@@ -207,15 +205,6 @@ def defaults(config: ServerConfig, *, num_gpus: int) -> ModelConfig:
     """The settings of a model without any: one worker per GPU, or one, where TorchServe started one per core."""
     workers = config.default_workers or num_gpus or 1
     return default_settings(config, workers=workers)
-
-
-async def wait_for_workers(model: Model) -> None:
-    """Wait until a model's workers have started, or log why they failed."""
-    try:
-        await model.pool.wait_started(model.pool.min_workers)
-    except WorkersFailed as error:
-        if not error.is_final:  # a final error is logged by the supervisor
-            logger.error("%s: %s; it will be tried again", error, error.cause.partition("\n")[0])
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,18 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import ConfigError
+from flambeau.serving.change_writer import ChangeWriter
 from flambeau.serving.model import Model
 from flambeau.serving.registry import Registry
 from flambeau.serving.server import Server
 from flambeau.serving.traffic_split import WHOLE
-from flambeau.small_files import read_small
+from flambeau.small_files import read_small, write_synced
 from flambeau.torchserve.java_properties import MAX_PROPERTIES_BYTES, dump, parse
 
 Kind = Literal["startup", "snapshot", "shutdown"]
 DEFAULT_BATCH_DELAY_MS = 100  # TorchServe's; a model without a delay is saved with it
 _NAME = re.compile(r"(\d{17})-(startup|snapshot|shutdown)\.cfg")
 KEPT = 50  # snapshots in a folder
-WRITE_S = 2.0  # how long a call waits for its snapshot
 DRAFT_S = 60  # after this time a draft belongs to a server that was killed
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.draft")
 _END = "#end"
@@ -36,7 +33,7 @@ _REQUIRED = ("defaultVersion", "marName", "minWorkers", "maxWorkers", "batchSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedModel:
+class SnapshotModel:
     """One model of a snapshot: its archive and its settings."""
 
     name: str
@@ -161,7 +158,7 @@ def archive_name(url: str, store: Path | None) -> str:
     return file if store is not None and (store / file).exists() else url
 
 
-def read_snapshot(text: str) -> list[SavedModel]:
+def read_snapshot(text: str) -> list[SnapshotModel]:
     """Parse a `model_snapshot` written by this server, by TorchServe or by hand."""
     try:
         document = json.loads(text)
@@ -173,7 +170,7 @@ def read_snapshot(text: str) -> list[SavedModel]:
     return [saved for name, versions in models.items() for saved in _versions(name, versions)]
 
 
-def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
+def _versions(name: str, versions: Any) -> Iterable[SnapshotModel]:
     if not isinstance(versions, dict):
         raise ConfigError(f"model_snapshot: model {name} must map versions to their settings")
     for version, saved in versions.items():
@@ -184,7 +181,7 @@ def _versions(name: str, versions: Any) -> Iterable[SavedModel]:
             raise ConfigError(f"{where} has no {', '.join(missing)}")
         if not isinstance(saved["marName"], str) or not saved["marName"]:
             raise ConfigError(f"{where}: marName must name an archive, not {saved['marName']!r}")
-        yield SavedModel(
+        yield SnapshotModel(
             name=name,
             version=version,
             archive=saved["marName"],
@@ -222,9 +219,6 @@ def _settings(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
     return settings
 
 
-logger = logging.getLogger(__name__)
-
-
 class SnapshotWriter:
     """Writes one file at the start, after each change and at the end, in order and off the event loop."""
 
@@ -233,70 +227,27 @@ class SnapshotWriter:
         self._given = given
         self._server = server
         self._last: str | None = None
-        self._queue: asyncio.Queue[tuple[Kind, Any] | None] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(self._write_all())
+        self._writer = ChangeWriter(self._write, folder)
+        self.written = self._writer.written
+        self.close = self._writer.close
 
     def save(self, kind: Kind) -> None:
         """Queue a snapshot of the models as they are now."""
-        self._queue.put_nowait((kind, to_documents(self._server.registry)))
+        self._writer.save((kind, to_documents(self._server.registry)))
 
-    async def written(self) -> None:
-        """Wait until all queued snapshots are on disk, but not for ever: a disk may hang."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WRITE_S):
-                await self._queue.join()
-
-    async def close(self) -> None:
-        """Write the queued snapshots and stop."""
-        self._queue.put_nowait(None)
-        await self._task
-
-    async def _write_all(self) -> None:
-        while (entry := await self._queue.get()) is not None:
-            kind, models = entry
-            try:
-                await asyncio.to_thread(self._write, kind, models)
-            except OSError as error:
-                logger.warning("no snapshot was written to %s: %s", self._folder, error.strerror or error)
-            finally:
-                self._queue.task_done()
-
-    def _write(self, kind: Kind, models: dict[str, Any]) -> None:
+    def _write(self, change: tuple[Kind, dict[str, Any]]) -> None:
+        kind, models = change
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._last is None and (there := snapshots_in(self._folder)):
             self._last = there[0].name
         now = datetime.now()
         name = name_for(kind, now, self._last)
         text = to_text(name, now, self._given, models, self._server.config.model_store)
-        write_synced(self._folder / f".{name}.draft", self._folder / name, text)
+        # Readable by this user only: the settings may include keystore_pass, which the next start needs.
+        write_synced(self._folder / f".{name}.draft", self._folder / name, text.encode("iso-8859-1"))
         self._last = name
         with suppress(OSError):  # the snapshot is written; the next one tries again
             prune(self._folder)
-
-
-def write_synced(draft: Path, path: Path, text: str) -> None:
-    """Write a file that is whole or absent, after a power failure too."""
-    try:
-        # Readable by this user only: the settings may include keystore_pass, which the next start needs.
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="iso-8859-1") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def prune(folder: Path) -> None:

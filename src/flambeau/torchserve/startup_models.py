@@ -9,7 +9,7 @@ from typing import Any
 
 from flambeau.errors import ConfigError, ModelNotFound
 from flambeau.serving.model_sources.store import unpacked_twin
-from flambeau.torchserve.snapshot import SavedModel
+from flambeau.torchserve.snapshot import SnapshotModel
 
 SCHEMES = ("http://", "https://", "file://")
 ARCHIVES = (".mar", ".model", ".tar.gz", ".tgz")
@@ -21,7 +21,7 @@ class StartupModel:
 
     url: str  # as given
     name: str | None = None
-    saved: SavedModel | None = None  # from a snapshot
+    saved: SnapshotModel | None = None  # from a snapshot
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,7 +49,7 @@ def everything_in(store: Path) -> list[str]:
     )
 
 
-def saved_models(saved: Sequence[SavedModel], store: Path) -> list[StartupModel]:
+def saved_models(saved: Sequence[SnapshotModel], store: Path) -> list[StartupModel]:
     """The models of a snapshot; raises ConfigError if an archive is missing."""
     for model in saved:
         if not model.archive.startswith(SCHEMES) and not _exists(model.archive, store):

@@ -157,7 +157,7 @@ async def test_snapshot_is_private_and_keeps_what_a_start_needs(tmp_path):
 async def test_waiting_for_a_snapshot_ends_although_the_disk_hangs(tmp_path, monkeypatch):
     server = SimpleNamespace(registry=[], config=SimpleNamespace(model_store=None))
     hangs = threading.Event()
-    monkeypatch.setattr("flambeau.torchserve.snapshot.WRITE_S", 0.05)
+    monkeypatch.setattr("flambeau.serving.change_writer.WRITE_S", 0.05)
     monkeypatch.setattr(SnapshotWriter, "_write", lambda *_: hangs.wait(30))
     writer = SnapshotWriter(tmp_path, {}, server)
     writer.save("snapshot")
@@ -231,5 +231,5 @@ async def test_full_disk_leaves_no_draft(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(os, "fsync", fail)
     await write_snapshots(tmp_path)
     assert [*tmp_path.iterdir()] == []
-    assert "no snapshot was written" in caplog.text
+    assert f"could not be saved in {tmp_path}" in caplog.text
     assert "No space left on device" in caplog.text
