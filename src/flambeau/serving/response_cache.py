@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ import msgspec
 from flambeau.config.model import ModelConfig
 from flambeau.errors import FlambeauError, JobFailed
 from flambeau.serving.job import Job, Receiver
+from flambeau.serving.kept_replies import KeptReplies
 from flambeau.wire.messages import Kind, Part, header
 
 logger = logging.getLogger(__name__)
@@ -108,13 +108,16 @@ class ResponseCache:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`headers` are those that answers depend on; None: all. `compute` gives a job that has waited to a worker."""
-        self._max_bytes, self._max_age_s, self._headers = max_bytes, max_age_s, headers
+        self._max_age_s, self._headers = max_age_s, headers
         self._compute, self._now = compute, now
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._kept: KeptReplies[bytes, Entry] = KeptReplies(max_bytes)
         self._running: dict[bytes, Computation] = {}
-        self.size_bytes = 0
         self.num_joined = 0  # jobs that wait for the reply of another one
         self.counts: dict[Result, int] = {"hit": 0, "joined": 0, "miss": 0}
+
+    @property
+    def size_bytes(self) -> int:
+        return self._kept.size_bytes
 
     def find(self, job: Job) -> Entry | None:
         """The kept reply to a job; also sets the job's key, if its reply may be kept."""
@@ -123,13 +126,9 @@ class ResponseCache:
         if job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
             return None
         job.cache_key = key_of(job, self._headers)
-        entry = self._entries.get(job.cache_key)
-        if entry is None or "no-cache" in directives:
-            return None
-        if self._now() >= entry.expires:
-            self._drop(job.cache_key)
-            return None
-        self._entries.move_to_end(job.cache_key)
+        entry = None if "no-cache" in directives else self._kept.find(job.cache_key, self._now())
+        if entry is not None:
+            self._kept.touch(job.cache_key)
         return entry
 
     def answer(self, job: Job, entry: Entry) -> None:
@@ -162,7 +161,7 @@ class ResponseCache:
         del self._running[computation.key]
         entry = None if computation.is_abandoned else self._to_entry(computation.reply)
         if entry is not None:
-            self._keep(computation.key, entry)
+            self._kept.keep(computation.key, entry)
         while computation.waiting:
             job = computation.waiting[0]
             self._leave(computation, job)
@@ -196,19 +195,6 @@ class ResponseCache:
             return None
         now = self._now()
         return Entry(reply.body, tuple(headers), now, now + age_s)
-
-    def _keep(self, key: bytes, entry: Entry) -> None:
-        self._drop(key)
-        if entry.size_bytes > self._max_bytes:
-            return
-        self._entries[key] = entry
-        self.size_bytes += entry.size_bytes
-        while self.size_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: bytes) -> None:
-        if (entry := self._entries.pop(key, None)) is not None:
-            self.size_bytes -= entry.size_bytes
 
 
 def response_cache(config: ModelConfig, compute: Callable[[Job], None], *, watch: bool) -> ResponseCache | None:
