@@ -34,7 +34,8 @@ OVERHEAD = 512  # bytes of an entry beside its reply, about
 # What the connection, proxies and this server use; no answer should depend on it.
 TRANSPORT_HEADERS = frozenset(
     (
-        *("accept-encoding", "cache-control", "connection", "content-length", "date", "expect", "host", "keep-alive"),
+        *("accept-encoding", "cache-control", "connection", "content-length", "date", "expect", "host"),
+        *("idempotency-key", "keep-alive"),
         *("pragma", "trailer", "transfer-encoding", "upgrade", "user-agent", "via"),
         *("baggage", "traceparent", "tracestate", "x-amzn-trace-id", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"),
         *("x-cloud-trace-context", "x-flambeau-priority", "x-flambeau-timeout", "x-request-id"),

@@ -179,6 +179,7 @@ class Prediction:
         self.log(error)
         exchange = self.exchange
         if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
+            exchange.note_error(error)
             exchange.send([error_event(error, self.style)], ends=True)
         elif exchange.is_started:
             exchange.abort()

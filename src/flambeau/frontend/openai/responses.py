@@ -364,6 +364,7 @@ class GenerationReply(Prediction):
             super().on_error(error)
             return
         self.log(error)
+        self.exchange.note_error(error)
         status, message, cause = described(error, self.style)
         self.exchange.send((self._writer.error(status, message, error, cause),), ends=True)
 
