@@ -255,6 +255,36 @@ def test_a_version_that_fails_too_often_is_rolled_back(server, tmp_path):
     assert {"rolledBack", "maxErrors"}.isdisjoint(server.manage("GET", traffic).json)
 
 
+BREAKS = """
+class Breaks:
+    def initialize(self, context):
+        self.version = context.manifest["model"]["modelVersion"]
+    def handle(self, data, context):
+        return [self.words(row["body"]) for row in data]
+    def words(self, asked):
+        yield "once "
+        assert self.version == "1.0" or not asked.get("fails"), "no"
+        yield "upon"
+"""
+
+
+def test_a_version_whose_streams_break_off_is_rolled_back(server, tmp_path):
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    for version in ("1.0", "2.0"):
+        pack(Recipe(model_name="breaks", version=version, handler=str(tmp_path / "breaks.py")), tmp_path)
+        (tmp_path / "breaks.mar").rename(server.store / f"breaks-{version}.mar")
+        assert server.manage("POST", f"/models?url=breaks-{version}.mar&initial_workers=1").status == 200
+    traffic, path = "/models/breaks/2.0/traffic", "/predictions/breaks"
+    server.manage("PUT", f"{traffic}?percent=50&max_errors=10")
+    events = {**JSON, "accept": "text/event-stream"}
+    for body, end in ((b"{}", "event: end"), (b'{"fails": true}', "event: error")):
+        texts = [server.request("POST", path, body, events).text for _ in range(40)]
+        assert any(end in text for text in texts)
+    found = server.manage("GET", traffic).json
+    assert found["rolledBack"] == "3 of its last 23 answers were errors of the server, more than 10 %"
+    assert (found["answers"], found["errors"]) == (23, 3)
+
+
 @pytest.mark.parametrize(
     ("call", "status", "message"),
     [

@@ -18,6 +18,7 @@ LARGEST = 1 << 31  # the limit of 32-bit integers
 MAX_WORKERS = 10_000  # of a model; more are a mistake or an attack
 MODEL_DEFAULTS = "models in config.properties"
 MAX_CACHE_MB = 1 << 20
+DEFAULT_CACHE_S = 300
 MAX_RANKS = 1024  # processes or devices of a worker
 
 
@@ -60,7 +61,7 @@ class ModelConfig:
     scales_to_zero: bool = False  # the last worker retires too, and the next job starts it again
     envelope: str | None = None  # None: the server's; "": none
     response_cache_mb: int = 0  # of replies that are kept and sent again; 0: none
-    response_cache_s: float = 300  # how long they are kept
+    response_cache_s: float = DEFAULT_CACHE_S  # how long they are kept; 0: not at all
     response_cache_headers: tuple[str, ...] | None = None  # that answers depend on, in lower case; None: all
     cluster: PlacementSettings | None = None  # where its workers run, if the server has a cluster; None: the defaults
     openai: bool = True  # False hides the model from the OpenAI API
@@ -274,11 +275,11 @@ def _response_cache(read: _Reader) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if "responseCacheMb" in read.options:
         changes["response_cache_mb"] = read.whole("responseCacheMb", 0, at_most=MAX_CACHE_MB)
-    if seconds := read.number("responseCacheInSec", 0):
-        changes["response_cache_s"] = seconds
+    if "responseCacheInSec" in read.options:
+        changes["response_cache_s"] = read.number("responseCacheInSec", DEFAULT_CACHE_S)
     names = read.options.get("responseCacheHeaders")
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        changes["response_cache_headers"] = tuple(name.lower() for name in names)
+        changes["response_cache_headers"] = tuple(name.strip().lower() for name in names)
     elif names is not None:
         read.warn("responseCacheHeaders must be a list of names; it is ignored, so all headers count")
     return changes

@@ -228,7 +228,7 @@ def results_of(model: Model) -> dict[str, Any]:
     latencies = {name: percentile(counts, share) for name, share in (("p50", 0.5), ("p99", 0.99))}
     document: dict[str, Any] = {
         "answers": model.answers.total(),
-        "errors": sum(number for status, number in model.answers.items() if status >= FAILED_FROM),
+        "errors": sum(number for status, number in model.answers.items() if status >= FAILED_FROM) + model.num_broken,
         "latencyMs": {name: None if value is None else round(1000 * value, 2) for name, value in latencies.items()},
     }
     if model.mirror.percent or model.mirror.counts["mirrored"]:

@@ -49,7 +49,7 @@ class InputProcessor:
         self._vocab_size, self._max_length, self._tokenizer = vocab_size, max_length, tokenizer
         self._vision, self._sounds = vision, sounds
         self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
-        self._rules = RequestRules(tokenizer, vocab_size)
+        self._rules = RequestRules(tokenizer, vocab_size, eos_ids)
 
     def to_sequences(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from flambeau.llm.core.sequence import TokenGrammar
 from flambeau.llm.errors import InvalidRequest
@@ -20,15 +20,17 @@ MAX_KNOWN = 64  # lists of bad words
 class RequestRules:
     """Makes the rules of requests."""
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Collection[int] = ()) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._eos_ids = [token for token in eos_ids if token < vocab_size]
         self._known_words: OrderedDict[tuple[str, ...], BadSequences] = OrderedDict()
 
     def around(
         self, grammar: NewGrammar | None, prompt_ids: Sequence[int], params: SamplingParams
     ) -> NewGrammar | None:
         """The grammar of a text within the rules for its tokens."""
-        if not has_rules(params):
+        may_end_early = grammar is not None and params.min_tokens and params.stop_token_ids
+        if not has_rules(params) and not may_end_early:
             return grammar
         bad = self._bad_words(params.bad_words)
         allowed = bits_of(params.allowed_token_ids, bad, self._vocab_size)
@@ -39,6 +41,8 @@ class RequestRules:
             ngrams=ngrams,
             names=[name for name in RULES if getattr(params, name)],
             inner=grammar() if grammar is not None else None,
+            end_ids=[*self._eos_ids, *params.stop_token_ids],
+            min_tokens=params.min_tokens,
         )
 
     def is_ready(self, params: SamplingParams) -> bool:

@@ -72,6 +72,8 @@ def contradictions(config: ModelConfig) -> Iterator[str]:
     if config.response_cache_mb and config.schedule in UNCACHED:
         switch = "continuousBatching" if config.continuous_batching else "sequenceBatching"
         yield f"responseCacheMb does not go with {switch}: no replies are kept"
+    elif config.response_cache_mb and not config.response_cache_s:
+        yield "responseCacheMb has no effect with responseCacheInSec: 0"
     elif config.response_cache_mb == 0 and config.response_cache_headers is not None:
         yield "responseCacheHeaders has no effect without responseCacheMb"
     if config.sequence_batching and (config.renew_after or config.renew_above_mb):

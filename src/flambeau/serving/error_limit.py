@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 FAILED_FROM = 500  # statuses that are the server's fault
@@ -18,9 +19,10 @@ class Tally:
     failed: int
 
     @classmethod
-    def of(cls, answers: Counter[int]) -> Tally:
+    def of(cls, answers: Counter[int], num_broken: int = 0) -> Tally:
+        """`num_broken` of the answers have begun well and were broken off."""
         failed = sum(number for status, number in answers.items() if status >= FAILED_FROM)
-        return cls(answers.total(), failed)
+        return cls(answers.total(), failed + num_broken)
 
     def since(self, earlier: Tally) -> Tally:
         return Tally(self.answers - earlier.answers, self.failed - earlier.failed)
@@ -29,15 +31,15 @@ class Tally:
 class ErrorLimit:
     """The percentage of failed answers that a version may have."""
 
-    def __init__(self, percent: int, answers: Counter[int]) -> None:
+    def __init__(self, percent: int, answers: Counter[int], num_broken: Callable[[], int] = lambda: 0) -> None:
         """`answers` is the count by status that goes on while this object lives."""
         self.percent = percent
-        self._answers = answers
-        self._from = self._middle = Tally.of(answers)
+        self._answers, self._num_broken = answers, num_broken
+        self._from = self._middle = Tally.of(answers, num_broken())
 
     def excess(self) -> str:
         """By what the limit is exceeded; empty if it is not."""
-        now = Tally.of(self._answers)
+        now = Tally.of(self._answers, self._num_broken())
         if now.answers - self._middle.answers >= WINDOW:
             self._from, self._middle = self._middle, now
         last = now.since(self._from)

@@ -50,3 +50,7 @@ class KeptReplies(Generic[Key, Entry]):
     def drop(self, key: Key) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self.size_bytes -= entry.size_bytes
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size_bytes = 0

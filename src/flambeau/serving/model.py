@@ -27,7 +27,7 @@ from flambeau.serving.adapters import AdapterTable
 from flambeau.serving.crash_bundles import CrashReport, read_requests
 from flambeau.serving.crash_recovery import WorkerExit, is_same_failure, should_retry
 from flambeau.serving.dispatcher_factory import contradictions, new_dispatcher
-from flambeau.serving.error_limit import ErrorLimit
+from flambeau.serving.error_limit import FAILED_FROM, ErrorLimit
 from flambeau.serving.job import TIMEOUT_HEADER, Job
 from flambeau.serving.mirror import Mirror
 from flambeau.serving.model_sources.dependencies import PythonEnvironment
@@ -69,6 +69,7 @@ class Model:
         self.loaded_at_startup = False
         self.workflow = ""  # the workflow it is a node of
         self.answers: Counter[int] = Counter()  # by status
+        self.num_broken = 0  # answers that have begun and were broken off by an error of the server
         self.split: TrafficSplit[Model] | None = None  # of the requests that name no version; None: all to the default
         self.error_limit: ErrorLimit | None = None  # beyond which it gets no more of them
         self.rolled_back = ""  # why it gets none any more
@@ -257,6 +258,10 @@ class Model:
     def _has_room_for_copies(self) -> bool:
         """Whether a copy of another version's request may wait here: the queue must be less than half full."""
         return self.pool.can_answer and 2 * self.num_waiting < self.queue.capacity
+
+    def count_broken(self, status: int) -> None:
+        """Count an answer that has begun, by the status of the error that breaks it off."""
+        self.num_broken += status >= FAILED_FROM
 
     def end_sequence(self, id: str) -> None:
         """End a sequence whose client has gone, so that another can take its place."""
@@ -447,6 +452,9 @@ class Model:
         for worker in self.pool.workers:
             if worker.is_ready:
                 self.abilities, self.max_length = frozenset(worker.abilities), worker.max_length
+                if self.responses is not None and "generate" in self.abilities and not self.responses.is_off:
+                    logger.warning("%s: responseCacheMb has no effect: generated texts are not kept", self)
+                    self.responses.turn_off()
                 self.adapters.configure(worker.adapters)
                 self.example = worker.example
                 self.inputs, self.outputs = worker.inputs, worker.outputs

@@ -152,7 +152,9 @@ class Registry:
         self._percent[name] = {**current, version: percent} if percent else others
         model = self.find(name, version)
         model.rolled_back = ""
-        model.error_limit = ErrorLimit(max_errors, model.answers) if percent and max_errors is not None else None
+        model.error_limit = None
+        if percent and max_errors is not None:
+            model.error_limit = ErrorLimit(max_errors, model.answers, lambda: model.num_broken)
         self._split(name)
 
     def _may_answer(self, default: Model, model: Model) -> bool:

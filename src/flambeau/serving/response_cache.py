@@ -2,7 +2,7 @@
 
 Requests are the same if all that a handler can see of them is: body, headers, path and query, and the client's key.
 A request that arrives while the same one is computed waits for its reply. If that reply cannot be kept, all that wait
-are computed.
+are computed. If its client has gone, one of them is, and the others wait for that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -65,7 +65,7 @@ class Entry:
 class Computation:
     """A request that is computed, and the same ones that wait for its reply."""
 
-    __slots__ = ("_has_begun", "_is_over", "_receiver", "_settle", "is_abandoned", "key", "reply", "waiting")
+    __slots__ = ("_has_answered", "_is_over", "_receiver", "_settle", "is_abandoned", "key", "reply", "waiting")
 
     def __init__(self, key: bytes, receiver: Receiver, settle: Callable[[Computation], None]) -> None:
         self.key = key
@@ -73,16 +73,22 @@ class Computation:
         self.waiting: list[Job] = []
         self.is_abandoned = False  # its reply is not this model's
         self._receiver, self._settle = receiver, settle
-        self._has_begun = self._is_over = False
+        self._has_answered = self._is_over = False
 
     def on_parts(self, parts: list[Part]) -> None:
-        if parts[0].last and not self._has_begun:  # a stream is not kept
+        if parts[0].last and not self._has_answered:  # a stream is not kept
             self.reply = parts[0]
-        self._has_begun = True
+        self._has_answered = True
         self._receiver.on_parts(parts)
 
     def on_error(self, error: FlambeauError) -> None:
+        self._has_answered = True
         self._receiver.on_error(error)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its client has gone, once it is over: nobody knows what the answer would have been."""
+        return not self._has_answered and not self.is_abandoned
 
     def end(self) -> None:
         """The job is over: its reply comes in a moment, or it has failed, or was cancelled."""
@@ -113,6 +119,7 @@ class ResponseCache:
         self._compute, self._now = compute, now
         self._kept: KeptReplies[bytes, Entry] = KeptReplies(max_bytes)
         self._running: dict[bytes, Computation] = {}
+        self.is_off = False
         self.num_joined = 0  # jobs that wait for the reply of another one
         self.counts: dict[Result, int] = {"hit": 0, "joined": 0, "miss": 0}
 
@@ -124,13 +131,18 @@ class ResponseCache:
         """The kept reply to a job; also sets the job's key, if its reply may be kept."""
         directives = cache_directives(job.headers)
         is_small = job.body.size_bytes <= MAX_BODY
-        if job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
+        if self.is_off or job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
             return None
         job.cache_key = key_of(job, self._headers)
         entry = None if "no-cache" in directives else self._kept.find(job.cache_key, self._now())
         if entry is not None:
             self._kept.touch(job.cache_key)
         return entry
+
+    def turn_off(self) -> None:
+        """Keep nothing any more; those that wait for another's reply are computed."""
+        self.is_off = True
+        self._kept.clear()
 
     def answer(self, job: Job, entry: Entry) -> None:
         self.counts["hit"] += 1
@@ -141,33 +153,59 @@ class ResponseCache:
         if not job.cache_key:
             return False
         computation = self._running.get(job.cache_key)
-        if computation is None:
+        if computation is None or "no-cache" in cache_directives(job.headers):
             self.counts["miss"] += 1
-            computation = Computation(job.cache_key, job.receiver, self._settle)
-            job.receiver = job.computation = self._running[job.cache_key] = computation
-            return False
-        if "no-cache" in cache_directives(job.headers):
+            self._begin(job)
             return False
         self.counts["joined"] += 1
+        self._wait(computation, job)
+        return True
+
+    def _begin(self, job: Job) -> Computation:
+        """Let others wait for this job; the reply of the one that they waited for before is too old to be kept."""
+        computation = Computation(job.cache_key, job.receiver, self._settle)
+        job.receiver = job.computation = self._running[job.cache_key] = computation
+        return computation
+
+    def _wait(self, computation: Computation, job: Job) -> None:
         computation.waiting.append(job)
         self.num_joined += 1
         job.on_cancel = partial(self._leave, computation)
-        return True
 
     def _leave(self, computation: Computation, job: Job) -> None:
         computation.waiting.remove(job)
         self.num_joined -= 1
 
     def _settle(self, computation: Computation) -> None:
-        del self._running[computation.key]
+        is_newest = self._running.get(computation.key) is computation
+        if is_newest:
+            del self._running[computation.key]
+        if computation.is_cancelled and computation.waiting:
+            self._replace(computation)
+            return
         entry = None if computation.is_abandoned else self._to_entry(computation.reply)
-        if entry is not None:
+        if entry is not None and is_newest:
             self._kept.keep(computation.key, entry)
         while computation.waiting:
-            job = computation.waiting[0]
-            self._leave(computation, job)
-            job.on_cancel = None
-            self._answer_or_compute(job, entry)
+            self._answer_or_compute(self._next(computation), entry)
+
+    def _next(self, computation: Computation) -> Job:
+        """The first one that waits, which waits no more."""
+        job = computation.waiting[0]
+        self._leave(computation, job)
+        job.on_cancel = None
+        return job
+
+    def _replace(self, cancelled: Computation) -> None:
+        """Compute the first one that waits, and let the others wait for that, or for a newer one."""
+        newest, first = self._running.get(cancelled.key), None
+        if newest is None:
+            first = self._next(cancelled)
+            newest = self._begin(first)
+        while cancelled.waiting:
+            self._wait(newest, self._next(cancelled))
+        if first is not None:
+            self._answer_or_compute(first, None)
 
     def _answer_or_compute(self, job: Job, entry: Entry | None) -> None:
         """Of a job that has waited. An exception is logged: the others that wait must not suffer."""
@@ -183,7 +221,7 @@ class ResponseCache:
 
     def _to_entry(self, reply: Part | None) -> Entry | None:
         """What is kept of a reply; None: nothing."""
-        if reply is None or reply.status != 200 or reply.phrase or len(reply.body) > MAX_BODY:
+        if self.is_off or reply is None or reply.status != 200 or reply.phrase or len(reply.body) > MAX_BODY:
             return None
         headers = reply.headers or []
         directives = cache_directives(headers)
@@ -192,15 +230,20 @@ class ResponseCache:
             not {"no-store", "no-cache", "private"}.isdisjoint(directives)
             or age_s <= 0
             or header(headers, "set-cookie")
+            or not all(map(self._counts, varying(headers)))
         ):
             return None
         now = self._now()
         return Entry(reply.body, tuple(headers), now, now + age_s)
 
+    def _counts(self, name: str) -> bool:
+        """Whether requests with other values of this header are others."""
+        return name != "*" and (name not in TRANSPORT_HEADERS if self._headers is None else name in self._headers)
+
 
 def response_cache(config: ModelConfig, compute: Callable[[Job], None], *, watch: bool) -> ResponseCache | None:
     """The cache that a model's settings ask for; with `watch`, its code may change at any time."""
-    if not config.response_cache_mb or config.schedule in UNCACHED:
+    if not (config.response_cache_mb and config.response_cache_s) or config.schedule in UNCACHED:
         return None
     if watch:
         logger.warning("responseCacheMb has no effect with --watch: the handler's code may change")
@@ -220,6 +263,15 @@ def key_of(job: Job, names: Collection[str] | None) -> bytes:
     body = job.body
     digest.update(body.content if body.segment is None else body.segment.memory[: body.size_bytes])
     return digest.digest()
+
+
+def varying(headers: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The headers of its request that a reply depends on, as far as it says so."""
+    for name, value in headers:
+        if name.lower() == "vary":
+            yield from filter(None, (each.strip().lower() for each in value.split(",")))
+        elif name.lower() == "content-encoding":
+            yield "accept-encoding"
 
 
 def cache_directives(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:

@@ -37,3 +37,12 @@ def test_only_the_last_answers_count():
         answers[502] += 1
     assert answers[502] <= 2 * WINDOW * 0.2 + 11
     assert reason.endswith("answers were errors of the server, more than 20 %")
+
+
+def test_answers_that_break_off_have_failed():
+    answers, broken = Counter({200: 1000}), [7]
+    limit = ErrorLimit(20, answers, lambda: broken[0])
+    answers[200] += MIN_ANSWERS
+    assert not limit.excess()
+    broken[0] += MIN_ANSWERS // 5 + 1
+    assert limit.excess().startswith(f"{MIN_ANSWERS // 5 + 1} of its last {MIN_ANSWERS} answers")

@@ -30,10 +30,13 @@ def test_the_oldest_leaves_first_unless_it_was_touched():
     assert kept.size_bytes == 90
 
 
-def test_a_reply_replaces_the_one_before_it_and_a_too_large_one_keeps_nothing():
+def test_a_reply_replaces_the_one_before_it_and_none_is_left_of_a_too_large_one_or_after_clear():
     kept = KeptReplies(100)
     kept.keep("a", reply(60))
     kept.keep("a", reply(70))
     assert kept.size_bytes == 70
     kept.keep("a", reply(101))
     assert (kept.find("a", 0.0), kept.size_bytes) == (None, 0)
+    kept.keep("b", reply(30))
+    kept.clear()
+    assert (kept.find("b", 0.0), kept.size_bytes) == (None, 0)

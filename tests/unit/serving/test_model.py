@@ -328,6 +328,24 @@ async def test_jobs_that_waited_for_another_ones_reply_go_to_a_worker_or_end_wit
         assert isinstance(last.receiver.errors[0], ModelRemoved)
 
 
+async def test_generated_texts_are_not_kept(folder, workers, caplog):
+    async with Served(folder, response_cache_mb=1) as model:
+        model.add(first := new_job())
+        model.add(joined := new_job())  # before it is known what the model does
+        await until(lambda: workers)
+        workers[0].abilities = ["generate", "chat"]
+        workers[0].load()
+        await until(lambda: model.responses.is_off)
+        assert "responseCacheMb has no effect" in caplog.text
+        first.deliver([Part(first.id, b"a text")])
+        await asyncio.sleep(0)
+        assert workers[0].sent == [[first], [joined]]
+        joined.deliver([Part(joined.id, b"another text")])
+        model.add(last := new_job())
+        assert workers[0].sent[-1] == [last]
+        assert (model.responses.size_bytes, model.responses.counts["hit"]) == (0, 0)
+
+
 async def test_a_job_that_moves_to_another_version_leaves_the_cache(folder, workers):
     (folder / "other").mkdir()
     (folder / "other" / "handler.py").touch()

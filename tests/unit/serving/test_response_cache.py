@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from flambeau.config.model import ModelConfig
-from flambeau.errors import WorkerDied
+from flambeau.errors import DeadlinePassed, WorkerDied
+from flambeau.serving.dispatcher_factory import contradictions
 from flambeau.serving.job import RequestBody
 from flambeau.serving.response_cache import MAX_BODY, OVERHEAD, ResponseCache, cache_directives, response_cache
 from flambeau.wire.messages import Part
@@ -109,15 +110,13 @@ async def test_requests_that_arrive_together_are_computed_once():
     assert cached.results() == {"joined": 2, "miss": 1}
 
 
-@pytest.mark.parametrize("end", ["fail", "cancel", "stream", "status", "no-store", "cookie", "abandon"])
+@pytest.mark.parametrize("end", ["fail", "stream", "status", "no-store", "cookie", "vary", "abandon"])
 async def test_those_that_wait_are_computed_if_the_reply_cannot_be_kept(end):
     cached = Cached()
     first, *others = (cached.ask() for _ in range(3))
     cached.computed.clear()
     if end == "fail":
         first.fail(WorkerDied(cause=""))
-    elif end == "cancel":
-        first.cancel()
     elif end == "stream":
         first.deliver([Part(first.id, b"y", last=False)])
         first.deliver([Part(first.id, b"y")])
@@ -125,13 +124,82 @@ async def test_those_that_wait_are_computed_if_the_reply_cannot_be_kept(end):
         first.computation.abandon()
         first.deliver([Part(first.id, b"y")])
     else:
-        headers = {"no-store": [("Cache-Control", "no-store")], "cookie": [("set-cookie", "a=b")]}.get(end)
+        headers = {
+            "no-store": [("Cache-Control", "no-store")],
+            "cookie": [("set-cookie", "a=b")],
+            "vary": [("vary", "*")],
+        }.get(end)
         first.deliver([Part(first.id, b"y", status=201 if end == "status" else 200, headers=headers)])
     await asyncio.sleep(0)
     assert cached.computed == others
     assert not any(job.is_over for job in others)
     assert (cached.cache.size_bytes, cached.cache.num_joined) == (0, 0)
     assert cached.cache.find(new_job(body=RequestBody(b"x"))) is None
+
+
+async def test_if_the_client_of_a_request_goes_only_one_of_those_that_wait_is_computed():
+    cached = Cached()
+    first, second, third, last = (cached.ask() for _ in range(4))
+    first.cancel()
+    await asyncio.sleep(0)
+    assert (cached.computed, cached.cache.num_joined) == ([first, second], 2)
+    third.cancel()
+    assert cached.cache.num_joined == 1
+    await cached.reply(second)
+    assert reply_of(last) == (b"y", "joined")
+    assert (third.receiver.parts, cached.cache.num_joined) == ([], 0)
+    assert reply_of(cached.ask()) == (b"y", "hit")
+
+
+async def test_one_that_expires_is_no_reason_to_compute_one_after_the_other():
+    cached = Cached()
+    first, *others = (cached.ask() for _ in range(3))
+    first.expire(DeadlinePassed(""))
+    await asyncio.sleep(0)
+    assert cached.computed == [first, *others]
+
+
+async def test_a_newer_reply_is_not_replaced_by_one_that_was_begun_before():
+    cached = Cached()
+    old, joined = cached.ask(), cached.ask()
+    new = cached.ask(headers=[("cache-control", "no-cache")])
+    later = cached.ask()
+    assert cached.computed == [old, new]
+    await cached.reply(new, b"new")
+    assert reply_of(later) == (b"new", "joined")
+    await cached.reply(old, b"old")
+    assert reply_of(joined) == (b"old", "joined")
+    assert reply_of(cached.ask()) == (b"new", "hit")
+    assert cached.results() == {"hit": 1, "joined": 2, "miss": 2}
+
+
+async def test_those_that_waited_for_one_whose_client_goes_wait_for_a_newer_one():
+    cached = Cached()
+    old, waiting = cached.ask(), cached.ask()
+    new = cached.ask(headers=[("cache-control", "no-cache")])
+    old.cancel()
+    await asyncio.sleep(0)
+    assert (cached.computed, cached.cache.num_joined) == ([old, new], 1)
+    await cached.reply(new, b"new")
+    assert reply_of(waiting) == (b"new", "joined")
+
+
+@pytest.mark.parametrize(
+    ("named", "headers", "is_kept"),
+    [
+        (None, [("Vary", "Accept, X-Language")], True),
+        (None, [("vary", "Accept,User-Agent")], False),
+        (None, [("vary", "accept"), ("vary", "accept-encoding")], False),
+        (None, [("Content-Encoding", "gzip")], False),
+        (("accept-encoding",), [("content-encoding", "gzip"), ("vary", "Accept-Encoding")], True),
+        (("accept-encoding",), [("vary", "accept")], False),
+    ],
+)
+async def test_a_reply_that_depends_on_headers_that_do_not_count_is_not_kept(named, headers, is_kept):
+    cached = Cached(headers=named)
+    first, joined = cached.ask(), cached.ask()
+    await cached.reply(first, headers=headers)
+    assert (joined.is_over, cached.ask().is_over) == (is_kept, is_kept)
 
 
 async def test_a_receiver_that_fails_does_not_disturb_the_others():
@@ -153,9 +221,10 @@ async def test_one_that_cannot_be_computed_does_not_keep_the_others_waiting():
     cached.cache._compute = fail_once
     first, broken, last = (cached.ask() for _ in range(3))
     first.cancel()
-    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
     assert cached.computed == [first, broken, last]
-    assert "could not be delivered" in str(broken.receiver.errors[0])
+    assert "could not be delivered" in str(broken.receiver._receiver.errors[0])
     assert (broken.is_over, last.is_over, cached.cache.num_joined) == (True, False, 0)
 
 
@@ -210,13 +279,17 @@ async def test_bodies_in_shared_memory_are_the_same_as_others():
 
 
 def test_a_cache_is_made_where_replies_depend_on_requests_alone(caplog):
-    settings = ModelConfig().with_options({"responseCacheMb": 1, "responseCacheHeaders": ["Accept"]})
+    settings = ModelConfig().with_options({"responseCacheMb": 1, "responseCacheHeaders": [" Accept "]})
     made = response_cache(settings, compute=lambda job: None, watch=False)
     assert made is not None
     assert (made._kept.max_bytes, made._max_age_s, made._headers) == (1 << 20, 300, ("accept",))
     assert response_cache(ModelConfig(), compute=lambda job: None, watch=False) is None
     assert response_cache(settings, compute=lambda job: None, watch=True) is None
     assert "--watch" in caplog.text
+    never = settings.with_options({"responseCacheInSec": 0})
+    assert response_cache(never, compute=lambda job: None, watch=False) is None
+    assert [*contradictions(never)] == ["responseCacheMb has no effect with responseCacheInSec: 0"]
+    assert settings.with_options({"responseCacheInSec": -1}).response_cache_s == 300
     continuous = settings.with_options({"continuousBatching": True})
     assert response_cache(continuous, compute=lambda job: None, watch=False) is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -62,6 +62,8 @@ def checked_generation(chat: ChatRequest) -> Generate:
 
 class MessageWriter(ChatTranslation):
     """Writes a chat as a message: content blocks, one after another, each begun and ended."""
+
+    names: Mapping[str, str] = CLIENT_NAMES
 
     def __init__(self, chat: ChatWriter) -> None:
         super().__init__(chat)

@@ -34,6 +34,7 @@ CLIENT_NAMES = {
     "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
+    "max_reasoning_tokens": "thinking.budget_tokens",
 }
 TOOL_FIELDS = ("name", "input_schema", "description", "strict", "type")
 OTHER_TOOL_FIELDS = (  # without effect

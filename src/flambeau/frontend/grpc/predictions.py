@@ -136,9 +136,12 @@ class GrpcReply:
             request_id, fields = (self.job.request_id, self.job.log_fields) if self.job else ("", {})
             text, extra = "request %s to %s: %s\n%s", {**fields, "model": self.model.name}
             logger.warning(text, request_id, self.model, error, error.cause.rstrip(), extra=extra)
-        self._note_times(status_and_type(error)[0])
-        if not self._is_counted:
-            self._count(status_and_type(error)[0])
+        status = status_and_type(error)[0]
+        self._note_times(status)
+        if self._is_counted:
+            self.model.count_broken(status)
+        else:
+            self._count(status)
         self.job = None
         self.end(error)
 

@@ -13,7 +13,7 @@ from flambeau.config.server import ErrorStyle
 from flambeau.errors import BadRequest, FlambeauError, JobFailed, ReplyNotRead
 from flambeau.frontend.http.api_descriptions import model_document
 from flambeau.frontend.http.bodies import field_of, is_form
-from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json
+from flambeau.frontend.http.errors import JSON_TYPE, error_event, respond_error, respond_json, status_and_type
 from flambeau.frontend.http.exchange import Exchange, Header
 from flambeau.frontend.http.router import ANYTHING, Endpoint, not_found, query_of
 from flambeau.serving.job import Job, priority_named, timeout_named
@@ -178,6 +178,8 @@ class Prediction:
         """
         self.log(error)
         exchange = self.exchange
+        if exchange.is_started:
+            self.model.count_broken(status_and_type(error)[0])
         if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
             exchange.note_error(error)
             exchange.send([error_event(error, self.style)], ends=True)

@@ -279,8 +279,11 @@ class SocketReply:
             self._session.on_replied(self)
 
     def on_error(self, error: FlambeauError) -> None:
-        if not self._is_started:
-            self._model.answers[status_and_type(error)[0]] += 1
+        status = status_and_type(error)[0]
+        if self._is_started:
+            self._model.count_broken(status)
+        else:
+            self._model.answers[status] += 1
         self._session.on_failed(self, error)
 
 

@@ -183,6 +183,12 @@ class ChatRequest(TextRequest):
     prompt: Any = unsupported("/v1/completions takes it; send messages here")
     input: Any = unsupported("/v1/embeddings takes it; send messages here")
 
+    @property
+    def names(self) -> dict[str, str]:
+        has_other = self.max_reasoning_tokens is None and self.thinking_token_budget is not None
+        budget = {"max_reasoning_tokens": "thinking_token_budget"} if has_other else {}
+        return super(ChatRequest, self).names | budget
+
 
 def _check_prompts(value: list[Any], place: str) -> list[Any]:
     kinds = {*map(type, value)}

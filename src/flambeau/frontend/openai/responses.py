@@ -358,14 +358,16 @@ class GenerationReply(Prediction):
 
     def on_error(self, error: FlambeauError) -> None:
         """Respond with the error; a stream that has started ends with an error event."""
-        if isinstance(error, InvalidInput):
-            error.field = self._writer.names.get(error.field, error.field)
+        if isinstance(error, InvalidInput) and (name := self._writer.names.get(error.field)) is not None:
+            error.args = (str(error).replace(error.field, name),)
+            error.field = name
         if not (self._is_streamed and self.exchange.is_started) or isinstance(error, ReplyNotRead):
             super().on_error(error)
             return
         self.log(error)
         self.exchange.note_error(error)
         status, message, cause = described(error, self.style)
+        self.model.count_broken(status)
         self.exchange.send((self._writer.error(status, message, error, cause),), ends=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -186,6 +186,8 @@ class PieceFormat:
         self.scores_prompt = bool(first_tokens)
         self._num_alternatives, self._num_prompt_alternatives = num_alternatives, num_prompt_alternatives
         self._prompts, self._num_each = prompts, num_choices // len(prompts) if prompts else 1
+        # Prompt and number of alternatives → its tokens, which its choices share.
+        self._scored: dict[tuple[int, int], list[Token]] = {}
         self._returns_ids = returns_ids
         # Choices whose prompt is still to be sent; another worker has sent those that have begun.
         self._unsent_prompts = {*range(num_choices)} - {*begun} if returns_ids else set[int]()
@@ -220,10 +222,9 @@ class PieceFormat:
         delta, choice.unsent = choice.unsent, ChatDelta()
         tokens = [self._token(info) for info in part.tokens] if part.tokens else None
         if part.prompt_tokens is not None and index in self._first_tokens:
-            tokens = [
-                *self._prompt_tokens(self._first_tokens[index], part.prompt_tokens, self._num_alternatives),
-                *(tokens or ()),
-            ]
+            first = self._first_tokens[index]
+            scored = self._prompt_tokens(index, first, part.prompt_tokens, self._num_alternatives)
+            tokens = [*scored, *(tokens or ())]
         further = self._further(index, part)
         counts = part.counts
         reason = choice.finish_reason(part.finish_reason)
@@ -252,8 +253,8 @@ class PieceFormat:
         """What few requests ask for: scores of the prompt, and ids."""
         found: dict[str, Any] = {}
         if self._num_prompt_alternatives is not None and part.prompt_tokens is not None:
-            first = self._prompt_of(index)[0]
-            found["prompt_tokens"] = [*self._prompt_tokens(first, part.prompt_tokens, self._num_prompt_alternatives)]
+            first, number = self._prompt_of(index)[0], self._num_prompt_alternatives
+            found["prompt_tokens"] = self._prompt_tokens(index, first, part.prompt_tokens, number)
         if self._returns_ids:
             found["token_ids"] = part.token_ids
             if index in self._unsent_prompts:
@@ -264,11 +265,14 @@ class PieceFormat:
     def _prompt_of(self, index: int) -> Sequence[int]:
         return self._prompts[index // self._num_each]
 
-    def _prompt_tokens(self, first: int, infos: Sequence[TokenInfo], num_alternatives: int) -> Iterator[Token]:
-        """The tokens of a prompt; nothing precedes the first, so it has no log-probability."""
-        yield Token(first, self._decoder.token_text(first), None, self._decoder.token_bytes(first))
-        for info in infos:
-            yield self._token(info, num_alternatives)
+    def _prompt_tokens(self, index: int, first: int, infos: Sequence[TokenInfo], num_alternatives: int) -> list[Token]:
+        """The tokens of a choice's prompt; nothing precedes the first, so it has no log-probability."""
+        key = index // self._num_each, num_alternatives
+        found = self._scored.get(key)
+        if found is None:
+            begin = Token(first, self._decoder.token_text(first), None, self._decoder.token_bytes(first))
+            found = self._scored[key] = [begin, *(self._token(info, num_alternatives) for info in infos)]
+        return found
 
     def _token(self, info: TokenInfo, num_alternatives: int | None = None) -> Token:
         text, data = self._decoder.token_text, self._decoder.token_bytes

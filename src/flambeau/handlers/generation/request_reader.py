@@ -40,6 +40,7 @@ from flambeau.wire.messages import header
 from flambeau.wire.tokenization import Detokenize, Detokenized, Tokenized, decode_tokenize, encode_reply
 
 MAX_CHOICES = 1024  # of one request: prompts times n
+MAX_PROMPT_SCORES = 2_000_000  # log-probabilities of prompts in one reply: steps wait while they are written
 # Tokens of reasoning where a chat template does not know the effort; None: no limit.
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
 CANNOT_INFILL = (
@@ -203,6 +204,7 @@ class RequestReader:
         is_stream = request.stream and finish is None
         if is_stream and request.params.prompt_logprobs is not None:
             raise InvalidField("prompt_logprobs", NO_STREAM)
+        check_scores("prompt_logprobs", request.params.prompt_logprobs, [ids], count)
         if is_stream and count > 1 and not request.has_events:
             raise BadRequest("n must be 1 in a stream of text; accept text/event-stream for a stream of events")
         full_text = (not is_stream and request.messages is None) if request.full_text is None else request.full_text
@@ -233,6 +235,8 @@ class RequestReader:
             raise InvalidField("prompt_logprobs", NO_STREAM)
         files = self._files.read(request.files)
         prompts = [self._truncated(ids, request.truncate, params) for ids in self._prompts_of(request, files)]
+        check_scores("prompt_logprobs", params.prompt_logprobs, prompts, params.n)
+        check_scores("logprobs", params.logprobs if request.echo else None, prompts, params.n)
         turn = self._turn(request, prompts[0]) if request.messages is not None else None
         preambles = {}
         begun = progress.tokens if progress is not None else {}
@@ -402,6 +406,19 @@ class RequestReader:
 
     def _text_of(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) and prompt else self._tokenizer.decode(ids)
+
+
+def check_scores(name: str, alternatives: int | None, prompts: Sequence[Sequence[int]], num_choices: int) -> None:
+    """Reject a reply with too many log-probabilities of prompts: each choice has them, and so many alternatives."""
+    if alternatives is None:
+        return
+    number = (1 + alternatives) * num_choices * sum(map(len, prompts))
+    if number > MAX_PROMPT_SCORES:
+        raise InvalidField(
+            name,
+            f"{name}: the choices would have {number} log-probabilities of their prompts, and may have "
+            f"{MAX_PROMPT_SCORES}; send fewer choices, alternatives or prompts",
+        )
 
 
 def num_characters(content: Any) -> int:

@@ -195,11 +195,7 @@ def resample(samples: Array, own: int, wanted: int) -> Array:
             f"the sound has {own} samples per second, which cannot be converted to {wanted}; send it at {wanted}, or "
             "at a rate such as 16000, 44100 or 48000"
         )
-    # Output q · up + r lies at the input time q · down + r · down / up: one kernel for each r, moved by `down` a step.
-    times = torch.arange(up, dtype=torch.float64)[:, None] * down / up
-    distances = torch.arange(-half, half + down + 1, dtype=torch.float64)[None] - times
-    window = torch.cos(distances.clamp(-half, half) * math.pi / (2 * half)) ** 2
-    kernels = (torch.sinc(distances * scale) * window * scale).float()
+    kernels = kernels_of(up, down, half, scale)
     count = math.ceil(len(samples) * up / down)
     num_rows, reach = math.ceil(count / up), kernels.shape[1]  # of `up` samples each; input samples of one
     rows = np.empty((num_rows, up), np.float32)
@@ -210,6 +206,17 @@ def resample(samples: Array, own: int, wanted: int) -> Array:
         rows[row : row + number] = torch.nn.functional.conv1d(part[None, None], kernels[:, None], stride=down)[0].T
     result: Array = rows.reshape(-1)[:count]
     return result
+
+
+def kernels_of(up: int, down: int, half: int, scale: float) -> torch.Tensor:
+    """The kernel of each output of a row. Few numbers of one are not 0, so only these are computed."""
+    # Output q · up + r lies at the input time q · down + r · down / up: one kernel for each r, moved by `down` a step.
+    times = torch.arange(up, dtype=torch.float64)[:, None] * down / up
+    places = times.floor() + torch.arange(-half, half + 2, dtype=torch.float64)
+    distances = places - times
+    window = torch.cos(distances.clamp(-half, half) * math.pi / (2 * half)) ** 2
+    kernels = torch.zeros(up, 2 * half + down + 1)
+    return kernels.scatter_(1, places.long() + half, (torch.sinc(distances * scale) * window * scale).float())
 
 
 def between(samples: Array, start: int, number: int) -> Array:

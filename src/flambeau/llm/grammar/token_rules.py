@@ -114,19 +114,23 @@ class TokenRules:
         ngrams: PromptNgrams | None,
         names: Sequence[str],
         inner: TokenGrammar | None = None,
+        end_ids: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
-        """`allowed` are the bits of the tokens that may ever come; it is shared."""
+        """`allowed` are the bits of the tokens that may ever come; it is shared. `end_ids` come after `min_tokens`."""
         self._base = allowed
         self._bad, self._inner, self._names = bad, inner, names
         self._repeats = None if ngrams is None else RepeatedNgrams(ngrams)
-        self._is_stuck = False
+        self._end_ids, self._min_tokens = end_ids, min_tokens
+        self._is_stuck = self._is_early = False
 
     @property
     def error(self) -> str:
         if not self.is_contradiction:
             return self._inner.error if self._inner is not None else ""
-        names = " and ".join((*self._names, *(("the form of the text",) if self._inner is not None else ())))
-        return f"{names} leave no token that may follow; ask for less"
+        early = ["min_tokens"] if self._is_early else []
+        form = ["the form of the text"] if self._inner is not None else []
+        return f"{' and '.join([*self._names, *early, *form])} leave no token that may follow; ask for less"
 
     @property
     def is_contradiction(self) -> bool:
@@ -147,9 +151,12 @@ class TokenRules:
         for row, place in zip(bits, range(first, first + num_places), strict=True):
             before = [*tokens, *ahead[:place]] if place else tokens
             forbid(row, self._bad.after(before))
+            if len(before) < self._min_tokens:
+                forbid(row, self._end_ids)
             if self._repeats is not None:
                 forbid(row, self._repeats.after(tokens, ahead[:place]))
         self._is_stuck = not bits.any(-1).all()
+        self._is_early = len(tokens) < self._min_tokens
         return bits
 
     def fill(self, tokens: Sequence[int], num_prompt: int, row: Bits) -> None:

@@ -216,6 +216,8 @@ def limit_allocations() -> None:
 
 
 def check_frames(file: VideoFile, num_frames: int) -> None:
+    if num_frames == 0:
+        raise not_read(file, "it has no frames; it may be cut off")
     if num_frames < 2:
         raise InvalidRequest(
             f"{file.name} is a video of {num_frames} frames; send at least two, or an image", file.name

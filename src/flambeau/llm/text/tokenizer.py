@@ -84,6 +84,8 @@ class Tokenizer:
         self._name_pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._part_pattern = re.compile("|".join(with_spaces(name, vocabulary.strips) for name in names) or "(?!)")
         self._visible: dict[int, bytes] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         self._with_text: OrderedDict[str, frozenset[int]] = OrderedDict()
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
@@ -150,11 +152,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be part of a character; for a special token, its name."""
-        return self._vocabulary.token_bytes(token_id)
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._vocabulary.token_bytes(token_id)
+        return data
 
     def token_text(self, token_id: int) -> str:
         """One token in readable form."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return text
 
     def visible_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; none for a special token."""
@@ -169,7 +177,7 @@ class Tokenizer:
         found = self._with_text.get(text)
         if found is None:
             wanted = text.encode()
-            found = frozenset(i for i in range(self.vocab_size) if wanted in self.token_bytes(i))
+            found = frozenset(i for i in range(self.vocab_size) if wanted in self._vocabulary.token_bytes(i))
             found = found or frozenset(self.encode(text, add_special=False)[-1:])
             while len(self._with_text) >= MAX_KEPT_TEXTS:
                 self._with_text.popitem(last=False)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,7 +38,7 @@ def budget():
 
 
 def new_reply(budget):
-    reply = StreamReply(SimpleNamespace(answers=Counter()), budget)
+    reply = StreamReply(SimpleNamespace(answers=Counter(), count_broken=Mock()), budget)
     reply.job = job = Job(reply, request_id="r", headers=[], body=RequestBody(b""), arrived=0.0)
     job.flow = Worker()
     return reply, job

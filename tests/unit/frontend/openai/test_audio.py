@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_form_needs_one_sound():
 
 def reply_of(*fields):
     connection = FakeConnection()
-    model = SimpleNamespace(name="m", answers=Counter())
+    model = SimpleNamespace(name="m", answers=Counter(), count_broken=Mock())
     exchange = new_exchange(connection, "POST", "/v1/audio/transcriptions", version="1.0")
     return TranscriptReply(exchange, model, ErrorStyle(), read(*fields), "transcribe"), connection
 

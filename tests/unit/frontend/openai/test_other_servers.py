@@ -10,7 +10,7 @@ import pytest
 from flambeau.frontend.openai.chat import ChatWriter
 from flambeau.frontend.openai.completions import CompletionWriter
 from flambeau.frontend.openai.other_servers import OTHER_FIELDS
-from flambeau.frontend.openai.requests import FIELDS, ChatRequest, CompletionRequest, request_schema
+from flambeau.frontend.openai.requests import FIELDS, ChatRequest, CompletionRequest, read_request, request_schema
 from flambeau.frontend.openai.responses import ResponseHead
 from flambeau.wire.generation import Piece, Token, given_options
 from support.openai_requests import chat_of, completion_of, refusal
@@ -66,6 +66,10 @@ def test_the_limit_of_reasoning_has_two_names():
     assert chat_of(thinking_token_budget=7).max_reasoning_tokens == 7
     assert chat_of(thinking_token_budget=0, max_reasoning_tokens=0).max_reasoning_tokens == 0
     assert refusal(chat_of, thinking_token_budget=7, max_reasoning_tokens=8)[0] == "thinking_token_budget"
+    names = {"max_reasoning_tokens": "thinking_token_budget"}
+    for fields, expected in (({"thinking_token_budget": 7}, names), ({"max_reasoning_tokens": 7}, {})):
+        body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
+        assert read_request(body, ChatRequest).names == expected
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,7 +54,7 @@ class Client:
 
 def new_reply(client, *, is_streamed, names=None):
     exchange = Exchange(client, "POST", "/v1/completions", [], "1.1", 0.0)
-    model = SimpleNamespace(answers=Counter())
+    model = SimpleNamespace(answers=Counter(), count_broken=Mock())
     writer = CompletionWriter(ResponseHead("cmpl-1", 1, "m", "fp"), 1, has_logprobs=False, has_usage=False, names=names)
     return GenerationReply(exchange, model, ErrorStyle(has_details=True), writer, is_streamed=is_streamed)
 
@@ -116,6 +117,7 @@ def test_error_is_a_status_or_the_last_event(error, status, kind, code):
     *_, last, end = client.body.split("\n\n")
     assert (json.loads(last.removeprefix("data: "))["error"], end) == (told, "")
     assert client.is_done
+    reply.model.count_broken.assert_called_once_with(status)
 
 
 def test_handlers_own_status_is_an_error_and_ends_the_job():
@@ -131,10 +133,12 @@ def test_handlers_own_status_is_an_error_and_ends_the_job():
 def test_a_worker_s_error_names_the_field_as_the_client_does(is_streamed):
     client = Client()
     reply = new_reply(client, is_streamed=is_streamed, names=completion_request(guided_json={"type": "fish"}).names)
-    error = InvalidInput("the JSON schema cannot be enforced at /type", status=400)
+    error = InvalidInput("response_format: the JSON schema cannot be enforced at /type", status=400)
     error.field = "response_format"
     reply.on_error(error)
-    assert json.loads(client.body)["error"]["param"] == "guided_json"
+    found = json.loads(client.body)["error"]
+    assert found["param"] == "guided_json"
+    assert found["message"].startswith("guided_json: the JSON schema cannot")
 
 
 def test_fields_for_the_form_of_a_text_have_the_names_that_were_sent():

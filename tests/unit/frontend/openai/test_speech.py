@@ -6,6 +6,7 @@ import base64
 import json
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_invalid_fields_are_named(field, value):
 def reply_of(encoder=None, **fields):
     connection = FakeConnection()
     exchange = new_exchange(connection, "POST", "/v1/audio/speech", version="1.0")
-    model = SimpleNamespace(name="m", answers=Counter())
+    model = SimpleNamespace(name="m", answers=Counter(), count_broken=Mock())
     request = read(**{"response_format": "wav", **fields})
     return SpeechReply(exchange, model, ErrorStyle(), request, encoder), connection
 

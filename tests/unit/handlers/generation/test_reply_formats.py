@@ -105,6 +105,31 @@ def test_scores_of_prompts_have_as_many_alternatives_as_each_asks_for():
     assert [(token.id, token.logprob) for token in second.prompt_tokens] == [(9, None)]
 
 
+class CountingDecoder(Decoder):
+    num_texts = 0
+
+    def token_text(self, token_id: int) -> str:
+        self.num_texts += 1
+        return super().token_text(token_id)
+
+
+def test_scores_of_a_prompt_are_made_once_for_all_its_choices():
+    infos = [TokenInfo(8, -2.0, ((1, -0.5), (2, -0.7)), 4)]
+    counts = []
+    for number in (1, 9):
+        decoder = CountingDecoder()
+        options = {"prompts": [[7, 8]], "first_tokens": dict.fromkeys(range(number), 7), "num_alternatives": 1}
+        reply = PieceFormat(
+            decoder, stream=False, num_choices=number, preambles={}, num_prompt_alternatives=2, **options
+        )
+        ends = [output("a", prompt_tokens=infos, finish_reason="stop") for _ in range(number)]
+        pieces = pieces_of(reply, *ends, is_over=True)
+        assert [token.id for token in pieces[-1].prompt_tokens] == [7, 8]
+        assert [token.id for token in pieces[-1].tokens] == [7, 8]
+        counts.append(decoder.num_texts)
+    assert counts[0] == counts[1]
+
+
 def test_details_of_a_prediction_have_the_scores_of_its_prompt():
     infos = [TokenInfo(8, -2.0, ((1, -0.5),), 4)]
     reply = JsonFormat("", 1, Decoder(), details=True)

@@ -237,3 +237,27 @@ def test_prompts_are_scored_in_whole_replies_only(tmp_path):
     assert reader.predict(reader.read(row), [1], None).is_stream is False
     with pytest.raises(BadRequest, match="leave stream out"):
         reader.predict(reader.read({**row, "stream": True}), [1], None)
+
+
+def test_replies_with_millions_of_scores_of_prompts_are_refused(tmp_path):
+    """They would take minutes to write, while all other requests wait."""
+    reader, _ = reader_of(tmp_path, "")
+    long = [*range(7, 907)]
+
+    def generate(echo=False, prompts=(long,), **sampling):
+        request = Generate(prompts=[*prompts], echo=echo, sampling=SamplingOptions(**sampling))
+        return reader.generate(encode_request(request), None)
+
+    assert generate(n=100, prompt_logprobs=20).params.n == 100
+    assert generate(n=128, prompt_logprobs=10, logprobs=20).params.n == 128
+    for fields, name in [
+        ({"n": 128, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"n": 128, "logprobs": 20, "echo": True}, "logprobs"),
+        ({"n": 16, "prompts": [long] * 8, "prompt_logprobs": 20}, "prompt_logprobs"),
+    ]:
+        with pytest.raises(BadRequest, match=r"2419200 log-probabilities .* send fewer choices") as found:
+            generate(**fields)
+        assert found.value.field == name
+    row = {"prompt": "a", "prompt_logprobs": 20, "n": 128}
+    with pytest.raises(BadRequest, match="send fewer choices"):
+        reader.predict(reader.read(row), long, None)

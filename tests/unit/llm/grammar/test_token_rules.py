@@ -207,6 +207,26 @@ def test_a_form_and_a_rule_that_contradict_it_end_with_the_reason(engine):
     assert {*words} == {"yes"}
 
 
+def test_rules_that_leave_only_the_end_before_min_tokens_are_named_as_a_contradiction(any_engine):
+    [end] = tokenizer().eos_ids
+    for options in (
+        {"allowed_token_ids": [end]},
+        {"allowed_token_ids": [end, 40], "no_repeat_ngram_size": 1},
+        {"allowed_token_ids": [40], "stop_token_ids": [40]},
+    ):
+        for temperature in (0.0, 1.0):
+            [found] = any_engine.generate(PROMPT, **options, min_tokens=3, max_tokens=9, temperature=temperature)
+            assert (found.finish_reason, found.is_contradiction) == ("error", True)
+            assert found.error.startswith("allowed_token_ids and ")
+            assert "min_tokens leave no token that may follow" in found.error
+    digits = {"structured_outputs": {"regex": "[0-9]"}, "stop_token_ids": [*range(3, 300)]}
+    [found] = any_engine.generate(PROMPT, **digits, min_tokens=3, max_tokens=9)
+    assert found.is_contradiction
+    assert found.error.startswith("min_tokens and the form of the text leave no token")
+    [found] = any_engine.generate(PROMPT, allowed_token_ids=[end, 40], min_tokens=3, max_tokens=9, seed=1)
+    assert found.token_ids[:3] == [40] * 3
+
+
 def test_many_bad_words_are_tokenized_beside_the_steps(engine):
     params = SamplingParams(temperature=0.0, max_tokens=5, bad_words=[f"word {i}" for i in range(30)])
     assert not engine.has_grammar(params, None)

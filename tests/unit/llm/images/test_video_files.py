@@ -63,6 +63,7 @@ BROKEN = {
     "text": (b"no video at all" * 100, "is not a video that can be read"),
     "an image": (jpeg(1), "is not a video that can be read"),
     "a beginning": (CLIP[: len(CLIP) // 3], "is not a video that can be read"),
+    "all but the end": (video(1, 120, 40, 12, 6)[:-200], "it has no frames; it may be cut off"),
     "an unknown codec": (video(1, 64, 48, 9, container="avi").replace(b"FMP4", b"ZZZZ"), "its codec is unknown"),
     "a playlist": (PLAYLIST, "is not a video that can be read"),
     "a list of files": (CONCAT, "is not a video that can be read"),
