@@ -183,6 +183,7 @@ class RunningRequest:
         self._exchange, self._settle = exchange, settle
 
     def end(self, response: WholeResponse | None, outcome: Outcome) -> None:
+        self.is_orphan = False  # there is nothing left to cancel
         self._settle(self, response, outcome)
 
     def stream(self) -> None:
@@ -224,7 +225,7 @@ class IdempotentReplies:
         size = len(exchange.idempotency_key)
         if not 0 < size <= MAX_KEY:
             found = f"has {size} characters" if size else "is empty"
-            raise BadRequest(f"The header Idempotency-Key {found}; send 1 to {MAX_KEY}, such as those of a UUID.")
+            raise BadRequest(f"The header Idempotency-Key {found}; send 1 to {MAX_KEY} characters, such as a UUID.")
         if exchange.body is not None and exchange.body.size_bytes > SLICE_BYTES:
             return self._run_large(exchange, endpoint, responder)
         return self._run(exchange, endpoint, responder, fingerprint_of(exchange))

@@ -215,6 +215,18 @@ async def test_work_is_cancelled_once_nobody_waits(served):
     assert len(served.running) == 1
 
 
+async def test_work_that_has_ended_is_not_cancelled_by_the_last_one_that_disconnects(served):
+    first, other = served.ask(), served.ask()
+    ends = []
+    first.exchange.trace = SimpleNamespace(traceparent="", end=lambda attributes, error: ends.append(error))
+    first.exchange.drop()
+    served.answer()
+    other.exchange.drop()
+    await asyncio.sleep(0)
+    assert (ends, other.connection.events) == ([""], [])
+    assert is_replayed(served.ask())
+
+
 async def test_one_that_waits_and_disconnects_changes_nothing(served):
     first, other = served.ask(), served.ask()
     other.exchange.drop()
