@@ -14,6 +14,8 @@
     │   ├── InvalidField         one field is invalid, and is named
     │   ├── RequestQuarantined   it has ended several workers
     │   └── UnsupportedEncoding  its body is compressed in a way that is not supported
+    ├── IdempotencyKeyReused     the Idempotency-Key belongs to another request
+    ├── RequestRepeated          the same request runs, or has run, and its reply cannot be sent again
     ├── NotAllowed               the configuration does not allow this call
     ├── InvalidKey               the key is missing, wrong or expired
     ├── ModelNotFound
@@ -161,6 +163,20 @@ class RequestQuarantined(BadRequest):
             "after the last time (quarantineAfterCrashes)",
             cause=cause,
         )
+
+
+class IdempotencyKeyReused(FlambeauError):
+    """The Idempotency-Key belongs to another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"The Idempotency-Key {key!r} was sent with another request: its path or body differs. A key is for one "
+            "request and its repetitions; send a new one."
+        )
+
+
+class RequestRepeated(FlambeauError):
+    """The same request runs, or has run, and its reply cannot be sent again."""
 
 
 class NotAllowed(FlambeauError):

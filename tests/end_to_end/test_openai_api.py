@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -579,3 +580,25 @@ def test_model_that_loads_is_waited_for_and_may_turn_out_to_generate_nothing(sta
     server.until(lambda: server.request("GET", "/v1/models").json["models"])
     reply = server.request("POST", "/v1/completions", body, JSON)
     assert (reply.status, reply.json["error"]["message"][:28]) == (400, "The model generates no text;")
+
+
+def test_the_lowest_number_of_priority_goes_first(tmp_path):
+    model = pack_handler(tmp_path, "scripted", config="places: 1\nminWorkers: 1\nmaxWorkers: 1\n")
+    endless, done = script([[0, "a"]], goes_on=True, pause=0.01), []
+    with ConfiguredServer(tmp_path, model) as server, client_of(server) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask(name, **options):
+            client.completions.create(model="scripted", prompt=script([[0, name, "stop"]], pause=0.1), **options)
+            done.append(name)
+
+        with client.completions.create(model="scripted", prompt=endless, stream=True) as running:
+            assert next(iter(running)).choices[0].text == "a"
+            asked = {"7": 7, "0": 0, "none": None, "-1": -1}
+            for number, (name, priority) in enumerate(asked.items(), 1):
+                pool.submit(ask, name, **({} if priority is None else {"extra_body": {"priority": priority}}))
+                server.until(lambda n=number: server.describe("scripted")["jobQueueStatus"]["pendingRequests"] == n)
+            with pytest.raises(openai.BadRequestError, match="priority -1 means high") as found:
+                ask("both", extra_body={"priority": -1}, extra_headers={"x-flambeau-priority": "low"})
+            assert found.value.param == "priority"
+        server.until(lambda: len(done) == 4)
+    assert done == ["-1", "0", "none", "7"]

@@ -196,7 +196,6 @@ def test_filters_of_llama_cpp_are_known(client):
         ({"n_predict": 5}, "n_predict is not supported; send max_tokens"),
         ({"documents": [{"text": "a"}]}, "does not show documents"),
         ({"chat_template": "{{ messages }}"}, "write the prompt yourself"),
-        ({"priority": 3}, "x-flambeau-priority"),
         ({"thinking_token_budget": 3}, "thinking_token_budget is 3, but the model does not reason"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids has token ids outside"),
     ],

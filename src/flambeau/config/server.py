@@ -241,6 +241,8 @@ class ServerConfig:
     default_startup_timeout_s: float = 120
     unregister_timeout_s: float = 120
     drain_timeout_s: float = 30
+    idempotency_cache_mb: int = 0  # of responses to requests with an Idempotency-Key; 0: the header has no effect
+    idempotency_cache_s: float = 600  # that each is kept
     keep_alive_s: float = 75
     request_read_timeout_s: float = 60
     max_connections_per_address: int = 0  # to the HTTP ports together; 0: no limit, since a proxy has one address

@@ -36,6 +36,7 @@ DEFAULTS = ServerConfig(
     plain_errors=True,
     exact_paths=True,
     full_access_log=True,
+    idempotency_cache_mb=64,
     measure=MetricsConfig(auto_detect=True),
 )
 
@@ -346,6 +347,15 @@ SERVER_SETTINGS = (
         Setting("max_gpus", Whole(), "Maximum number of GPUs to use.", "number_of_gpus", unset="all", is_basic=True),
         Setting("max_workers_per_model", _size, "Maximum number that a client may ask for.", "max_workers_per_model"),
         Setting("unregister_timeout", _seconds, "Seconds to unregister a model.", "unregister_timeout_s"),
+        Setting(
+            "idempotency_cache_mb",
+            Whole(),
+            "MB of responses that are kept for repeated requests with the same Idempotency-Key; 0: it has no effect.",
+            "idempotency_cache_mb",
+        ),
+        Setting(
+            "idempotency_cache_s", _seconds, "Seconds that each of these responses is kept.", "idempotency_cache_s"
+        ),
         Setting("keep_alive_timeout", _seconds, "Seconds that an idle connection stays open.", "keep_alive_s"),
         Setting(
             "request_read_timeout",

@@ -149,7 +149,7 @@ class SharedPath:
         return self._endpoint(segments)(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
-        """Raise InvalidKey unless the caller has the key."""
+        """Note whose key the caller has sent; raise InvalidKey if it is not valid."""
         if isinstance(endpoint := self._endpoint(segments), GuardedEndpoint):
             endpoint.check(exchange, segments)
 

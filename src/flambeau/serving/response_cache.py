@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ import msgspec
 from flambeau.config.model import ModelConfig
 from flambeau.errors import FlambeauError, JobFailed
 from flambeau.serving.job import Job, Receiver
+from flambeau.serving.kept_replies import KeptReplies
 from flambeau.wire.messages import Kind, Part, header
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ OVERHEAD = 512  # bytes of an entry beside its reply, about
 # What the connection, proxies and this server use; no answer should depend on it.
 TRANSPORT_HEADERS = frozenset(
     (
-        *("accept-encoding", "cache-control", "connection", "content-length", "date", "expect", "host", "keep-alive"),
+        *("accept-encoding", "cache-control", "connection", "content-length", "date", "expect", "host"),
+        *("idempotency-key", "keep-alive"),
         *("pragma", "trailer", "transfer-encoding", "upgrade", "user-agent", "via"),
         *("baggage", "traceparent", "tracestate", "x-amzn-trace-id", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"),
         *("x-cloud-trace-context", "x-flambeau-priority", "x-flambeau-timeout", "x-request-id"),
@@ -114,14 +115,17 @@ class ResponseCache:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`headers` are those that answers depend on; None: all. `compute` gives a job that has waited to a worker."""
-        self._max_bytes, self._max_age_s, self._headers = max_bytes, max_age_s, headers
+        self._max_age_s, self._headers = max_age_s, headers
         self._compute, self._now = compute, now
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._kept: KeptReplies[bytes, Entry] = KeptReplies(max_bytes)
         self._running: dict[bytes, Computation] = {}
         self.is_off = False
-        self.size_bytes = 0
         self.num_joined = 0  # jobs that wait for the reply of another one
         self.counts: dict[Result, int] = {"hit": 0, "joined": 0, "miss": 0}
+
+    @property
+    def size_bytes(self) -> int:
+        return self._kept.size_bytes
 
     def find(self, job: Job) -> Entry | None:
         """The kept reply to a job; also sets the job's key, if its reply may be kept."""
@@ -130,20 +134,15 @@ class ResponseCache:
         if self.is_off or job.kind not in KINDS or job.is_copy or not is_small or "no-store" in directives:
             return None
         job.cache_key = key_of(job, self._headers)
-        entry = self._entries.get(job.cache_key)
-        if entry is None or "no-cache" in directives:
-            return None
-        if self._now() >= entry.expires:
-            self._drop(job.cache_key)
-            return None
-        self._entries.move_to_end(job.cache_key)
+        entry = None if "no-cache" in directives else self._kept.find(job.cache_key, self._now())
+        if entry is not None:
+            self._kept.touch(job.cache_key)
         return entry
 
     def turn_off(self) -> None:
         """Keep nothing any more; those that wait for another's reply are computed."""
         self.is_off = True
-        self._entries.clear()
-        self.size_bytes = 0
+        self._kept.clear()
 
     def answer(self, job: Job, entry: Entry) -> None:
         self.counts["hit"] += 1
@@ -186,7 +185,7 @@ class ResponseCache:
             return
         entry = None if computation.is_abandoned else self._to_entry(computation.reply)
         if entry is not None and is_newest:
-            self._keep(computation.key, entry)
+            self._kept.keep(computation.key, entry)
         while computation.waiting:
             self._answer_or_compute(self._next(computation), entry)
 
@@ -240,19 +239,6 @@ class ResponseCache:
     def _counts(self, name: str) -> bool:
         """Whether requests with other values of this header are others."""
         return name != "*" and (name not in TRANSPORT_HEADERS if self._headers is None else name in self._headers)
-
-    def _keep(self, key: bytes, entry: Entry) -> None:
-        self._drop(key)
-        if entry.size_bytes > self._max_bytes:
-            return
-        self._entries[key] = entry
-        self.size_bytes += entry.size_bytes
-        while self.size_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: bytes) -> None:
-        if (entry := self._entries.pop(key, None)) is not None:
-            self.size_bytes -= entry.size_bytes
 
 
 def response_cache(config: ModelConfig, compute: Callable[[Job], None], *, watch: bool) -> ResponseCache | None:

@@ -90,6 +90,8 @@ KEYS = {
     "error_details": ConfigKey("error_details", values.switch),
     "max_workers_per_model": ConfigKey("max_workers_per_model", values.whole(at_least=1)),
     "drain_timeout": ConfigKey("drain_timeout_s", _seconds),
+    "idempotency_cache_mb": ConfigKey("idempotency_cache_mb", values.whole()),
+    "idempotency_cache_s": ConfigKey("idempotency_cache_s", _seconds),
     "keep_alive_timeout": ConfigKey("keep_alive_s", _seconds),
     "request_read_timeout": ConfigKey("request_read_timeout_s", _seconds),
     "max_connections_per_address": ConfigKey("max_connections_per_address", values.whole()),

@@ -282,7 +282,7 @@ def test_a_cache_is_made_where_replies_depend_on_requests_alone(caplog):
     settings = ModelConfig().with_options({"responseCacheMb": 1, "responseCacheHeaders": [" Accept "]})
     made = response_cache(settings, compute=lambda job: None, watch=False)
     assert made is not None
-    assert (made._max_bytes, made._max_age_s, made._headers) == (1 << 20, 300, ("accept",))
+    assert (made._kept.max_bytes, made._max_age_s, made._headers) == (1 << 20, 300, ("accept",))
     assert response_cache(ModelConfig(), compute=lambda job: None, watch=False) is None
     assert response_cache(settings, compute=lambda job: None, watch=True) is None
     assert "--watch" in caplog.text

@@ -21,6 +21,7 @@ import httptools
 
 from flambeau.errors import BadRequest, InvalidKey, Unavailable
 from flambeau.frontend.http.exchange import Exchange, is_request_id, new_request_id, target_of
+from flambeau.frontend.http.idempotency import IdempotentExchange
 from flambeau.frontend.http.listener import Listener, address_of
 from flambeau.frontend.http.parser import MalformedRequest, RequestParser
 from flambeau.frontend.http.websocket_connection import SocketSession, WebSocketConnection
@@ -341,7 +342,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The current request as an exchange, without its body."""
         parser = self._parser
         target = target_of(parser.target)
-        exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
+        if parser.idempotency_key is None:
+            exchange = Exchange(self, parser.method, target, parser.headers, parser.version, time.monotonic())
+        else:
+            exchange = IdempotentExchange(
+                self,
+                parser.method,
+                target,
+                parser.headers,
+                parser.version,
+                time.monotonic(),
+                parser.idempotency_key,
+            )
         exchange.keeps_alive = parser.keeps_alive
         exchange.priority = parser.priority
         exchange.timeout = parser.timeout

@@ -24,6 +24,7 @@ from flambeau.errors import (
     FileTaken,
     FlambeauError,
     ForeignRequest,
+    IdempotencyKeyReused,
     InvalidField,
     InvalidGraph,
     InvalidInput,
@@ -40,6 +41,7 @@ from flambeau.errors import (
     PlacementFailed,
     QueueFull,
     RequestQuarantined,
+    RequestRepeated,
     Unavailable,
     UnsupportedEncoding,
     VersionNotFound,
@@ -67,6 +69,8 @@ ERRORS: dict[type[FlambeauError], tuple[int, str]] = {
     InvalidKey: (400, "InvalidKeyException"),
     ForeignRequest: (403, "ForbiddenException"),
     NotAllowed: (405, "MethodNotAllowedException"),
+    IdempotencyKeyReused: (422, "UnprocessableRequestException"),
+    RequestRepeated: (409, "ConflictStatusException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ModelNotFound: (404, "ModelNotFoundException"),
     ModelExists: (409, "ConflictStatusException"),
@@ -100,6 +104,8 @@ OPENAI_CODES: dict[type[FlambeauError], str] = {
     KeyLimitReached: "rate_limit_exceeded",
     ModelNotAllowed: "model_not_allowed",
     QueueFull: "queue_full",
+    IdempotencyKeyReused: "idempotency_key_reused",
+    RequestRepeated: "request_repeated",
     RequestQuarantined: "request_quarantined",
     WorkerDied: "worker_died",
     WorkersFailed: "worker_failed",
@@ -163,6 +169,7 @@ def matched_status_and_type(error: FlambeauError) -> tuple[int, str]:
 
 def respond_error(exchange: Exchange, error: FlambeauError, style: ErrorStyle) -> int:
     """Respond with an error. Returns the status."""
+    exchange.note_error(error)
     if is_openai(exchange.path) or exchange.path == SHARED_PATH:
         style = replace(style, is_plain=True)
     status, kind = status_and_type(error, style)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from flambeau.errors import FlambeauError
 from flambeau.frontend.timing_header import EXPLAIN_HEADER, explanation, timing_line
 from flambeau.serving.job import Job, RequestBody
 from flambeau.serving.tenants import Tenant
@@ -197,6 +198,9 @@ class Exchange:
         trace.end({"http.response.status_code": self.status} if self.status else {}, error)
 
     # ---- the response ----
+
+    def note_error(self, error: FlambeauError) -> None:
+        """The response, or the end of a stream, says this error."""
 
     def respond(self, status: int, body: bytes, headers: Iterable[Header] = (), phrase: str = "") -> None:
         """Send a whole response."""

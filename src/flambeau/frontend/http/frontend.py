@@ -22,6 +22,7 @@ from flambeau.errors import CannotListen
 from flambeau.frontend.authorization import HostCheck, Keys
 from flambeau.frontend.http.connection import HttpConnection
 from flambeau.frontend.http.exchange import common_headers
+from flambeau.frontend.http.idempotency import IdempotentReplies
 from flambeau.frontend.http.listener import PROBES, AddressCounts, ConnectionRoom, HttpLimits, Listener, TurnQueue
 from flambeau.frontend.http.router import Endpoint, Router
 from flambeau.frontend.http.tls_port import TlsPort, backlog_of
@@ -56,6 +57,8 @@ class HttpFrontend:
         self._turns = TurnQueue()
         self._room = ConnectionRoom(http_connections(config), num_ports=len(routes))
         limit = config.max_connections_per_address
+        max_bytes = config.idempotency_cache_mb << 20
+        self._repeats = IdempotentReplies(max_bytes, config.idempotency_cache_s) if max_bytes else None
         self._addresses = AddressCounts(limit) if limit else None
         self._listeners: list[Listener] = self._room.listeners
         self._sockets: list[asyncio.Server | TlsPort] = []
@@ -119,6 +122,7 @@ class HttpFrontend:
                 has_keys=self._keys is not None,
                 max_body_bytes=config.max_request_bytes,
                 decodes_all=config.strict_calls,
+                repeats=self._repeats if address == config.inference else None,
                 host_check=HostCheck(config.allowed_hosts, config.cors) if self._needs_host_check(address) else None,
             ),
             limits,

@@ -181,6 +181,7 @@ class Prediction:
         if exchange.is_started:
             self.model.count_broken(status_and_type(error)[0])
         if exchange.is_started and self._events and not isinstance(error, ReplyNotRead):
+            exchange.note_error(error)
             exchange.send([error_event(error, self.style)], ends=True)
         elif exchange.is_started:
             exchange.abort()

@@ -248,8 +248,8 @@ class KeyGuard:
         return self._endpoint(exchange, segments)
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
-        """Raise InvalidKey unless the caller has the key."""
-        self._keys.check(self._kind, authorization_of(exchange))
+        """Note whose key the caller has sent; raise InvalidKey if it is not valid."""
+        exchange.tenant = self._keys.check(self._kind, authorization_of(exchange))
 
 
 class TokenApi:

@@ -20,6 +20,8 @@ PRIORITY_SIZE = len(PRIORITY)
 TIMEOUT = TIMEOUT_HEADER.encode()
 EXPLAIN = EXPLAIN_HEADER.encode()
 EXPLAIN_SIZE = len(EXPLAIN)  # that of TIMEOUT, too
+IDEMPOTENCY_KEY = b"idempotency-key"
+IDEMPOTENCY_KEY_SIZE = len(IDEMPOTENCY_KEY)
 
 
 class MalformedRequest(Exception):
@@ -61,6 +63,7 @@ class RequestParser:
         "filled_bytes",
         "headers",
         "host",
+        "idempotency_key",
         "in_head",
         "is_cross_site",
         "is_discarding",
@@ -180,6 +183,7 @@ class RequestParser:
         self.priority: str | None = None
         self.timeout: str | None = None
         self.explains = False
+        self.idempotency_key: str | None = None
         self.host: str | None = None
         self.origin: str | None = None
         self.is_cross_site = False
@@ -225,6 +229,8 @@ class RequestParser:
                 self.explains = value.lower() == b"true"
             elif lower == TIMEOUT:
                 self.timeout = text
+        elif size == IDEMPOTENCY_KEY_SIZE and name.lower() == IDEMPOTENCY_KEY:
+            self.idempotency_key = text.strip()
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
@@ -14,6 +15,7 @@ from flambeau.frontend.http.bodies import media_type_of
 from flambeau.frontend.http.compressed_bodies import decode_body
 from flambeau.frontend.http.errors import JSON_TYPE, NOT_ALLOWED, NOT_FOUND, error_body, respond_error
 from flambeau.frontend.http.exchange import Exchange
+from flambeau.frontend.http.idempotency import IdempotentExchange, IdempotentReplies
 from flambeau.frontend.http.unknown_paths import missing_path
 
 logger = logging.getLogger(__name__)
@@ -24,12 +26,12 @@ Endpoint = Callable[[Exchange, list[str]], Coroutine[Any, Any, None] | None]
 
 @runtime_checkable
 class GuardedEndpoint(Protocol):
-    """An endpoint that can check a caller's key before the body has arrived."""
+    """An endpoint that can check a caller's key before the body has arrived, or before it is called."""
 
     def __call__(self, exchange: Exchange, segments: list[str]) -> Coroutine[Any, Any, None] | None: ...
 
     def check(self, exchange: Exchange, segments: list[str]) -> None:
-        """Raise InvalidKey unless the caller has the key."""
+        """Note whose key the caller has sent; raise InvalidKey if it is not valid."""
 
 
 class UnknownPath(Exception):
@@ -38,6 +40,7 @@ class UnknownPath(Exception):
 
 LINKED_PAGES = ("", "docs")  # other sites may link to them
 ANYTHING = "*"  # the route of every other path
+RUN_ONCE = frozenset({"predictions", "explanations", "invocations", "v1", "v2"})  # with an Idempotency-Key
 UPGRADE = "upgrade/"  # before the first segment of a path whose requests may change the protocol
 
 
@@ -57,6 +60,7 @@ class Router:
         max_body_bytes: int = 1 << 20,
         decodes_all: bool = True,
         host_check: HostCheck | None = None,
+        repeats: IdempotentReplies | None = None,
     ) -> None:
         self.routes = routes
         self.style = style
@@ -65,6 +69,7 @@ class Router:
         self._decodes_all = decodes_all
         self._host_check = host_check
         self._known_hosts = host_check.known if host_check is not None else None
+        self._repeats = repeats
         self._otherwise = routes[ANYTHING]
 
     def handle(self, exchange: Exchange) -> None:
@@ -81,12 +86,25 @@ class Router:
                 exchange.host in known and exchange.origin is None and not exchange.is_cross_site
             ):
                 self._check_page(exchange, segments[0])
-            work = endpoint(exchange, segments)
+            if type(exchange) is IdempotentExchange:
+                work = self._run_once(exchange, segments, endpoint)
+            else:
+                work = endpoint(exchange, segments)
         except Exception as error:
             self._respond_error(exchange, error)
             return
         if work is not None:
             exchange.run(self._guard(exchange, work))
+
+    def _run_once(
+        self, exchange: IdempotentExchange, segments: list[str], endpoint: Endpoint
+    ) -> Coroutine[Any, Any, None] | None:
+        """Of a request with an Idempotency-Key, which may have run already."""
+        if self._repeats is None or exchange.method != "POST" or segments[0] not in RUN_ONCE:
+            return endpoint(exchange, segments)
+        if isinstance(endpoint, GuardedEndpoint):
+            endpoint.check(exchange, segments)
+        return self._repeats.run(exchange, partial(endpoint, exchange, segments), self)
 
     def _decodes(self, exchange: Exchange) -> bool:
         is_known = "json" in media_type_of(exchange) or exchange.path.startswith("/v2/")  # clients of KServe compress

@@ -13,6 +13,7 @@ from flambeau.frontend.openai.chat_files import take_files
 from flambeau.frontend.openai.fields import shown
 from flambeau.frontend.openai.file_parts import KINDS, check_file, is_file
 from flambeau.frontend.openai.models import choose_generator
+from flambeau.frontend.openai.priorities import apply_priority
 from flambeau.frontend.openai.requests import ChatRequest, Object, TextRequest, TokenizeRequest, read_request
 from flambeau.frontend.openai.responses import (
     ResponseChoice,
@@ -41,6 +42,7 @@ TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 def create_chat_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), ChatRequest)
+    apply_priority(exchange, request.priority)
     generation = generation_of(request)
     model, version, generation = choose_generator(server.registry, exchange, request.model, "chat", generation)
     writer = writer_of(request, ResponseHead.new("chatcmpl-", model, request.model))

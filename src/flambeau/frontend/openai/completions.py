@@ -11,6 +11,7 @@ from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.chat import check_combination
 from flambeau.frontend.openai.models import choose_generator
+from flambeau.frontend.openai.priorities import apply_priority
 from flambeau.frontend.openai.requests import CompletionRequest, read_request
 from flambeau.frontend.openai.responses import (
     LEAST_LOGPROB,
@@ -37,6 +38,7 @@ DEFAULT_TOKENS = 16  # OpenAI's limit for a completion that names none
 
 def create_completion(server: Server, exchange: Exchange) -> Work:
     request = read_request(take_bytes(exchange), CompletionRequest)
+    apply_priority(exchange, request.priority)
     generation = generation_of(request)
     model, version, generation = choose_generator(server.registry, exchange, request.model, "generate", generation)
     if request.suffix:

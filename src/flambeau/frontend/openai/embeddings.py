@@ -10,6 +10,7 @@ from flambeau.errors import InvalidField
 from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.pooling import submit_pooled, usage_of
+from flambeau.frontend.openai.priorities import apply_priority
 from flambeau.frontend.openai.requests import EmbeddingRequest, read_request
 from flambeau.serving.server import Server
 
@@ -27,6 +28,7 @@ EXPECTED = 'embeds: it must return {"embeddings": [...], "num_tokens": ...} for 
 
 def create_embeddings(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), EmbeddingRequest)
+    apply_priority(exchange, request.priority)
     submit_pooled(server, exchange, request.model, "embed", to_handler_request(request), to_document, expected=EXPECTED)
 
 

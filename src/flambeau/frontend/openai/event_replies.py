@@ -43,6 +43,7 @@ class EventReply(Prediction):
             super().on_error(error)
             return
         self.log(error)
+        self.exchange.note_error(error)
         status, message, cause = described(error, self.style)
         self.model.count_broken(status)
         self.exchange.send((b"data: %b\n" % openai_error_body(status, message, error, cause),), ends=True)

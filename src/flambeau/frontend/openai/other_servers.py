@@ -47,7 +47,6 @@ OTHER_FIELDS: dict[str, OtherField] = {
     "prompt_embeds": OtherField("send the prompt as text or token ids", ([],)),
     "chat_template": OtherField("the model's own is used; write the prompt yourself and send it to /v1/completions"),
     "truncation_side": OtherField("truncate_prompt_tokens keeps the end of the prompt", ("left",)),
-    "priority": OtherField("send the header x-flambeau-priority: high, normal or low", (0,)),
     "request_id": OtherField("send the header x-request-id"),
     "include_reasoning": OtherField(ALWAYS_APART, (True,)),
     "mm_processor_kwargs": OtherField("the model's files say how images and videos are read", ({},)),

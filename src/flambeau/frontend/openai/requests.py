@@ -28,6 +28,7 @@ from flambeau.frontend.openai.fields import (
     refused,
     text,
 )
+from flambeau.frontend.openai.priorities import PRIORITY
 from flambeau.frontend.openai.sampling_fields import OTHERS, SAMPLING, RequestField
 from flambeau.llm.sampling_params import STRUCTURE_FIELDS, InvalidRequest, read_structure
 
@@ -95,6 +96,7 @@ class TextRequest(ModelRequest):
         text(1).described("Only requests with the same text share cached beginnings of prompts.")
     )
     return_token_ids: bool | None = optional(FLAG.described("Return the ids of the prompt and of the new tokens."))
+    priority: int | None = optional(PRIORITY)
     return_tokens_as_token_ids: bool | None = optional(
         FLAG.described("Name the tokens of log-probabilities by their ids, like token_id:7.")
     )
@@ -241,6 +243,7 @@ class EmbeddingRequest(ModelRequest):
     input: str | list[Any] = required(either(TEXT, array(ANYTHING)))
     encoding_format: str | None = optional(one_of("float", "base64"))
     dimensions: int | None = optional(integer(1))
+    priority: int | None = optional(PRIORITY)
     prompt_name: str | None = optional(text(1).described("A prompt of the model, which stands before each text."))
     input_type: str | None = optional(
         one_of("query", "document", "passage", "search_query", "search_document").described(
@@ -278,7 +281,7 @@ class PoolingRequest(ModelRequest):
     """The fields that scores and classes share."""
 
     truncate_prompt_tokens: int | None = optional(integer(-1).described("-1: cut long texts at the model's limit."))
-    priority: Any = ignored()
+    priority: int | None = optional(PRIORITY)
 
 
 @dataclass(slots=True, kw_only=True)

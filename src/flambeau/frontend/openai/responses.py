@@ -365,6 +365,7 @@ class GenerationReply(Prediction):
             super().on_error(error)
             return
         self.log(error)
+        self.exchange.note_error(error)
         status, message, cause = described(error, self.style)
         self.model.count_broken(status)
         self.exchange.send((self._writer.error(status, message, error, cause),), ends=True)

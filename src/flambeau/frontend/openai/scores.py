@@ -14,6 +14,7 @@ from flambeau.frontend.http.bodies import take_bytes
 from flambeau.frontend.http.exchange import Exchange
 from flambeau.frontend.openai.embeddings import texts_of
 from flambeau.frontend.openai.pooling import submit_pooled, usage_of
+from flambeau.frontend.openai.priorities import apply_priority
 from flambeau.frontend.openai.requests import ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest, read_request
 from flambeau.serving.server import Server
 
@@ -52,6 +53,7 @@ CLASSES = (
 
 def create_rerank(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), RerankRequest)
+    apply_priority(exchange, request.priority)
     texts = documents_of(request)
     shows = request.return_documents is not False
     write = partial(to_ranking, texts=texts, top_n=request.top_n or len(texts), shows_texts=shows)
@@ -61,12 +63,14 @@ def create_rerank(server: Server, exchange: Exchange) -> None:
 
 def create_score(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), ScoreRequest)
+    apply_priority(exchange, request.priority)
     handler_request = pair_request(request, pairs_of(request))
     submit_pooled(server, exchange, request.model, "score", handler_request, to_scores, expected=SCORES)
 
 
 def create_classify(server: Server, exchange: Exchange) -> None:
     request = read_request(take_bytes(exchange), ClassifyRequest)
+    apply_priority(exchange, request.priority)
     parameters = {"usage": True, "truncation": truncates(request)}
     handler_request = {"inputs": texts_of(request.input), "parameters": parameters}
     submit_pooled(server, exchange, request.model, "classify", handler_request, to_classes, expected=CLASSES)

@@ -15,6 +15,7 @@ from flambeau.frontend.openai.chat import generation_of, writer_of
 from flambeau.frontend.openai.chat_translation import client_names
 from flambeau.frontend.openai.errors import not_allowed, not_found
 from flambeau.frontend.openai.models import choose_generator
+from flambeau.frontend.openai.priorities import apply_priority
 from flambeau.frontend.openai.requests import Object, read_request
 from flambeau.frontend.openai.responses import ResponseHead, Work, generate
 from flambeau.frontend.openai_responses.requests import CLIENT_NAMES, ResponsesRequest, items_of, messages_of, to_chat
@@ -74,6 +75,7 @@ class ResponsesApi:
     def _create(self, exchange: Exchange) -> Work:
         server = self._server
         request = read_request(take_bytes(exchange), ResponsesRequest)
+        apply_priority(exchange, request.priority)
         items = items_of(request)
         messages = [*self._earlier(request, exchange.key_name), *messages_of(items)]
         if not messages:

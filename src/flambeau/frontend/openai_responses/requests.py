@@ -23,6 +23,7 @@ from flambeau.frontend.openai.fields import (
     shown,
 )
 from flambeau.frontend.openai.file_parts import FilePart, check_detail, check_file, check_url, image_part
+from flambeau.frontend.openai.priorities import PRIORITY
 from flambeau.frontend.openai.requests import (
     ChatRequest,
     ModelRequest,
@@ -72,6 +73,7 @@ class ResponsesRequest(ModelRequest):
     store: bool | None = optional(FLAG.described("Keep the response for a while; true by default."))
     previous_response_id: str | None = optional(TEXT)
     metadata: Object | None = optional(OBJECT)
+    priority: int | None = optional(PRIORITY)
     truncation: str | None = optional(one_of("disabled"))
     include: list[str] | None = optional(array(one_of(*INCLUDABLE)))
     background: bool | None = optional(FLAG, is_listed=False)

@@ -87,6 +87,15 @@ def test_headers_keep_the_clients_spelling_and_the_known_ones_are_read(receiver)
     assert (parser.request_id, parser.priority, parser.version, parser.keeps_alive) == ("7", "high", "1.0", False)
 
 
+def test_the_idempotency_key_is_read_and_is_not_that_of_the_next_request(receiver):
+    receiver.feed(POST.replace(b"\r\n", b"\r\nIDEMPOTENCY-Key:  a b \r\naccept-encoding: gzip\r\n", 1))
+    assert receiver.parser.idempotency_key == "a b"
+    receiver.feed(POST.replace(b"\r\n", b"\r\nIdempotency-Key:\r\n", 1))
+    assert receiver.parser.idempotency_key == ""
+    receiver.feed(GET)
+    assert receiver.parser.idempotency_key is None
+
+
 def test_nothing_of_a_request_remains_for_the_next(receiver):
     receiver.feed(POST.replace(b"\r\n", b"\r\nx-request-id: 7\r\n", 1)).feed(GET)
     parser = receiver.parser
