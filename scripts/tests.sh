@@ -13,11 +13,11 @@ alone=(--last-failed --last-failed-no-failures none --verbose)
 mkdir -p build
 
 # Servers have time limits: theirs is the processor when both groups want it. Each group has ports of its own.
-FLAMBEAU_TEST_PORTS=12000-15999 nice -n 5 "${unit[@]}" "${beside[@]}" --numprocesses "$unit_processes" >build/unit-tests.txt 2>&1 &
+PYTEST_FLAMBEAU_PORTS=12000-15999 nice -n 5 "${unit[@]}" "${beside[@]}" --numprocesses "$unit_processes" >build/unit-tests.txt 2>&1 &
 unit_run=$!
 trap 'kill "$unit_run" 2>/dev/null' EXIT
 echo 'Unit tests run beside these; their output comes after them. Until then it is in build/unit-tests.txt.'
-FLAMBEAU_TEST_PORTS=16000-28999 "${servers[@]}" "${beside[@]}" --numprocesses "$server_processes"
+PYTEST_FLAMBEAU_PORTS=16000-28999 "${servers[@]}" "${beside[@]}" --numprocesses "$server_processes"
 servers_failed=$?
 wait "$unit_run"
 unit_failed=$?

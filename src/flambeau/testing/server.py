@@ -153,12 +153,12 @@ PORTS = range(12_000, 29_000)
 
 
 def ports_in(environment: Mapping[str, str]) -> Sequence[int]:
-    """The ports of this test run: those of FLAMBEAU_TEST_PORTS, such as 12000-19999, where several run side by side."""
-    if not (text := environment.get("FLAMBEAU_TEST_PORTS", "")):
+    """The ports of this test run: those of PYTEST_FLAMBEAU_PORTS, such as 12000-19999, if several run side by side."""
+    if not (text := environment.get("PYTEST_FLAMBEAU_PORTS", "")):
         return PORTS
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
-        raise ValueError(f"FLAMBEAU_TEST_PORTS is {text!r}; write two port numbers, such as 12000-19999")
+        raise ValueError(f"PYTEST_FLAMBEAU_PORTS is {text!r}; write two port numbers, such as 12000-19999")
     return range(int(first), int(last) + 1)
 
 

@@ -20,7 +20,7 @@ def test_single_process_has_all_ports():
 
 def test_test_runs_side_by_side_may_have_ports_of_their_own():
     assert ports_in({}) == PORTS
-    assert ports_in({"FLAMBEAU_TEST_PORTS": "12000-12009"}) == range(12000, 12010)
+    assert ports_in({"PYTEST_FLAMBEAU_PORTS": "12000-12009"}) == range(12000, 12010)
     for text in ("12000", "a-b", "9-8", "0-9", "1-70000"):
         with pytest.raises(ValueError, match="write two port numbers"):
-            ports_in({"FLAMBEAU_TEST_PORTS": text})
+            ports_in({"PYTEST_FLAMBEAU_PORTS": text})
