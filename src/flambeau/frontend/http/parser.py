@@ -19,7 +19,8 @@ PRIORITY = PRIORITY_HEADER.encode()
 PRIORITY_SIZE = len(PRIORITY)
 TIMEOUT = TIMEOUT_HEADER.encode()
 EXPLAIN = EXPLAIN_HEADER.encode()
-EXPLAIN_SIZE = len(EXPLAIN)  # that of TIMEOUT, too
+EXPLAIN_SIZE = len(EXPLAIN)
+assert len(TIMEOUT) == EXPLAIN_SIZE  # both are looked for among the headers of this length
 IDEMPOTENCY_KEY = b"idempotency-key"
 IDEMPOTENCY_KEY_SIZE = len(IDEMPOTENCY_KEY)
 
